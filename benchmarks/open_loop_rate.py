@@ -34,8 +34,9 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.arrivals import PoissonArrivals
-from optimizer.measure.load_client.client import METHOD, START_SECONDS
+from optimizer.measure.load_client.client import START_SECONDS
 from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendRecord, write_record
+from optimizer.measure.load_client.http2 import INFER_METHOD
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
 from optimizer.model.inference_requests import generate_request_inputs, to_message
@@ -140,7 +141,7 @@ async def _send(job: SendPlan, messages: list[bytes], planned_ns: list[int], fol
         answered_ns[_number.get()] = time.monotonic_ns() - start_ns
 
     async with aio.insecure_channel(job.address) as channel:
-        call = channel.unary_unary(METHOD, note_sent, note_answered)
+        call = channel.unary_unary(INFER_METHOD, note_sent, note_answered)
         await call(0)
         gc.collect()
         gc.freeze()

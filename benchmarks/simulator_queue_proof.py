@@ -57,7 +57,7 @@ from optimizer.machine import conditions, hardware
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.arrivals import ConstantArrivals, PoissonArrivals
 from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendRecord
-from optimizer.measure.load_client.http2 import Http2Connection
+from optimizer.measure.load_client.http2 import INFER_METHOD, Http2Connection
 from optimizer.measure.model_statistics import read_statistics, with_statistics
 from optimizer.model.inference_requests import to_message
 from optimizer.simulator.scenario import (
@@ -304,7 +304,7 @@ def run_client(folder: Path) -> None:
         if plan.concurrency
         else client.OpenLoopClient(plan, messages, planned_ns)
     )
-    connection = RefusedRequests(plan.address, client.METHOD)
+    connection = RefusedRequests(plan.address, INFER_METHOD)
     connection.errors = {}
     sender._channels[0].http2 = connection
     sender.run(folder)

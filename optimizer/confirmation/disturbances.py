@@ -20,7 +20,7 @@ from objectives.verdict import MAX_EXCLUDED_SHARE
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
 from optimizer.core.trial import Point, Trial
-from optimizer.machine.conditions import lost_cpu_time
+from optimizer.machine.conditions import lost_cpu_to_others
 from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import at_other_speed, scaled_sketches
 
@@ -41,7 +41,7 @@ TAIL = 0.1  # rise of the log of latency at which the share of slower requests f
 def was_search_disturbed(trials: Sequence[Trial]) -> bool:
     """Return whether others disturbed more than MAX_EXCLUDED_SHARE of the search's measurements."""
     measured = _measurements(trials)
-    return sum(map(lost_cpu_time, measured)) > MAX_EXCLUDED_SHARE * len(measured)
+    return sum(map(lost_cpu_to_others, measured)) > MAX_EXCLUDED_SHARE * len(measured)
 
 
 def disturbance_limit(trials: Sequence[Trial]) -> float:

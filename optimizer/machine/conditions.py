@@ -117,14 +117,14 @@ def _process_ticks(pid: int) -> int:
 DISTURBANCE_LIMIT = 0.10  # share of the CPU time that others may take without disturbing a measurement
 
 
-def lost_cpu_time(measurement: Measurement, limit: float = DISTURBANCE_LIMIT) -> bool:
+def lost_cpu_to_others(measurement: Measurement, limit: float = DISTURBANCE_LIMIT) -> bool:
     """Return whether other processes or machines took more than ``limit`` of the CPU time; False if unknown."""
     return measurement.other_cpu_share is not None and measurement.other_cpu_share > limit
 
 
 def describe_disturbance(measurement: Measurement, limit: float = DISTURBANCE_LIMIT) -> str:
     """Return a sentence about what disturbed the measurement; empty if nothing did or it is unknown."""
-    if not lost_cpu_time(measurement, limit):
+    if not lost_cpu_to_others(measurement, limit):
         return ""
     share = measurement.other_cpu_share or 0.0
     return f"other processes or machines took {100 * share:.0f} % of the CPUs while this was measured"

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
 from optimizer.measure.failure_causes import is_refused_by_queue
+from optimizer.measure.load_client.http2 import INFER_METHOD, STREAM_METHOD
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, ca_file, send_all, tls_context
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
 ]
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
-_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FAILURES: dict[str, CallFailure] = {
     "UNAVAILABLE": "unreachable",
     "DEADLINE_EXCEEDED": "overdue",
@@ -96,13 +95,13 @@ class GrpcClient:
 
     def infer(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
         with self._translated_errors(), self._channel() as channel:
-            call = channel.unary_unary(_INFER)
+            call = channel.unary_unary(INFER_METHOD)
             send = partial(call.future, timeout=timeout_seconds, metadata=tuple(self._headers.items()))
             return send_all(messages, send, lambda call: bytes(call.result()), in_flight)
 
     def stream(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[list[bytes]]:
         with self._translated_errors(), self._channel() as channel:
-            call = channel.stream_stream(_STREAM, response_deserializer=ModelStreamInferResponse.FromString)
+            call = channel.stream_stream(STREAM_METHOD, response_deserializer=ModelStreamInferResponse.FromString)
             send = partial(call, timeout=timeout_seconds, metadata=tuple(self._headers.items()))
             return send_all(messages, lambda message: send(iter([message])), self._receive_all, in_flight)
 

@@ -22,7 +22,7 @@ from optimizer.core.trial import (
     LoadPoint,
     Trial,
 )
-from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedMeter, describe_disturbance, lost_cpu_time
+from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedMeter, describe_disturbance, lost_cpu_to_others
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
 
@@ -206,7 +206,7 @@ class Measurer:
         try:
             first = attempt()
             is_final = first.stable or first.overloaded or first.throughput_infer_per_sec is None
-            return first if is_final or lost_cpu_time(first) else attempt()
+            return first if is_final or lost_cpu_to_others(first) else attempt()
         except ServerCrashed as error:
             self.table.append(trial, load, Measurement(reason=str(error), server_crashed=True))
             raise

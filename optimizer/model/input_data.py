@@ -32,6 +32,7 @@ InputSample: TypeAlias = dict[str, Array]  # one array per input, without the ba
 
 MAX_BYTES = 2**30
 MAX_SENT_BYTES, MAX_SENT_ENTRIES = 32 << 20, 65_536  # of a file that tune's own client keeps in memory
+JSON_ADVICE = 'write the format of perf_analyzer, which begins with {"data": ['
 STRING_LENGTH = 128  # perf_analyzer's default
 _CHARACTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", dtype=np.uint8)
 
@@ -107,15 +108,15 @@ def read_entries(path: Path) -> list[Any]:
     try:
         document = json.loads(data)
     except json.JSONDecodeError as error:
-        raise BadInputError(f"{file}:{error.lineno}: not JSON: {error.msg}") from None
+        raise BadInputError(f"{file}:{error.lineno}: not JSON: {error.msg}; {JSON_ADVICE}") from None
     except (ValueError, RecursionError):  # not Unicode, a number with thousands of digits, or nested too deeply
-        raise BadInputError(f"{file}: not JSON") from None
+        raise BadInputError(f"{file}: not JSON; {JSON_ADVICE}") from None
     streams = document.get("data") if isinstance(document, dict) else None
     if not isinstance(streams, list):
-        raise BadInputError(f'{file}: not perf_analyzer\'s input data, which begins with {{"data": [')
+        raise BadInputError(f"{file}: not perf_analyzer's input data; {JSON_ADVICE}")
     entries = [entry for stream in streams for entry in (stream if isinstance(stream, list) else [stream])]
     if not entries:
-        raise BadInputError(f"{file}: has no entries")
+        raise BadInputError(f"{file}: has no entries; write at least one")
     return entries
 
 

@@ -232,7 +232,7 @@ def read_parquet_samples(path: Path, tensors: Sequence[InputTensor], optional: f
     except BadInputError:
         raise
     except Exception:  # pyarrow raises several types for a damaged file
-        raise BadInputError(f"{file}: not a Parquet file") from None
+        raise BadInputError(f"{file}: not a Parquet file; write it with pyarrow.parquet.write_table") from None
     check_complete(file, present, tensors, optional)
     samples = [
         _sample(f"{file}: row {number}, ", recorded, _flat_row(row)) for number, row in enumerate(rows, start=1)

@@ -21,7 +21,7 @@ SHARED_MEMORY: Final[tuple[SharedMemoryName, ...]] = get_args(SharedMemoryName)
 SEARCHERS: Final[tuple[SearchName, ...]] = get_args(SearchName)
 LOGS: Final[tuple[LogName, ...]] = get_args(LogName)
 SLA_METRICS: Final[tuple[SlaMetric, ...]] = (*get_args(LatencyMetric), *get_args(TtftMetric), *get_args(ItlMetric))
-THROUGHPUT = ("throughput",)
+DEFAULT_OBJECTIVES = ("throughput",)
 # objectives of `simulated`; lengths do not depend on the configuration, so tokens are proportional to requests
 SIMULATED_OBJECTIVES = ("throughput", "goodput", "output-throughput")
 STEADY_DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
@@ -77,7 +77,7 @@ class RunOptions:
     docker_shm_size: str | None = None
     docker_ulimits: tuple[str, ...] = ()
     perf_analyzer_image: str | None = None
-    objectives: tuple[str, ...] = THROUGHPUT
+    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     min_throughput: str | None = None
     max_memory_bytes: float | None = None
     max_error_percent: float | None = None
@@ -88,7 +88,7 @@ class RunOptions:
     max_trials: int | None = None
     max_instance_count: int | None = None  # of one model
     confirmation: bool = True
-    search: str = default_search(THROUGHPUT)
+    search: str = default_search(DEFAULT_OBJECTIVES)
     seed: int = 0
     warm_start: str | None = None  # a run, or a table of trials, of another machine
     protocol: Literal["grpc", "http"] = "grpc"

@@ -16,7 +16,7 @@ from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
-from optimizer.machine.conditions import describe_disturbance, lost_cpu_time
+from optimizer.machine.conditions import describe_disturbance, lost_cpu_to_others
 from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import formatting
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
@@ -385,7 +385,7 @@ def _inconclusive(
     if closest is None:
         return None
     measured = [point for point in points if point.measurement.throughput_infer_per_sec is not None]
-    disturbed = [point for point in measured if lost_cpu_time(point.measurement)]
+    disturbed = [point for point in measured if lost_cpu_to_others(point.measurement)]
     may_meet = [point for point in disturbed if may_meet_undisturbed(point.measurement, sla)]
     if may_meet and len(disturbed) > MAJORITY * len(measured):
         return InconclusiveResult("search_disturbed", len(disturbed), len(measured))

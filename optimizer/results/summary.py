@@ -15,7 +15,7 @@ from objectives.sequential import LOOKS
 from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_time
+from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
 from optimizer.results import formatting, outcome_values
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _is_disturbed(confirmed: ConfirmedLoad | None) -> bool:
     """Return whether other processes or machines took CPU time from the test."""
     if confirmed is None or not confirmed.error:
         return False
-    return confirmed.judged.counts_disturbed or lost_cpu_time(confirmed.point.measurement)
+    return confirmed.judged.counts_disturbed or lost_cpu_to_others(confirmed.point.measurement)
 
 
 def _served_more(outcome: Outcome) -> str:

@@ -17,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
-from optimizer.machine.conditions import lost_cpu_time
+from optimizer.machine.conditions import lost_cpu_to_others
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.outcome_values import STAGES
@@ -59,7 +59,7 @@ def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     """Return notes for the user on the measurements."""
     known = [cell for cell in cells if cell.is_measured]
     unstable = [cell for cell in known if not cell.measurement.stable]
-    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if lost_cpu_time(cell.measurement)]
+    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if lost_cpu_to_others(cell.measurement)]
     return present(
         [
             UnstableCells(len(unstable), len(known)) if unstable else None,

@@ -33,7 +33,7 @@ from optimizer.measure.load_client.client_files import (
     read_output_slots,
     write_record,
 )
-from optimizer.measure.load_client.http2 import Http2Connection, TlsSocket, connect
+from optimizer.measure.load_client.http2 import INFER_METHOD, Http2Connection, TlsSocket, connect
 
 MIN_PATIENCE_SECONDS = 0.5
 GROWTH_STEP_SECONDS, GROWTH_STEPS = 0.5, 4
@@ -107,7 +107,6 @@ class OverloadDetector:
         return len(self._ages) > GROWTH_STEPS and all(before < after for before, after in pairwise(self._ages))
 
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 # requests that are sent alone before the plan, and the time limit of each, which a large latency bound extends
 WARM_UPS, WARM_UP_SECONDS = 2, 15.0
 WATCH_SECONDS = 0.05
@@ -145,7 +144,7 @@ class LoadClient:
     ``free_slots`` are the output slots in shared memory that no request in flight uses.
     """
 
-    _connection_type, _method = Http2Connection, METHOD
+    _connection_type, _method = Http2Connection, INFER_METHOD
     _warm_ups = WARM_UPS
     _drain_seconds = MAX_DRAIN_SECONDS
 

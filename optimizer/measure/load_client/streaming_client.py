@@ -34,9 +34,8 @@ from optimizer.measure.load_client.client_files import (
     open_responses,
     write_response_times,
 )
-from optimizer.measure.load_client.http2 import StreamingConnection
+from optimizer.measure.load_client.http2 import STREAM_METHOD, StreamingConnection
 
-STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse, error_message
 OPEN_LOOP_AWAITED = 10  # requests that have to end before the last ones of the lead-in are sent
 LAST_ANSWERS_FACTOR, LAST_ANSWERS_SECONDS = 2, 30.0  # wait for the last answers: share of the longest request, limit

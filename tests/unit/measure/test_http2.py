@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
-from optimizer.measure.load_client.client import METHOD, ClosedLoopClient
+from optimizer.measure.load_client.client import ClosedLoopClient
 from optimizer.measure.load_client.client_files import (
     NEVER,
     RESPONSES_FILE,
@@ -31,15 +31,17 @@ from optimizer.measure.load_client.client_files import (
 )
 from optimizer.measure.load_client.http2 import (
     DATA,
+    INFER_METHOD,
     NO_STATUS,
     PADDED,
+    STREAM_METHOD,
     Http2Connection,
     StreamingConnection,
     call_error,
     connect,
     split_messages,
 )
-from optimizer.measure.load_client.streaming_client import STREAM_METHOD, StreamingClosedLoopClient, error_text
+from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, error_text
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 UNLIMITED = (("grpc.max_receive_message_length", -1),)
@@ -52,7 +54,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handler = handler
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return grpc.unary_unary_rpc_method_handler(self._handler) if details.method == METHOD else None
+        return grpc.unary_unary_rpc_method_handler(self._handler) if details.method == INFER_METHOD else None
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def serve() -> Iterator[Callable[[Handler], str]]:
 
 
 def results(
-    address: str, messages: list[bytes], method: str = METHOD, headers: Mapping[str, str] | None = None
+    address: str, messages: list[bytes], method: str = INFER_METHOD, headers: Mapping[str, str] | None = None
 ) -> dict[int, str]:
     """Send all messages at once and return the error message of each call (empty: success)."""
     connection = Http2Connection(address, method, headers)
@@ -185,7 +187,7 @@ def test_a_server_that_is_no_grpc_server() -> None:
         with connected, served:
             served.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             served.shutdown(socket.SHUT_WR)
-            connection = Http2Connection(address, METHOD)
+            connection = Http2Connection(address, INFER_METHOD)
             select.select([connected], [], [], 5)
             # read as a frame of 4,740,180 bytes, which never comes: nothing ends, and the connection is closed
             assert connection.receive(connected.recv(100)) == []

@@ -257,7 +257,10 @@ def test_parquet_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.Mo
 def test_files_that_are_not_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "d.parquet").write_bytes(b"PAR1PAR1")
-    assert refused(read_parquet_samples, tmp_path / "d.parquet", IDS) == ": not a Parquet file"
+    assert (
+        refused(read_parquet_samples, tmp_path / "d.parquet", IDS)
+        == ": not a Parquet file; write it with pyarrow.parquet.write_table"
+    )
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
