@@ -19,7 +19,7 @@ from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.model.profile_lookup import find_profile
 from optimizer.options.command_line import Parser, add_results, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
-from optimizer.options.run_options import STEADY_DISTRIBUTIONS, RunOptions
+from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
@@ -310,7 +310,7 @@ def _refuse_shapes(runs: Sequence[FinishedRun]) -> None:
     """Raise BadInputError if a run was measured with a load shape: steady traffic would need fewer replicas."""
     for run in runs:
         times = run.problem.request_times
-        if times is not None and times.distribution not in STEADY_DISTRIBUTIONS:
+        if times is not None and not times.is_steady:
             raise BadInputError(
                 f"{run.folder.path}: measured with the load {one_line(times.distribution, 60)}, and a plan for "
                 "Poisson traffic has no such bursts; give the traffic, with --trace FILE.csv or --traffic poisson"

@@ -18,6 +18,7 @@ from objectives.sla import parse_duration_ms
 
 DEFAULTS = {"spike": "spike:4x:10%:1s", "ramp": "ramp:0.5..1.5:1s", "diurnal": "diurnal:1.5x:1s"}
 SHAPES = tuple(DEFAULTS)
+STEADY_DISTRIBUTIONS = ("poisson", "constant")  # of requests over time
 STEPS = 200  # the rate of a ramp or a wave is constant for this part of the period
 MIN_PERIOD_SECONDS, MAX_PERIOD_SECONDS = 0.1, 60.0
 MAX_FACTOR = 100.0
@@ -65,6 +66,11 @@ class RequestTimes:
     distribution: str = "poisson"
     period_seconds: float = 0.0
     recorded_requests: int = 0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the rate is constant over time: neither a load shape nor a recording."""
+        return self.distribution in STEADY_DISTRIBUTIONS
 
     def period_at(self, rate: float) -> float:
         """Return the seconds after which the times repeat at ``rate`` requests per second.

@@ -17,7 +17,6 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import SettingsUnread
 from optimizer.core.safe_text import one_line
 from optimizer.emit.recommended import Recommendation
-from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.server_options import QUANTILE_COST
 from optimizer.options.values import quote
 from optimizer.results import autoscaling, formatting, summary
@@ -227,7 +226,7 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
 def _load_shape_line(recommendation: Recommendation) -> list[str]:
     """Return a line on how a load shape or a recording was sent; empty for other loads."""
     times = recommendation.run.problem.request_times
-    if times is None or times.distribution in STEADY_DISTRIBUTIONS:
+    if times is None or times.is_steady:
         return []
     return [f"load: {formatting.sending(recommendation.point.load.request_rate, times)}"]
 

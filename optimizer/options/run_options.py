@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from objectives.sla import CONFIDENCE
 from optimizer.core.endpoint import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
-from optimizer.core.load_shapes import SHAPES, is_load_shape
+from optimizer.core.load_shapes import SHAPES, STEADY_DISTRIBUTIONS, is_load_shape
 
 TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
@@ -24,7 +24,6 @@ SLA_METRICS: Final[tuple[SlaMetric, ...]] = (*get_args(LatencyMetric), *get_args
 DEFAULT_OBJECTIVES = ("throughput",)
 # objectives of `simulated`; lengths do not depend on the configuration, so tokens are proportional to requests
 SIMULATED_OBJECTIVES = ("throughput", "goodput", "output-throughput")
-STEADY_DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
 DISTRIBUTIONS: Final = (*STEADY_DISTRIBUTIONS, *SHAPES)
 TRACE_ENDING: Final = ".csv"
 GENERATED_DATA: Final = ("random", "zero")  # input data without a file, which a load generator makes up

@@ -17,14 +17,13 @@ from objectives.quantiles import parse_percentile
 from objectives.sla import metric_name, parse_duration_ms
 from optimizer.core.endpoint import HEADER_NAME
 from optimizer.core.errors import BadInputError
-from optimizer.core.load_shapes import is_load_shape, parse_load_shape
+from optimizer.core.load_shapes import STEADY_DISTRIBUTIONS, is_load_shape, parse_load_shape
 from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, names_file, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.options.run_options import (
     DISTRIBUTIONS,
     GENERATED_DATA,
-    STEADY_DISTRIBUTIONS,
     TRACE_ENDING,
     RunOptions,
     is_distribution,

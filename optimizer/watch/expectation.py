@@ -27,7 +27,6 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.deploy.target_settings import METRICS_PORT, PORT_STEP
-from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.plan.evidence import (
     DEVIATIONS,
     EXPECTED,
@@ -355,7 +354,7 @@ def is_pipeline(run: FinishedRun) -> bool:
 def is_shaped(run: FinishedRun) -> bool:
     """Return whether ``run`` was measured with a load shape or a recording: its rate is a mean over bursts."""
     times = run.problem.request_times
-    return times is not None and times.distribution not in STEADY_DISTRIBUTIONS
+    return times is not None and not times.is_steady
 
 
 def time_in_server_ms(measured: Measurement) -> float | None:
