@@ -13,8 +13,13 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error
 from optimizer.core.safe_text import exists, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
-from optimizer.options.values import parse_value, quote, whole_number
-from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS, DEFAULT_UTILIZATION
+from optimizer.options.values import quote
+from optimizer.results.autoscaling import (
+    DEFAULT_MAX_REPLICAS,
+    DEFAULT_MIN_REPLICAS,
+    DEFAULT_UTILIZATION_TEXT,
+    read_scaling_limits,
+)
 
 if TYPE_CHECKING:
     from optimizer.emit.production import ModelRepository, ProductionServer
@@ -41,8 +46,6 @@ SCHEMES = {  # the model repositories that a format can refer to
     "kserve": ("pvc", "s3", "gs", "https"),
 }
 SCHEME_NAMES = {"path": "a folder", "pvc": "pvc://CLAIM/PATH"}
-MAX_REPLICAS = 10_000
-DEFAULT_UTILIZATION_TEXT = f"{DEFAULT_UTILIZATION:.0%}"
 EPILOG = """\
 formats:
   pbtxt        config.pbtxt of each model, and model.json if the run changed it
@@ -151,24 +154,21 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
             f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
             f"{recommendation.triton_version}, the measured version, or newer"
         )
-    least = parse_value(
-        "--min-replicas", arguments.min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MAX_REPLICAS)
-    )
+    limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
     metric: Literal["requests", "cpu"] = arguments.autoscale_on or "requests"
     if metric == "cpu" and (recommendation.gpus or recommendation.cpus is None):
         reason = "the model runs on a GPU" if recommendation.gpus else "the number of the server's CPUs is unknown"
         raise BadInputError(f"--autoscale-on cpu: {reason}; leave it out to scale on requests")
-    account, most = arguments.service_account, arguments.max_replicas or str(max(DEFAULT_MAX_REPLICAS, least))
+    account, processes = arguments.service_account, recommendation.server_processes
     return ProductionServer(
         recommendation,
         image=read_image(image) if image else "",
         repository=_repository(arguments),
         name=read_name(arguments.name) if arguments.name else name_of(recommendation.model),
         service_account=read_name(account, "--service-account") if account else "",
-        min_replicas=least * recommendation.server_processes,
-        max_replicas=parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS))
-        * recommendation.server_processes,
-        target_utilization=parse_utilization(arguments.target_utilization or DEFAULT_UTILIZATION_TEXT),
+        min_replicas=limits.min_replicas * processes,
+        max_replicas=limits.max_replicas * processes,
+        target_utilization=limits.target_utilization,
         autoscaled_by=metric,
     )
 
@@ -187,11 +187,6 @@ def _repository(arguments: argparse.Namespace) -> ModelRepository:
             f"{arguments.format} cannot read models from there; give one of {places}"
         )
     return repository
-
-
-def parse_utilization(text: str) -> float:
-    """Return the value of ``--target-utilization``. Raises BadInputError."""
-    return parse_value("--target-utilization", text.removesuffix("%"), whole_number(1, 100)) / 100
 
 
 def main(words: list[str]) -> int:

@@ -11,8 +11,6 @@ from pathlib import Path
 from textwrap import fill
 
 from objectives.sla import Sla, parse_duration_ms, parse_rate
-from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
-from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
 from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
@@ -26,7 +24,12 @@ from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, A
 from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, plan_by_measurements, plan_by_simulation
 from optimizer.plan.fleet import MAX_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
-from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
+from optimizer.results.autoscaling import (
+    DEFAULT_MAX_REPLICAS,
+    DEFAULT_MIN_REPLICAS,
+    DEFAULT_UTILIZATION_TEXT,
+    read_scaling_limits,
+)
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
 from optimizer.store.run_lookup import LATEST, list_command, runs_in
@@ -243,14 +246,11 @@ def _autoscaler(arguments: Namespace) -> Autoscaler | None:
         if given:
             raise BadInputError(f"{given[0]}: works only with --traffic diurnal or --trace; give one of them too")
         return None
-    least = parse_value(
-        "--min-replicas", arguments.min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MOST_AUTOSCALED)
-    )
-    most = arguments.max_replicas or str(max(DEFAULT_MAX_REPLICAS, least))
+    limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
     return Autoscaler(
-        least,
-        parse_value("--max-replicas", most, whole_number(least, MOST_AUTOSCALED)),
-        parse_utilization(arguments.target_utilization or DEFAULT_UTILIZATION_TEXT),
+        limits.min_replicas,
+        limits.max_replicas,
+        limits.target_utilization,
         parse_value("--metric-delay", arguments.metric_delay or f"{METRIC_DELAY_SECONDS:g}s", _seconds),
         parse_value("--cool-down", arguments.cool_down or f"{COOL_DOWN_SECONDS:g}s", _seconds),
         parse_optional("--replica-start", arguments.replica_start, _seconds),

@@ -1,12 +1,46 @@
-"""Settings of the autoscaler that `tune emit` writes and `tune plan` simulates: defaults, target, metric."""
+"""Settings of the autoscaler that `tune emit` writes and `tune plan` simulates: options, defaults, target, metric."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from optimizer.options.values import parse_value, whole_number
 
 DEFAULT_MIN_REPLICAS, DEFAULT_MAX_REPLICAS = 1, 10
+MAX_REPLICAS = 10_000
 DEFAULT_UTILIZATION = 0.7  # share of the measured load that a replica should get on average
+DEFAULT_UTILIZATION_TEXT = f"{DEFAULT_UTILIZATION:.0%}"
 RATE_WINDOW_SECONDS = 60  # over which prometheus-adapter averages the metric
+
+
+@dataclass(frozen=True)
+class ScalingLimits:
+    """The numbers of replicas between which an autoscaler scales, and their target.
+
+    ``target_utilization`` is the share of its measured load that a replica should get on average.
+    """
+
+    min_replicas: int
+    max_replicas: int
+    target_utilization: float
+
+
+def read_scaling_limits(
+    min_replicas: str | None, max_replicas: str | None, target_utilization: str | None
+) -> ScalingLimits:
+    """Return the values of ``--min-replicas``, ``--max-replicas`` and ``--target-utilization``; None: the default.
+
+    Raises BadInputError.
+    """
+    least = parse_value("--min-replicas", min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MAX_REPLICAS))
+    most = max_replicas or str(max(DEFAULT_MAX_REPLICAS, least))
+    percent = (target_utilization or DEFAULT_UTILIZATION_TEXT).removesuffix("%")
+    return ScalingLimits(
+        least,
+        parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS)),
+        parse_value("--target-utilization", percent, whole_number(1, 100)) / 100,
+    )
 
 
 def target_load(measured_load: float, utilization: float) -> float:
