@@ -26,7 +26,7 @@ from lib.recordings import STREAMING_TABLE, STREAMING_TOKENS
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.trial import Candidate, Point
-from optimizer.replay.engine import recorded_problem
+from optimizer.replay.replay import recorded_problem
 from optimizer.simulator import closed_network, continuous_batching_model
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, log_measurements, log_predictions
 from optimizer.store.recording import Recording, read_recording

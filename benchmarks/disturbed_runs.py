@@ -57,7 +57,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
-from optimizer.replay.engine import DiscardingRecord
+from optimizer.replay.replay import DiscardingRecord
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines

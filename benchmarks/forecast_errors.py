@@ -37,7 +37,7 @@ from optimizer.core.errors import TuneError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import DiscardingRecord, recorded_problem
+from optimizer.replay.replay import DiscardingRecord, recorded_problem
 from optimizer.results.finished_run import read_run
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher

@@ -33,7 +33,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_lookup import find_profile
-from optimizer.replay.engine import DiscardingRecord
+from optimizer.replay.replay import DiscardingRecord
 from optimizer.results import formatting
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher

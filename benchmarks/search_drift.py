@@ -43,7 +43,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, latest_points
 from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import DiscardingRecord
+from optimizer.replay.replay import DiscardingRecord
 from optimizer.results import formatting
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher

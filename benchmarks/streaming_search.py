@@ -26,7 +26,7 @@ from lib.recordings import STREAMING_TABLE, STREAMING_TOKENS
 from lib.search_report import MAX_TRIALS, as_count, as_percent
 from objectives.metrics import METRICS
 from optimizer.config.search_space import ModelKind
-from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread, recorded_problem, replay
+from optimizer.replay.replay import TOLERANCES, ReplayResult, Spread, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
 
 # deployments at most
@@ -67,11 +67,9 @@ def run_search(job: SearchJob) -> ReplayResult:
         kind=ModelKind.STREAMING,
         tokens=None if job.method == "network" else STREAMING_TOKENS,
     )
-    best = recording.best(problem)
-    assert best is not None, "each kind of bounds is met by a row"
     method = "simulated" if job.method == "network" else job.method
     noisy = NoisyServer(recording.trials(), TYPICAL_NOISE, job.seed)
-    result = replay(recording, problem, best, method, job.seed, METHODS[job.method], server=noisy)
+    result = replay(recording, problem, method, job.seed, METHODS[job.method], server=noisy)
     return replace(result, recommended=None)
 
 

@@ -33,7 +33,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import ReplayResult, Spread, recorded_problem, replay
+from optimizer.replay.replay import ReplayResult, Spread, recorded_problem, replay
 from optimizer.results import formatting
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
@@ -182,10 +182,8 @@ def _describe(job: TransferJob, _: DeploymentCounts) -> str:
 
 def _run(job: TransferJob) -> DeploymentCounts:
     recording, problem = _problem(job.table, feasible_shares(job.table.stem)[job.sla])
-    best = recording.best(problem)
-    assert best is not None, "bound_ms sees to it"
     transferred, _ = read_transfer(str(job.source) if job.source else None, problem)
-    return DeploymentCounts.of(replay(recording, problem, best, "simulated", job.seed, MAX_TRIALS, transferred))
+    return DeploymentCounts.of(replay(recording, problem, "simulated", job.seed, MAX_TRIALS, transferred=transferred))
 
 
 @lru_cache

@@ -30,7 +30,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import recorded_problem
+from optimizer.replay.replay import recorded_problem
 from optimizer.results.recommendation import assess
 from optimizer.results.result_document import entry
 from optimizer.search import make_searcher

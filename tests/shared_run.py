@@ -25,7 +25,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
-from optimizer.replay.engine import recorded_problem
+from optimizer.replay.replay import recorded_problem
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.result_document import entry

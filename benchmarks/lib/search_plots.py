@@ -11,7 +11,7 @@ import numpy as np
 from lib.bounded_tables import BoundedTable
 from lib.search_report import MAX_TRIALS, OWN, runs_of
 from lib.search_runs import Runs
-from optimizer.replay.engine import ReplayResult
+from optimizer.replay.replay import ReplayResult
 from optimizer.results.report.figure_style import (
     LIGHT,
     STAGE_COLOURS,

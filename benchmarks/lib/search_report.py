@@ -19,7 +19,7 @@ from lib.bounded_tables import (
 )
 from lib.output import row
 from lib.search_runs import Runs
-from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread
+from optimizer.replay.replay import TOLERANCES, ReplayResult, Spread
 
 MAX_TRIALS = 30  # limit for the methods without a stopping rule, and of the restricted mean
 SHOWN_AFTER = (6, 10, 30)  # deployments

@@ -14,7 +14,7 @@ from lib.bounded_tables import BoundedTable
 from lib.measurement_noise import Noise, NoisyServer
 from lib.process_pool import run_jobs
 from objectives.metrics import METRICS
-from optimizer.replay.engine import ReplayResult, recorded_problem, replay
+from optimizer.replay.replay import ReplayResult, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
 from rivals import searcher_factory
 
@@ -73,11 +73,9 @@ def _run(job: ReplayJob) -> ReplayResult:
     problem = recorded_problem(recording, {job.case.statistic: job.case.bound_ms})
     if job.case.kind == "goodput":
         problem = replace(problem, objectives=(METRICS["goodput"],))
-    best = recording.best(problem)
-    assert best is not None, "bound_ms sees to it"
     factory = searcher_factory(job.method)
     server = NoisyServer(recording.trials(), job.noise, job.seed) if job.noise else None
-    result = replay(recording, problem, best, factory, job.seed, job.max_trials, server=server)
+    result = replay(recording, problem, factory, job.seed, job.max_trials, server=server)
     return replace(result, recommended=None)
 
 

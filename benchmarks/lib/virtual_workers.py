@@ -22,7 +22,7 @@ from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import DiscardingRecord
+from optimizer.replay.replay import DiscardingRecord
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from optimizer.options.run_options import SEARCHERS
-from optimizer.replay.engine import SearcherFactory
+from optimizer.replay.replay import SearcherFactory
 
 REQUIREMENTS = "benchmarks/rivals/requirements.txt"
 

@@ -86,14 +86,14 @@ def main(words: list[str]) -> int:
 
     from rich.console import Console
 
-    from optimizer.replay.engine import (
+    from optimizer.replay.replay import (
         Comparison,
-        closest,
         compare,
+        describe_closest_row,
+        describe_unstable_rows,
         document,
         print_comparison,
         recorded_problem,
-        unstable_rows,
     )
     from optimizer.store.recording import read_recordings
     from optimizer.study.warm_start import read_transfer
@@ -104,18 +104,16 @@ def main(words: list[str]) -> int:
         print_message(f"{one_line(arguments.table)}: {several}")
     for recording in recordings:
         problem = recorded_problem(recording, bounds_ms)
-        best = recording.best(problem)
-        if best is None:
-            fail(closest(recording, problem), 1)
+        if recording.best(problem) is None:
+            fail(describe_closest_row(recording, problem), 1)
             continue
         transferred, notes = read_transfer(arguments.warm_start, problem)
-        for note in filter(None, (*map(str, notes), unstable_rows(recording, problem))):
+        for note in filter(None, (*map(str, notes), describe_unstable_rows(recording, problem))):
             print_message(note)
         with Console(stderr=True).status("") as status:
             comparisons[recording.fingerprint] = compare(
                 recording,
                 problem,
-                best,
                 methods,
                 seeds=range(seeds),
                 max_trials=max_trials,

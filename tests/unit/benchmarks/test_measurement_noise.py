@@ -13,7 +13,7 @@ import pytest
 from lib.measurement_noise import Noise, NoisyServer, perturbed
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.replay.engine import recorded_problem, replay
+from optimizer.replay.replay import recorded_problem, replay
 from optimizer.store.recording import read_recording
 
 LOADS = [LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32)]
@@ -79,6 +79,6 @@ def test_with_noise_each_regret_is_that_of_a_recommendation() -> None:
     assert best is not None
     noise = Noise(server=(0.4, 0.0), epoch=(0.0, 0.0), window=(0.0, 0.0))
     servers = [NoisyServer(recording.trials(), noise, seed) for seed in range(4)]
-    runs = [replay(recording, problem, best, "random", seed, 99, server=own) for seed, own in enumerate(servers)]
+    runs = [replay(recording, problem, "random", seed, 99, server=own) for seed, own in enumerate(servers)]
     assert [run.regrets[-1] for run in runs] == [run.regret for run in runs]
     assert any(later > earlier for run in runs for earlier, later in pairwise(run.regrets))

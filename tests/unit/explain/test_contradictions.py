@@ -24,7 +24,7 @@ from optimizer.explain.explain_report import document, print_explanation
 from optimizer.explain.explanation import Explanation, explain
 from optimizer.explain.forecaster import OtherSla, Remedy
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import DiscardingRecord, recorded_problem
+from optimizer.replay.replay import DiscardingRecord, recorded_problem
 from optimizer.results import outcome_values
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import QuietObserver

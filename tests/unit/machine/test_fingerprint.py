@@ -18,7 +18,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH, Fingerprint, Hardware, make_fingerprint, parse_fingerprint
 from optimizer.options.run_options import RunOptions
-from optimizer.replay.engine import recorded_problem
+from optimizer.replay.replay import recorded_problem
 from optimizer.store.optuna_study import open_study
 from optimizer.store.recording import read_recording, read_recordings
 from optimizer.store.run_folder import RunFolder

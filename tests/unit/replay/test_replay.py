@@ -23,7 +23,7 @@ from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import (
+from optimizer.replay.replay import (
     NEVER,
     WINDOW_SECONDS,
     Comparison,
@@ -65,17 +65,13 @@ def replayed(
 ) -> ReplayResult:
     recording = read_recording(path)
     problem = recorded_problem(recording, {"p95": bound_ms})
-    best = recording.best(problem)
-    assert best is not None
-    return replay(recording, problem, best, method, seed, trials)
+    return replay(recording, problem, method, seed, trials)
 
 
 def compared(path: Path, seeds: int, *methods: str) -> Comparison:
     recording = read_recording(path)
     problem = recorded_problem(recording, {"p95": 20})
-    best = recording.best(problem)
-    assert best is not None
-    return compare(recording, problem, best, methods, seeds=range(seeds), max_trials=6)
+    return compare(recording, problem, methods, seeds=range(seeds), max_trials=6)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -123,7 +119,7 @@ def test_an_awkward_table() -> None:
     best = recording.best(problem)
     assert best is not None
     assert best.line == 9, "line 8 has more throughput, but is unstable; line 10 failed"
-    run = replay(recording, problem, best, "grid", 0, 999)
+    run = replay(recording, problem, "grid", 0, 999)
     assert run.regret == 0
     assert run.effort.deployments == 6, "the one that fails to deploy is one"
     big = Candidate(32, True, 500, (16,), 2, (("allocator", "arena"),))
@@ -422,15 +418,13 @@ def test_the_regret_after_each_deployment() -> None:
 def test_a_function_that_makes_the_searcher_replaces_the_name_of_a_method() -> None:
     recording = read_recording(KNOWN)
     problem = recorded_problem(recording, {"p95": 20})
-    best = recording.best(problem)
-    assert best is not None
     made: list[int] = []
 
     def factory(problem: Problem, seed: int) -> Searcher:
         made.append(seed)
         return make_searcher("random", problem, seed)
 
-    assert replay(recording, problem, best, factory, 3, 6) == replayed(KNOWN, "random", 3, trials=6)
+    assert replay(recording, problem, factory, 3, 6) == replayed(KNOWN, "random", 3, trials=6)
     assert made == [3]
 
 

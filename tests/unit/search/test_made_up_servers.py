@@ -11,7 +11,7 @@ from lib.measurement_noise import Noise, NoisyServer
 from lib.simulated_tables import THREADS, SimulatedServer, write
 from objectives.metrics import METRICS
 from optimizer.config.search_space import SearchSpace
-from optimizer.replay.engine import recorded_problem, replay
+from optimizer.replay.replay import recorded_problem, replay
 from optimizer.store.recording import read_recording
 
 NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
@@ -46,10 +46,8 @@ def test_the_best_configuration_is_found_in_few_deployments(
     write(server, tmp_path / "table.csv")
     recording = read_recording(tmp_path / "table.csv")
     problem = recorded_problem(recording, {"p95": bound_ms})
-    best = recording.best(problem)
-    assert best is not None
     noisy = NoisyServer(recording.trials(), NOISE, 0)
-    result = replay(recording, problem, best, "simulated", 0, 30, server=noisy)
+    result = replay(recording, problem, "simulated", 0, 30, server=noisy)
     assert result.regret <= 0.05
     assert result.effort.deployments <= 10
 
@@ -61,6 +59,6 @@ def test_the_configuration_with_the_most_goodput_is_found_in_few_deployments(tmp
     best = recording.best(problem)
     assert best is not None
     assert 0 < (best.measurement.goodput_infer_per_sec or 0) < (best.measurement.throughput_infer_per_sec or 0)
-    result = replay(recording, problem, best, "simulated", 0, 30)
+    result = replay(recording, problem, "simulated", 0, 30)
     assert result.regret <= 0.05
     assert result.effort.deployments <= 12

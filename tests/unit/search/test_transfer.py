@@ -28,7 +28,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
-from optimizer.replay.engine import recorded_problem, replay
+from optimizer.replay.replay import recorded_problem, replay
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.search import make_searcher
@@ -302,10 +302,8 @@ def tuned(
 def test_the_simulated_search_needs_fewer_deployments() -> None:
     recording = read_recording(TABLES / "wide.csv")
     problem = recorded_problem(recording, {"p95": 20.0})
-    best = recording.best(problem)
-    assert best is not None
     there = slower(recording.trials()[::3], 2.5)
-    alone, warm = (replay(recording, problem, best, "simulated", 0, 30, one) for one in (None, there))
+    alone, warm = (replay(recording, problem, "simulated", 0, 30, transferred=study) for study in (None, there))
     assert warm.effort.deployments <= 0.75 * alone.effort.deployments
     assert warm.regret <= 0.01
 

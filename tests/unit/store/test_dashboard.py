@@ -18,7 +18,7 @@ import pytest
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import recorded_problem
+from optimizer.replay.replay import recorded_problem
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines, read_recording

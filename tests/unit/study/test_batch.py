@@ -20,7 +20,7 @@ from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
-from optimizer.replay.engine import recorded_problem
+from optimizer.replay.replay import recorded_problem
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import make_progress
 from optimizer.search import make_searcher

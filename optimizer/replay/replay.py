@@ -62,10 +62,10 @@ def _not_recorded(recording: Recording, constraint: Constraint) -> BadInputError
     name, column = metric.short_name, f"{metric.name.replace('-', '_')}_ms"
     if metric.timing and metric.needs_own_client:
         column = metric.timing.sketch_field
-    known = [own.short_name for own in METRICS.values() if own.timing and own.name in recording.known]
+    recorded = [other.short_name for other in METRICS.values() if other.timing and other.name in recording.known]
     return BadInputError(
         f"{recording.name}: --sla-{name}: the table has no {name} (the column {column} is missing or empty); bound "
-        f"{' or '.join(known)}, which it has, or measure a table with this bound: "
+        f"{' or '.join(recorded)}, which it has, or measure a table with this bound: "
         f"`tune --search grid --sla-{name} {constraint.bound:g}ms MODEL`"
     )
 
@@ -111,10 +111,10 @@ class ReplayResult:
 def replay(
     recording: Recording,
     problem: Problem,
-    best: RecordedRow,
     method: str | SearcherFactory,
     seed: int,
     max_trials: int,
+    *,
     transferred: TransferredStudy | None = None,
     server: RecordedServer | None = None,
 ) -> ReplayResult:
@@ -127,7 +127,6 @@ def replay(
     Args:
         recording: The recorded table.
         problem: The space, constraints and objective, which is the throughput or the goodput.
-        best: The best row of the table.
         method: The search method: one of SEARCHERS, or a function that makes the searcher.
         seed: Seed of the search.
         max_trials: The maximum number of configurations.
@@ -136,8 +135,9 @@ def replay(
 
     Raises:
         BadInputError: The method lacks a package.
+        ValueError: No row meets the constraints.
     """
-    best_value = _value(best.measurement, problem)
+    best_value = _value(_best_row(recording, problem).measurement, problem)
     meter = _Meter(recording, problem, best_value)
     server = server or recording.server
     if isinstance(method, str):
@@ -147,7 +147,7 @@ def replay(
     scheduler = Scheduler(problem, searcher, Budget(math.inf, max_trials), Stopwatch(), baselines(problem.space))
     with contextlib.suppress(ServerFault):  # no deployment succeeded
         run_trials(scheduler, server, Measurer(server, server, DiscardingRecord(), meter))
-    row = _confirmed(recording, problem, scheduler.trials)
+    row = _confirmed_row(recording, problem, scheduler.trials)
     return ReplayResult(
         effort=Effort(len(meter.best_by_deployment), meter.measurements),
         until={tolerance: meter.until.get(tolerance, NEVER) for tolerance in TOLERANCES},
@@ -158,16 +158,23 @@ def replay(
     )
 
 
-def _confirmed(recording: Recording, problem: Problem, trials: Sequence[Trial]) -> RecordedRow | None:
+def _best_row(recording: Recording, problem: Problem) -> RecordedRow:
+    best = recording.best(problem)
+    if best is None:
+        raise ValueError(f"no row of {recording.name} meets the constraints")
+    return best
+
+
+def _confirmed_row(recording: Recording, problem: Problem, trials: Sequence[Trial]) -> RecordedRow | None:
     """Return the recorded row that a confirmation of ``trials`` would end with.
 
     It tries the measured points that met the bounds, the best one first. With noise the recorded
     measurement of such a point may violate them. If each does, it tries lower loads. None if no row meets the bounds.
     """
-    met = [point for point in latest_points(trials) if problem.best_point([point])]
-    met.sort(key=lambda point: -_value(point.measurement, problem))
-    lower = [(point.candidate, load) for point in met for load in _lower_loads(recording, point)]
-    for candidate, load in [*((point.candidate, point.load) for point in met), *lower]:
+    points = [point for point in latest_points(trials) if problem.best_point([point])]
+    points.sort(key=lambda point: -_value(point.measurement, problem))
+    lower = [(point.candidate, load) for point in points for load in _lower_loads(recording, point)]
+    for candidate, load in [*((point.candidate, point.load) for point in points), *lower]:
         row = recording.answers[recording.space.canonical(candidate), load]
         if problem.best_point([row]):
             return row
@@ -204,8 +211,8 @@ class _Meter:
         self.candidate = self.recording.space.canonical(candidate)
         self.best_by_deployment.append(self.best_by_deployment[-1] if self.best_by_deployment else None)
         before = self.seconds_by_deployment[-1] if self.seconds_by_deployment else 0.0
-        own = self.recording.deploy_seconds.get(self.candidate, DEPLOY_SECONDS)
-        self.seconds_by_deployment.append(before + own)
+        deploy_seconds = self.recording.deploy_seconds.get(self.candidate, DEPLOY_SECONDS)
+        self.seconds_by_deployment.append(before + deploy_seconds)
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self.measurements += 1
@@ -221,7 +228,7 @@ class _Meter:
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         self.trials.append(trial)
-        row = _confirmed(self.recording, self.problem, self.trials)
+        row = _confirmed_row(self.recording, self.problem, self.trials)
         self.best_by_deployment[-1] = _value(row.measurement, self.problem) if row else None
 
 
@@ -279,7 +286,6 @@ class Comparison:
 def compare(
     recording: Recording,
     problem: Problem,
-    best: RecordedRow,
     methods: Sequence[str],
     *,
     seeds: Sequence[int],
@@ -293,6 +299,7 @@ def compare(
 
     Raises:
         BadInputError: A method lacks a package.
+        ValueError: No row meets the constraints.
     """
     runs: dict[str, list[ReplayResult]] = {}
     for method in methods:
@@ -300,18 +307,18 @@ def compare(
             name = f"{method} {WARM}" if start else method
             for i, seed in enumerate(seeds, 1):
                 on_progress(f"{name}, {i} of {len(seeds)}")
-                result = replay(recording, problem, best, method, seed, max_trials, start)
+                result = replay(recording, problem, method, seed, max_trials, transferred=start)
                 runs.setdefault(name, []).append(result)
-    return Comparison(recording, problem, best, runs)
+    return Comparison(recording, problem, _best_row(recording, problem), runs)
 
 
 def document(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """Return the document of ``--json``. Over several seeds it has the configuration recommended most often."""
     return {
         method: {
-            "regret": _number([run.regret for run in runs]),
-            "deployments": _number([run.effort.deployments for run in runs]),
-            "measurements": _number([run.effort.measurements for run in runs]),
+            "regret": _number_or_spread([run.regret for run in runs]),
+            "deployments": _number_or_spread([run.effort.deployments for run in runs]),
+            "measurements": _number_or_spread([run.effort.measurements for run in runs]),
             "recommended": _entry(Counter(run.recommended for run in runs).most_common(1)[0][0]),
             "best_in_table": _entry(comparison.best),
         }
@@ -319,7 +326,8 @@ def document(comparison: Comparison) -> dict[str, dict[str, Any]]:
     }
 
 
-def _number(values: Sequence[float]) -> float | dict[str, float]:
+def _number_or_spread(values: Sequence[float]) -> float | dict[str, float]:
+    """Return a single value, or the median and the 90th percentile of several ones."""
     if len(values) == 1:
         return values[0]
     spread = Spread.of(values)
@@ -358,13 +366,13 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     print_line(console)
     print_line(console, "best in the table", "bold")
     for text in (
-        described(comparison.best, comparison.problem),
+        describe_row(comparison.best, comparison.problem),
         configuration_text.configuration(comparison.best.candidate),
     ):
         print_indented(console, text, first_indent="  ", indent="    ")
 
 
-def closest(recording: Recording, problem: Problem) -> str:
+def describe_closest_row(recording: Recording, problem: Problem) -> str:
     """Return a line saying that no row meets the constraints and which row is closest to them."""
     goal = formatting.bounds(problem.sla)
     row = recording.closest(problem)
@@ -372,10 +380,10 @@ def closest(recording: Recording, problem: Problem) -> str:
     lacking = f"{recording.name}: no {kind} meets {goal}" if goal else f"{recording.name}: no row is stable"
     if row is None:
         return f"{lacking}, and no measurement is stable"
-    return f"{lacking}; the closest: {configuration_text.configuration(row.candidate)}: {described(row, problem)}"
+    return f"{lacking}; the closest: {configuration_text.configuration(row.candidate)}: {describe_row(row, problem)}"
 
 
-def unstable_rows(recording: Recording, problem: Problem) -> str:
+def describe_unstable_rows(recording: Recording, problem: Problem) -> str:
     """Return a line if most rows within the bounds are not stable; otherwise an empty text."""
     met = [row for row in recording.rows if row.load and problem.sla.is_met(row.measurement)]
     unstable = sum(not row.measurement.stable for row in met)
@@ -389,7 +397,7 @@ def unstable_rows(recording: Recording, problem: Problem) -> str:
     )
 
 
-def described(row: RecordedRow, problem: Problem) -> str:
+def describe_row(row: RecordedRow, problem: Problem) -> str:
     """Return a line such as ``12,345 infer/s, p95 18.2 ms, concurrency 24 (line 17)``."""
     return f"{formatting.performance(row.point, problem.sla.judged_latency)} (line {row.line})"
 
@@ -406,6 +414,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _cells(runs: Sequence[ReplayResult], pick: Callable[[Spread], float]) -> list[str]:
+    """Return the cells of a row after its name: the statistic that ``pick`` returns for each number of ``runs``."""
     counts: list[list[float]] = []
     for tolerance in TOLERANCES:
         counts.append([run.until[tolerance].deployments for run in runs])
