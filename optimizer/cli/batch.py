@@ -42,15 +42,15 @@ examples:
 """
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune batch`` and return its exit code. Raises TuneError."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     budget = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     suite = read_suite(Path(arguments.suite))
-    before = None if arguments.against is None else BatchFolder.find(arguments.against, "--against")
-    if before is not None:
-        before.read()
+    previous = None if arguments.against is None else BatchFolder.find(arguments.against, "--against")
+    if previous is not None:
+        previous.read()
     folder, record = _open_batch(suite, arguments.resume, arguments.out, budget)
     from rich.console import Console
 
@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
     on_progress, open_observer = progress_on_terminal(with_time=True)
     with folder.locked():
         batch = BatchRunner(suite, folder, record, _run_entry(on_progress, open_observer), on_progress).run()
-        batch = _finish(batch, folder, before or _previous_batch(folder, arguments.out, suite), regression)
+        batch = _finish(batch, folder, previous or _previous_batch(folder, arguments.out, suite), regression)
     if arguments.json:
         print(json.dumps(RECORD.dump_python(batch, mode="json"), indent=2))
     else:
@@ -159,15 +159,15 @@ def _previous_batch(folder: BatchFolder, out: str, suite: Suite) -> BatchFolder 
 
 
 def _finish(
-    batch: BatchRecord, folder: BatchFolder, before: BatchFolder | None, regression: float | None
+    batch: BatchRecord, folder: BatchFolder, previous: BatchFolder | None, regression: float | None
 ) -> BatchRecord:
     """Return the batch with the comparison, and write its files."""
     from optimizer.core.files import write_atomically
     from optimizer.study.batch.entry_state import compare_batches
     from optimizer.study.batch.reports import junit, write_index
 
-    if before is not None:
-        batch = replace(compare_batches(batch, before.read(), regression), previous=str(before.path))
+    if previous is not None:
+        batch = replace(compare_batches(batch, previous.read(), regression), previous=str(previous.path))
     folder.write(batch)
     write_index(folder, batch)
     write_atomically(folder.junit, junit(batch))

@@ -62,9 +62,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune cache`` and return its exit code. Raises TuneError."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     folder = cache_folder()
     if arguments.clean is not None:
         return _clean(folder, arguments.clean, is_confirmed=arguments.yes, as_json=arguments.json)
@@ -78,21 +78,21 @@ def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: b
     for name in names:
         if name not in REMOVABLE:
             raise BadInputError(f"{FLAG} {quote(name)}: write one or more of {', '.join(REMOVABLE)}")
-    found = find_removable(folder, names or REMOVABLE)
-    if found:
+    removable = find_removable(folder, names or REMOVABLE)
+    if removable:
         check_unused(folder)
-        kinds = ", ".join(files.kind.name for files in found)
-        question = f"{NOT_NOTICED}\nremove {kinds} ({_size(found)}) from {show_path(folder)}?"
+        kinds = ", ".join(files.kind.name for files in removable)
+        question = f"{NOT_NOTICED}\nremove {kinds} ({_size(removable)}) from {show_path(folder)}?"
         if not confirm_deletion(question, FLAG, is_confirmed=is_confirmed):
             print("nothing was removed")
             return DECLINED
-        remove_cached(folder, found)
+        remove_cached(folder, removable)
     if as_json:
-        print(json.dumps(_document(folder, found), indent=2))
+        print(json.dumps(_document(folder, removable), indent=2))
         return 0
-    for files in found:
+    for files in removable:
         print(f"removed {files.kind.name} ({_size([files])})")
-    if not found:
+    if not removable:
         print(f"nothing to remove in {show_path(folder)}")
     return 0
 

@@ -47,7 +47,7 @@ More     tune run --help, tune COMMAND --help; `tune doctor` locates docs/
 """
 DISTRIBUTION: Final = "tritune"
 _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with these, MODEL may be any name
-_LEAST_SIMILARITY: Final = 0.7
+_MIN_SIMILARITY: Final = 0.7
 
 
 def overview() -> str:
@@ -70,22 +70,22 @@ def version_line(distribution: str = DISTRIBUTION) -> str:
         return f"{distribution} of an unknown version: the package is not installed (pip install .)"
 
 
-def refuse_misspelt_command(words: Sequence[str]) -> None:
+def refuse_misspelt_command(argv: Sequence[str]) -> None:
     """Raise BadInputError if the first word of a command line is spelled like a command and is no model."""
-    word = words[0] if words else ""
-    similar = difflib.get_close_matches(word, COMMANDS, 1, _LEAST_SIMILARITY)
+    word = argv[0] if argv else ""
+    similar = difflib.get_close_matches(word, COMMANDS, 1, _MIN_SIMILARITY)
     if not similar or word.startswith("-") or exists(Path(word)):
         return
-    if any(other.partition("=")[0] in _NAMES_A_MODEL for other in words):
+    if any(other.partition("=")[0] in _NAMES_A_MODEL for other in argv):
         return
     from optimizer.model.profile_lookup import list_profiles
 
     models = list_profiles()
     if word in models:
         return
-    similar += difflib.get_close_matches(word, models, 1, _LEAST_SIMILARITY)
-    meant = " or ".join(f"`tune {name}`" for name in similar)
+    similar += difflib.get_close_matches(word, models, 1, _MIN_SIMILARITY)
+    proposals = " or ".join(f"`tune {name}`" for name in similar)
     raise BadInputError(
-        f"no command or model {format_value(word)}; did you mean {meant}? `tune --help` lists the commands, "
+        f"no command or model {format_value(word)}; did you mean {proposals}? `tune --help` lists the commands, "
         "`tune models` the models"
     )

@@ -43,9 +43,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune compare`` and return its exit code. Raises BadInputError if a run cannot be compared."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     limit = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     from optimizer.results.comparison import compare_runs, document
     from optimizer.results.finished_run import read_run

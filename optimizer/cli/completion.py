@@ -17,9 +17,9 @@ FLAG = "--print-completion"
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 
-def print_script(words: Sequence[str]) -> int:
-    """Print the script for the shell that follows ``FLAG`` in ``words``. Return 0. Raises BadInputError."""
-    shell = " ".join(words).removeprefix(FLAG)[1:]
+def print_script(argv: Sequence[str]) -> int:
+    """Print the script for the shell that follows ``FLAG`` in ``argv``. Return 0. Raises BadInputError."""
+    shell = " ".join(argv).removeprefix(FLAG)[1:]
     if shell not in SHELLS:
         raise BadInputError(f"{FLAG} {quote(shell)}: write one of {', '.join(SHELLS)}")
     from argcomplete.shell_integration import shellcode

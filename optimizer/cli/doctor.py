@@ -49,9 +49,9 @@ def diagnose() -> int:
     """Print all findings and return the exit code: 0 if a run can succeed, else 3."""
     findings = [check() for check in CHECKS]
     for finding in findings:
-        first, *others = wrap(finding.detail, WIDTH - INDENT) or [""]
+        first, *further_lines = wrap(finding.detail, WIDTH - INDENT) or [""]
         print(f"{finding.state:4}  {finding.name:15} {first}")
-        for line in others:
+        for line in further_lines:
             print(f"{'':{INDENT}}{line}")
         if finding.fix:
             print(f"{'':{INDENT}}-> {finding.fix}")
@@ -121,8 +121,8 @@ def check_perf_analyzer() -> Finding:
         return Finding("perf_analyzer", "fail", f"{installation.perf_analyzer} cannot be run", again)
     missing = _missing_libraries(installation.perf_analyzer, installation.perf_analyzer_libraries)
     if missing:
-        own = any(name in missing for name in ("libb64", "libcudart"))
-        fix = again if own else INSTALL_LIBRARIES
+        is_shipped = any(name in missing for name in ("libb64", "libcudart"))
+        fix = again if is_shipped else INSTALL_LIBRARIES
         return Finding("perf_analyzer", "fail", f"misses {missing}", fix)
     detail = f"{installation.perf_analyzer_version}, all libraries found"
     if not (reason := perf_analyzer_release.newer_problem()):
@@ -265,14 +265,14 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 )
 
 
-def _check_space(name: str, folder: Path, least_gib: float, fix: str) -> Finding:
+def _check_space(name: str, folder: Path, min_free_gib: float, fix: str) -> Finding:
     try:
         with tempfile.TemporaryFile(dir=folder):  # permission bits do not show a read-only mount
             free = shutil.disk_usage(folder).free / GIB
     except OSError as error:
         return Finding(name, "fail", f"{folder} cannot be written: {error.strerror}", fix)
     text = f"{free:.1f} GiB free in {folder}"
-    return Finding(name, "ok", text) if free >= least_gib else Finding(name, "warn", text, fix)
+    return Finding(name, "ok", text) if free >= min_free_gib else Finding(name, "warn", text, fix)
 
 
 def _missing_libraries(binary: Path, libraries: Path) -> str:
@@ -291,7 +291,7 @@ def build_parser() -> Parser:
     return Parser("tune doctor", "[options]", description)
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune doctor`` and return its exit code."""
-    build_parser().read(words)
+    build_parser().read(argv)
     return diagnose()

@@ -127,9 +127,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_emit_arguments(words: list[str]) -> argparse.Namespace:
+def read_emit_arguments(argv: list[str]) -> argparse.Namespace:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     if arguments.format != "per-device" and len(arguments.runs) > 1:
         raise BadInputError(f"--format {arguments.format} takes one run; only --format per-device takes several")
     for flag, formats in FORMATS_OF.items():
@@ -189,9 +189,9 @@ def _repository(arguments: argparse.Namespace) -> ModelRepository:
     return repository
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune emit`` and return its exit code. Raises BadInputError."""
-    arguments = read_emit_arguments(words)
+    arguments = read_emit_arguments(argv)
     from optimizer.emit.pbtxt import with_warm_up
     from optimizer.emit.recommended import read_recommendation
     from optimizer.results.finished_run import read_run

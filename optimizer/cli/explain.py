@@ -36,12 +36,12 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune explain`` and return its exit code.
 
     Raises BadInputError if the run has no measurements; with --measure TuneError as a run.
     """
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     from optimizer.explain.explain_report import document, print_explanation
     from optimizer.explain.explanation import explain
     from optimizer.explain.simulated_changes import FP16_FACTOR

@@ -48,9 +48,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune init`` and return its exit code. Raises TuneError."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     values = {name: value for name, value in values_of(arguments).items() if name in OPTIONS}
     options = run_options(arguments.model, values)
     is_printed = arguments.out == STANDARD_OUTPUT

@@ -40,13 +40,13 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _run(words: list[str]) -> int:
+def _run(argv: list[str]) -> int:
     """Run the command and return its exit code. Errors of ``tune`` are reported here, and others are raised."""
     try:
         interrupts.install()
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed TLS handshake prints a line
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime sends telemetry, also in files
-        return _dispatch(words)
+        return _dispatch(argv)
     except KeyboardInterrupt:
         interrupts.acknowledge()
         return fail("interrupted", INTERRUPTED)
@@ -107,12 +107,12 @@ def address_space_peak_bytes() -> int:
     return int(fields["VmPeak"].split()[0]) * 1024
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(argv: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that may come next
         from optimizer.cli.completion import requested_words
 
-        words = requested_words()
-    first = words[0] if words else ""
+        argv = requested_words()
+    first = argv[0] if argv else ""
     try:
         if first in ("-h", "--help"):
             print(overview(), end="")
@@ -123,10 +123,10 @@ def _dispatch(words: list[str]) -> int:
         if first.partition("=")[0] == "--print-completion":
             from optimizer.cli.completion import print_script
 
-            return print_script(words)
+            return print_script(argv)
         if first not in COMMANDS:
-            refuse_misspelt_command(words)
-        command, rest = (first, words[1:]) if first in COMMANDS else ("run", words)
-        return int(import_module(f"optimizer.cli.{command}").main(rest))
+            refuse_misspelt_command(argv)
+        command, arguments = (first, argv[1:]) if first in COMMANDS else ("run", argv)
+        return int(import_module(f"optimizer.cli.{command}").main(arguments))
     finally:
         flush()

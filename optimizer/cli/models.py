@@ -107,8 +107,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune models`` and return its exit code."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     print_models(as_json=arguments.json)
     return 0

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
 INTERRUPTED = 130
-LONGEST_MESSAGE = 900  # characters; a longer one loses its middle
+MAX_MESSAGE_CHARACTERS = 900  # a longer message loses its middle
 
 
 def print_message(message: str) -> None:
     """Print ``message`` to standard error, as one line with the prefix ``tune:``."""
-    print(f"tune: {one_line(message, LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
+    print(f"tune: {one_line(message, MAX_MESSAGE_CHARACTERS)}", file=sys.stderr, flush=True)
 
 
 def fail(message: str, code: int) -> int:

@@ -97,9 +97,9 @@ class PlanArguments:
     names_traffic: bool
 
 
-def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
+def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = build_parser().read(list(words))
+    arguments = build_parser().read(list(argv))
     if all(getattr(arguments, flag) is None for flag in ("rate", "gpus", "replicas", "max_cost", "trace")):
         raise BadInputError(
             "nothing to plan: give --rate 40000/s, or --gpus, --replicas or --max-cost for their rate"
@@ -272,9 +272,9 @@ def _hour_costs(texts: Sequence[str]) -> dict[str, float]:
     return costs
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune plan`` and return its exit code. Raises TuneError."""
-    arguments = read_plan_arguments(words)
+    arguments = read_plan_arguments(argv)
     runs = _runs(arguments)
     if not arguments.names_traffic:
         _refuse_shapes(runs)

@@ -74,9 +74,9 @@ def _methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
     return names
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune replay`` and return its exit code. Raises TuneError."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
     bounds_ms = latency_bounds_ms(sla)
     seeds = parse_value("--seeds", arguments.seeds, whole_number(1, MAX_SEED))

@@ -42,9 +42,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune report`` and return its exit code: 0 if any run has measurements. A line reports each other run."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     formats = _formats(arguments.format or ["html"])
     if len(arguments.runs) > MAX_RUNS:
         raise BadInputError(f"{len(arguments.runs):,} runs are too many for one page; give up to {MAX_RUNS}")

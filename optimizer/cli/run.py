@@ -58,9 +58,9 @@ class RunArguments(RunRequest):
     verbose: bool = False
 
 
-def read_run_arguments(words: list[str]) -> RunArguments:
+def read_run_arguments(argv: list[str]) -> RunArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    namespace = build_parser(OPTIONS_BY_NAME).read(words)
+    namespace = build_parser(OPTIONS_BY_NAME).read(argv)
     values = values_of(namespace)
     if "print-profile" in values and "from-model-analyzer" not in values:
         raise BadInputError("--print-profile prints the file of --from-model-analyzer FILE: give that too")
@@ -117,9 +117,9 @@ def build_parser(names: Collection[str] = ()) -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune run`` and return its exit code. Raises TuneError."""
-    arguments = read_run_arguments(words)
+    arguments = read_run_arguments(argv)
     options, mapped = arguments.options, arguments.mapped
     if mapped is not None and arguments.print_profile:
         return _print_profile(mapped, options)

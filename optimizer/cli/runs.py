@@ -45,9 +45,9 @@ examples:
 """
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune runs`` and return its exit code. Raises TuneError."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     if arguments.delete is not None:
         return _delete(arguments)
     if arguments.yes:
@@ -127,8 +127,8 @@ def _result(run: ListedRun) -> str:
 def _delete(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         raise BadInputError(f"{quote(arguments.model)}: write the runs to delete after {FLAG}, and no model")
-    found = [find_deletable(run, arguments.results) for run in arguments.delete]
-    runs = list({run.folder.path.resolve(): run for run in found}.values())
+    named_runs = [find_deletable(run, arguments.results) for run in arguments.delete]
+    runs = list({run.folder.path.resolve(): run for run in named_runs}.values())
     question = f"delete {_sentence(runs)}?"
     if not confirm_deletion(question, FLAG, is_confirmed=arguments.yes):
         print("nothing was deleted")

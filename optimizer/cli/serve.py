@@ -112,9 +112,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune serve`` and return its exit code. Raises TuneError."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     user_ports = _user_ports(arguments)
     exit_seconds = parse_value("--exit-timeout", arguments.exit_timeout, parse_budget_seconds)
     from optimizer.emit.recommended import read_recommendation
@@ -225,7 +225,7 @@ def document(run: FinishedRun, server: RecommendedServer) -> dict[str, object]:
     assert run.outcome.recommended is not None, "only a run with a recommendation is served"
     return {
         "model": server.endpoint.model,
-        "servers": [asdict(own) for own in addresses(server.endpoint)],
+        "servers": [asdict(server_addresses) for server_addresses in addresses(server.endpoint)],
         "sla": [str(bound) for bound in run.problem.sla],
         "verdict": run.outcome.verdict.value,
         "recommended": result_document.entry(run.outcome.recommended),
@@ -243,12 +243,14 @@ def print_server(console: Console, run: FinishedRun, server: RecommendedServer) 
     assert run.outcome is not None, "only a run with a recommendation is served"
     print_wrapped(console, "recommended", summary.headline(run.outcome, run.problem))
     print_wrapped(console, "", configuration(server.endpoint.candidate))
-    listed = addresses(server.endpoint)
+    all_addresses = addresses(server.endpoint)
     for label, name in (("gRPC", "grpc"), ("HTTP", "http"), ("metrics", "metrics")):
-        for place, own in enumerate(listed):
-            print_unwrapped(console, "" if place else label, getattr(own, name) or "off in this version of Triton")
+        for i, server_addresses in enumerate(all_addresses):
+            print_unwrapped(
+                console, "" if i else label, getattr(server_addresses, name) or "off in this version of Triton"
+            )
     print_unwrapped(console, "logs", str(server.folder.server_log.parent))
-    urls = [f"--url {own.metrics}" for own in listed if own.metrics]
-    if len(urls) == len(listed):
+    urls = [f"--url {server_addresses.metrics}" for server_addresses in all_addresses if server_addresses.metrics]
+    if len(urls) == len(all_addresses):
         path = shlex.quote(show_path(run.folder.path))
         print_unwrapped(console, "watch", " ".join(["tune watch", path, *urls]))

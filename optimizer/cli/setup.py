@@ -21,9 +21,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune setup`` and return its exit code. Raises EnvironmentFault."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     from optimizer.simulator.continuous_batching import compile_continuous_batching
     from optimizer.simulator.simulate import compile_simulator
 

@@ -40,7 +40,7 @@ from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepR
 
 T = TypeVar("T")
 
-OWN_OPTIONS = (
+SWEEP_OPTIONS = (
     *("max-batch-size", "max-queue-delay", "preferred-batch-size", "instance-count", "config"),
     *("concurrency", "request-rate", "repeat"),
 )
@@ -85,20 +85,26 @@ class SweepArguments:
     as_json: bool
 
 
-def read_sweep_arguments(words: list[str]) -> SweepArguments:
+def read_sweep_arguments(argv: list[str]) -> SweepArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     csv, as_json = None if arguments.csv is None else _csv(arguments.csv), arguments.json is True
     given = _given_options(arguments)
     if arguments.resume is None:
         options, request = _read(given)
         return SweepArguments(options, request, None, csv, as_json)
-    header = given.pop(HEADER, None)
-    if given:
-        name, value = next(iter(given.items()))
-        other = value if name == MODEL else f"--{name}"
-        raise BadInputError(f"--resume {quote(arguments.resume)} keeps the options of the sweep; leave {other} out")
-    folder = _find_sweep(arguments.resume)
+    folder, options, request = _read_resumed(arguments.resume, given)
+    return SweepArguments(options, request, folder, csv, as_json)
+
+
+def _read_resumed(resume: str, given: GivenOptions) -> tuple[RunFolder, RunOptions, SweepRequest]:
+    """Return the sweep to continue, which keeps its options; only a header may be ``given``. Raises BadInputError."""
+    about = f"--resume {quote(resume)}"
+    for name, value in given.items():
+        if name != HEADER:
+            refused = value if name == MODEL else f"--{name}"
+            raise BadInputError(f"{about} keeps the options of the sweep; leave {refused} out")
+    folder = _find_sweep(resume)
     RunFolder(folder).refuse_links()
     stored = read_document(folder)
     try:
@@ -107,20 +113,21 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
         raise BadInputError(f"{show_path(folder / SWEEP_FILE)}: {error}") from None
     if external_names(options) and not is_signed(external_values(options), stored.get("signature")):
         raise BadInputError(
-            f"--resume {quote(arguments.resume)}: {SWEEP_FILE} was not written by your tune in this folder, and "
-            f"names code, addresses or data; if you trust them, begin it again: {quote(request.command)}"
+            f"{about}: {SWEEP_FILE} was not written by your tune in this folder, and names code, addresses or data; "
+            f"if you trust them, begin it again: {quote(request.command)}"
         )
-    if header is not None:
-        options = resume_options(options, {HEADER: header})
-        request = replace(request, given={**request.given, HEADER: _without_secrets(HEADER, header)})
-    return SweepArguments(options, request, RunFolder(folder), csv, as_json)
+    if HEADER in given:
+        options = resume_options(options, given)
+        request = replace(request, given={**request.given, HEADER: _without_secrets(HEADER, given[HEADER])})
+    return RunFolder(folder), options, request
 
 
 def _given_options(arguments: argparse.Namespace) -> dict[str, str | list[str] | bool]:
     """Return the options of the sweep that are given, and the model."""
-    own = {name: getattr(arguments, name.replace("-", "_")) for name in OWN_OPTIONS}
+    sweep_values = {name: getattr(arguments, name.replace("-", "_")) for name in SWEEP_OPTIONS}
     values = {name: value for name, value in values_of(arguments).items() if name not in ("json", "resume")}
-    return {name: value for name, value in (own | values | {MODEL: arguments.model}).items() if value is not None}
+    given = sweep_values | values | {MODEL: arguments.model}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _find_sweep(sweep: str) -> Path:
@@ -198,11 +205,11 @@ def build_parser() -> Parser:
 
 def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     """Return the options of the environment and the request of the sweep. Raises BadInputError."""
-    texts = {name: _text(given, name) for name in (*OWN_OPTIONS, SIZES, MODEL) if name != "config"}
+    texts = {name: _text(given, name) for name in (*SWEEP_OPTIONS, SIZES, MODEL) if name != "config"}
     if texts["request-rate"] is not None and texts["concurrency"] is not None:
         raise BadInputError("--concurrency and --request-rate are two kinds of load; give one of them")
     values: dict[str, object] = {
-        name: value for name, value in given.items() if name not in (*OWN_OPTIONS, SIZES, MODEL)
+        name: value for name, value in given.items() if name not in (*SWEEP_OPTIONS, SIZES, MODEL)
     }
     for name in values:
         if name in REQUEST_TIME_OPTIONS and texts["request-rate"] is None:
@@ -300,9 +307,9 @@ def _csv(text: str) -> Path:
     return path
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune sweep`` and return its exit code. Raises TuneError."""
-    arguments = read_sweep_arguments(words)
+    arguments = read_sweep_arguments(argv)
     from optimizer.study.sweep_output import SweepProgress, print_sweep, write_csv
     from optimizer.study.sweeper import sweep
 

@@ -102,9 +102,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_verify_arguments(words: list[str]) -> VerifyArguments:
+def read_verify_arguments(argv: list[str]) -> VerifyArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     budget_seconds = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     values = values_of(arguments)
     values.pop("budget", None)
@@ -151,9 +151,9 @@ def absent_cpus(run: RunFolder, options: RunOptions) -> list[str]:
     ]
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune verify`` and return its exit code. Raises TuneError."""
-    arguments = read_verify_arguments(words)
+    arguments = read_verify_arguments(argv)
     on_progress, open_observer = progress_on_terminal()
     if not arguments.is_fresh:
         from optimizer.results.summary import VERIFY_BUDGET

@@ -77,9 +77,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run ``tune watch`` and return its exit code. Raises TuneError."""
-    arguments = build_parser().read(words)
+    arguments = build_parser().read(argv)
     if not arguments.url:
         raise BadInputError("nothing to watch: give --url with the metrics of the server, such as triton:8002")
     urls = list(dict.fromkeys(parse_value("--url", url, parse_metrics_url) for url in arguments.url))

@@ -265,7 +265,7 @@ def _pod(server: ProductionServer) -> dict[str, Any]:
 def probes(server: ProductionServer, port: str | int) -> dict[str, Any]:
     """Return startup, readiness and liveness probes. A start may take LOADS_ALLOWED times the measured load time."""
 
-    def at(path: str, every_seconds: int, failures: int) -> dict[str, Any]:
+    def probe(path: str, every_seconds: int, failures: int) -> dict[str, Any]:
         return {
             "httpGet": {"path": path, "port": port},
             "periodSeconds": every_seconds,
@@ -274,9 +274,9 @@ def probes(server: ProductionServer, port: str | int) -> dict[str, Any]:
         }
 
     return {
-        "startupProbe": at(production.READY, 5, -(-server.start_seconds() // 5)),
-        "readinessProbe": at(production.READY, 5, 3),
-        "livenessProbe": at(production.LIVE, 10, 6),
+        "startupProbe": probe(production.READY, 5, -(-server.start_seconds() // 5)),
+        "readinessProbe": probe(production.READY, 5, 3),
+        "livenessProbe": probe(production.LIVE, 10, 6),
     }
 
 
@@ -333,8 +333,8 @@ CHART = Path(__file__).parent / "chart"
 
 def emit_values(server: ProductionServer) -> dict[str, str]:
     """Return ``values.yaml`` for the chart."""
-    use = f"helm install {server.name} ./chart --values {VALUES_FILE}, with the chart that --out writes"
-    return {VALUES_FILE: to_yaml(values(server), header=[*kubernetes_header(server), use])}
+    install_line = f"helm install {server.name} ./chart --values {VALUES_FILE}, with the chart that --out writes"
+    return {VALUES_FILE: to_yaml(values(server), header=[*kubernetes_header(server), install_line])}
 
 
 def chart() -> dict[str, str]:

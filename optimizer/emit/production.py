@@ -116,8 +116,8 @@ class ProductionServer:
 
     def command(self) -> list[str]:
         """Return the command line of tritonserver, on its default ports."""
-        at = MODELS if self.repository.is_mounted else self.repository.text
-        return ["tritonserver", f"--model-repository={at}", *self.arguments()]
+        repository = MODELS if self.repository.is_mounted else self.repository.text
+        return ["tritonserver", f"--model-repository={repository}", *self.arguments()]
 
     def start_seconds(self) -> int:
         """Return how long a server may take to start before it counts as failed."""
@@ -255,10 +255,10 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
             "exist there (it may be empty)"
         )
     else:
-        words = ["tune", "emit", str(recommendation.run.folder.path), "--format", "pbtxt"]
-        words += ["--model-warmup"] * recommendation.warms_up + ["--force"] * recommendation.is_undecided
+        command = ["tune", "emit", str(recommendation.run.folder.path), "--format", "pbtxt"]
+        command += ["--model-warmup"] * recommendation.warms_up + ["--force"] * recommendation.is_undecided
         folder = where if len(recommendation.configs) > 1 else f"{where.rstrip('/')}/{recommendation.model}"
-        before = f"copy the {files} of {names} from `{shlex.join(words)}` into {folder}"
+        before = f"copy the {files} of {names} from `{shlex.join(command)}` into {folder}"
     is_strict = "--disable-auto-complete-config" in recommendation.arguments
     incomplete = ", such as one whose config.pbtxt is not complete" if is_strict else ""
     image = "" if server.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
@@ -313,7 +313,7 @@ def commented(lines: Iterable[str]) -> str:
 
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
+_YAML_KEYWORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -324,7 +324,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _YAML_KEYWORDS
     style = "|" if "\n" in text else None if plain else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
