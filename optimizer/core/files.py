@@ -36,15 +36,28 @@ def shipped_folder(name: str) -> Path:
     return package / name
 
 
+def expand_home(text: str) -> Path:
+    """Return a path with the home folder in place of ``~`` or ``~user``. As in a shell, an unknown user stays."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 def cache_folder() -> Path:
     """Return ``$TRITUNE_CACHE`` if it is set, otherwise ``tritune`` in the user's cache folder.
 
     This is ``$XDG_CACHE_HOME``, or ``~/.cache`` if that is not set or relative (XDG Base Directory Specification).
+    Raises EnvironmentFault if the user has no home folder.
     """
     if folder := os.environ.get("TRITUNE_CACHE"):
-        return Path(folder).expanduser().absolute()  # programs in it are started in other folders
-    caches = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
-    return (caches if caches.is_absolute() else Path("~/.cache").expanduser()) / "tritune"
+        return expand_home(folder).absolute()  # programs in it are started in other folders
+    caches = expand_home(os.environ.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():
+        caches = expand_home("~/.cache")
+    if not caches.is_absolute():
+        raise EnvironmentFault("the user has no home folder for the cache; set TRITUNE_CACHE to another folder")
+    return caches / "tritune"
 
 
 def stored_bytes(*paths: Path) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.files import expand_home
 from optimizer.core.process import FinishedProcess, log_command, this_process, wait_and_stop
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors
@@ -147,8 +148,7 @@ def parse_mount(text: str) -> Bind:
         raise _refused("mount", text, "write FOLDER:FOLDER_IN_THE_CONTAINER, then :ro where it may only be read")
     if not target.is_absolute() or ".." in target.parts or len(target.parts) < 2:
         raise _refused("mount", text, "the folder in the container is an absolute path, such as /data")
-    path = Path(source).expanduser().absolute()
-    return Bind(path, str(target), read_only=mode == "ro")
+    return Bind(expand_home(source).absolute(), str(target), read_only=mode == "ro")
 
 
 def read_ulimits(texts: Iterable[str]) -> tuple[Ulimit, ...]:

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from math import ceil, inf
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import yaml
 
 from optimizer.core.errors import BadInputError
+from optimizer.core.files import expand_home
 from optimizer.core.notes import SettingsUnread
 from optimizer.core.safe_text import one_line
 from optimizer.emit.recommended import Recommendation
@@ -141,7 +141,7 @@ def read_repository(text: str) -> ModelRepository:
         raise _refused(text, "write s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/PATH, pvc://CLAIM or a folder")
     if any(mark in text for mark in ':,"'):
         raise _refused(text, "a container engine cannot mount a folder with a colon, comma or quote in its name")
-    return ModelRepository(str(Path(text).expanduser().absolute()), "path")
+    return ModelRepository(str(expand_home(text).absolute()), "path")
 
 
 def read_image(text: str) -> str:

@@ -31,3 +31,8 @@ def test_the_cache_folder_follows_the_environment(
 def test_a_relative_cache_begins_in_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITUNE_CACHE", ".cache/tune")
     assert cache_folder() == Path.cwd() / ".cache/tune"
+
+
+def test_a_user_who_does_not_exist_has_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", "~no-such-user/tune")
+    assert cache_folder() == Path.cwd() / "~no-such-user/tune"

@@ -31,7 +31,7 @@ from optimizer.core.trial import (
 )
 from optimizer.emit import kubernetes
 from optimizer.emit.pbtxt import with_warm_up
-from optimizer.emit.production import name_of, to_yaml
+from optimizer.emit.production import name_of, read_repository, to_yaml
 from optimizer.options.run_options import RunOptions
 from optimizer.results import verification
 from optimizer.results.finished_run import read_run
@@ -733,6 +733,10 @@ def test_only_a_separate_test_can_decide_after_a_crash(tmp_path: Path) -> None:
     assert str(caught.value).endswith(f"; `{command}` makes a separate test, and --force emits it")
     (text,) = emitted(run, tmp_path / "out", "--force").values()
     assert f"# WARNING: the verdict is UNDECIDED: run `{command}` before" in text
+
+
+def test_a_repository_in_the_home_of_no_user_is_a_folder() -> None:
+    assert read_repository("~no-such-user/models").text == str(Path.cwd() / "~no-such-user/models")
 
 
 def test_a_folder_that_cannot_exist_is_bad_input(tmp_path: Path) -> None:
