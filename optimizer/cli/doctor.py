@@ -14,6 +14,7 @@ from typing import Literal
 
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder, shipped_folder
+from optimizer.core.safe_text import exists, is_file, is_folder
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import UNLIMITED_ADDRESS_SPACE, address_space_problem, stub_search_path
 from optimizer.deploy.installed_server import INSTALL_STUB_SHELL, NO_STUB_SHELL, STUB_SHELL
@@ -136,7 +137,7 @@ def check_perf_analyzer() -> Finding:
 def _newer_fix() -> str:
     """Return what makes the newer perf_analyzer start on a system whose C library is new enough."""
     program = perf_analyzer_release.newer_program()
-    if not program.exists():
+    if not is_file(program):
         return "tune setup"
     if _missing_libraries(program, program.parent):
         return INSTALL_LIBRARIES
@@ -154,7 +155,7 @@ def check_onnxruntime() -> Finding:
     if folder is None:
         state = f"none for Python {runtime.running_python()}"
     else:
-        state = "unpacked" if folder.is_dir() else "not downloaded yet"
+        state = "unpacked" if is_folder(folder) else "not downloaded yet"
     openvino = f"build with OpenVINO {runtime.OPENVINO_ONNX_RUNTIME}: {state}"
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers}); {openvino}")
 
@@ -233,10 +234,17 @@ def check_shared_memory() -> Finding:
 
 
 def check_disk() -> Finding:
-    """Check the free space of the cache folder's disk."""
-    cache = cache_folder()
-    folder = next(p for p in (cache, *cache.parents) if p.exists())
-    return _check_space("disk", folder, 2, "free space or set TRITUNE_CACHE")
+    """Check the cache folder and the free space of its disk."""
+    cache, fix = cache_folder(), "free space or set TRITUNE_CACHE"
+    try:
+        cache.stat()
+    except FileNotFoundError:  # a run creates it
+        folder = next(parent for parent in cache.parents if exists(parent))
+    except OSError as error:
+        return Finding("disk", "fail", f"{cache} cannot be used: {error.strerror}", fix)
+    else:
+        folder = cache
+    return _check_space("disk", folder, 2, fix)
 
 
 def check_documentation() -> Finding:

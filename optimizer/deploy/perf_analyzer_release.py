@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from optimizer.core.files import cache_folder
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import is_file, one_line
 from optimizer.deploy.server_process import is_older
 from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
 
@@ -43,7 +43,7 @@ def newer_problem() -> str:
     """Return why the newer release does not measure on this machine, as a clause; empty if it does."""
     if reason := glibc_problem():
         return reason
-    return start_problem(newer_program()) if newer_program().exists() else "it is not unpacked"
+    return start_problem(newer_program()) if is_file(newer_program()) else "it is not unpacked"
 
 
 def newer_program() -> Path:

@@ -21,7 +21,7 @@ from optimizer.core.endpoint import Connection
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ModelRefused, ServerFault
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import file_lock
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import is_folder, one_line, read_bytes
 from optimizer.measure.failure_causes import diagnose_connection, lacks_gpu_memory, without_traceback
 from optimizer.measure.server_calls import open_client, responds
 from optimizer.measure.server_client import CALL_SECONDS, CallError
@@ -171,7 +171,7 @@ class ServerStateFile:
 def unrestored_servers(folder: Path) -> list[str]:
     """Return the address of each server whose state is saved in ``folder``; of a damaged file, its name."""
     addresses = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*.json")) if is_folder(folder) else ():
         try:
             addresses.append(one_line(str(json.loads(read_bytes(path, MAX_BYTES, "remove it"))["address"]), 200))
         except _UNREADABLE:

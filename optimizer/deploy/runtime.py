@@ -17,6 +17,7 @@ from pathlib import Path
 
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder
+from optimizer.core.safe_text import is_folder
 from optimizer.deploy import perf_analyzer_release
 from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
 
@@ -143,7 +144,7 @@ def running_python() -> str:
 def installed() -> Runtime | None:
     """Return the unpacked runtime; None before ``tune setup``."""
     runtime = Runtime(_root())
-    complete = runtime.root.is_dir() and (runtime.stub_packages is None or runtime.stub_packages.is_dir())
+    complete = is_folder(runtime.root) and (runtime.stub_packages is None or is_folder(runtime.stub_packages))
     return runtime if complete else None
 
 

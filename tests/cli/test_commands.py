@@ -235,13 +235,16 @@ def test_doctor_warns_of_a_remote_server_whose_configuration_was_not_restored(
     assert fix == "tune --target remote with that --url restores the server first"
 
 
-def test_doctor_reports_an_unwritable_cache(called_tune: Tune, sandbox: Sandbox) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"), [("file/cache", "Not a directory"), ("x" * 300 + "/cache", "File name too long")]
+)
+def test_doctor_reports_an_unusable_cache(name: str, reason: str, called_tune: Tune, sandbox: Sandbox) -> None:
     (sandbox.working_folder / "file").write_text("")
-    shown = called_tune("doctor", env={"TRITUNE_CACHE": sandbox.working_folder / "file" / "cache"})
+    shown = called_tune("doctor", env={"TRITUNE_CACHE": sandbox.working_folder / name})
     assert shown.code == 3
     state, text, fix = findings(shown.stdout)["disk"]
     assert state == "fail"
-    assert str(sandbox.working_folder / "file") in text
+    assert text.endswith(f"cannot be used: {reason}")
     assert "TRITUNE_CACHE" in fix
     assert shown.stdout.splitlines()[-1].startswith("1 to fix")
 
