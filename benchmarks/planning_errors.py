@@ -208,7 +208,7 @@ class Truth:
 
     def meets(self, rate: float, replicas: int, requests: int = TRUE_REQUESTS) -> bool:
         server, candidate = self.hidden.server, self.hidden.candidate
-        load = OpenLoopLoad(PoissonTraffic().of_replica(rate, replicas, self.policy, requests, seed=77))
+        load = OpenLoopLoad(PoissonTraffic().replica_arrivals_s(rate, replicas, self.policy, requests, seed=77))
         service = server._service(candidate.max_batch_size, candidate.instance_count, ())
         overheads = Overheads(server.network_s / 2, server.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
         scenario = Scenario(candidate, load, service, overheads, REQUEST_BATCH_SIZE)
@@ -254,7 +254,7 @@ def cases(number: int, seed: int, ways: Mapping[str, Way]) -> tuple[PlanningCase
         at_quantiles = [count.safe]
         for quantile in reversed(QUANTILES):
             enough = at_quantiles[0] if quantile <= SAFE else None
-            at_quantiles.insert(0, fleet.fewest_replicas_with(rate, quantile, enough) or at_quantiles[0])
+            at_quantiles.insert(0, fleet.fewest_replicas_at_quantile(rate, quantile, enough) or at_quantiles[0])
         results.append(
             PlanningCase(name, policy, noise, true, count.low, count.likely, count.safe, tuple(at_quantiles[:-1]))
         )

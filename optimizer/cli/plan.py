@@ -45,7 +45,7 @@ AUTOSCALER_OPTIONS = (
     "--cool-down",
     "--replica-start",
 )
-LONGEST_DELAY_SECONDS = 3600.0
+MAX_DELAY_SECONDS = 3600.0
 PEAK_FACTOR = number_where(lambda value: 1 <= value <= 2, "write a number from 1 to 2: the peak relative to the mean")
 EPILOG = f"""\
 One replica is the measured server with all of its GPUs. Give one of --rate,
@@ -131,7 +131,7 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
         rate=arguments.rate,
         replicas=parse_optional("--replicas", arguments.replicas, whole_number(1, MAX_REPLICAS)),
         devices=parse_optional("--gpus", arguments.gpus, whole_number(1, MAX_REPLICAS)),
-        most_cost=parse_optional("--max-cost", arguments.max_cost, AMOUNT),
+        max_cost=parse_optional("--max-cost", arguments.max_cost, AMOUNT),
         hour_costs=costs,
         sla=Sla.from_bounds(latency_bounds_ms(sla)),
         autoscaler=autoscaler,
@@ -259,7 +259,7 @@ def _autoscaler(arguments: Namespace) -> Autoscaler | None:
 
 def _seconds(text: str) -> float:
     seconds = parse_duration_ms(text, example="30s") / 1e3
-    if seconds > LONGEST_DELAY_SECONDS:
+    if seconds > MAX_DELAY_SECONDS:
         raise ValueError("write at most 1h")
     return seconds
 
@@ -285,8 +285,8 @@ def main(argv: list[str]) -> int:
     if arguments.note:
         print_message(arguments.note)
     with busy("simulating replicas"):
-        answer = _plan(arguments.question, runs)
-    forecasts = [own.at_rate for own in answer.answers]
+        capacity = _plan(arguments.question, runs)
+    forecasts = [fleet.at_rate for fleet in capacity.answers]
     is_simulated = all(load is not None and load.refused is not None for load in forecasts)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:
         print_message(
@@ -296,14 +296,14 @@ def main(argv: list[str]) -> int:
     if arguments.as_json:
         from optimizer.plan.plan_report import document
 
-        print(json.dumps(document(answer, arguments.note), indent=2))
+        print(json.dumps(document(capacity, arguments.note), indent=2))
     else:
         from rich.console import Console
 
         from optimizer.plan.plan_report import print_plan
 
-        print_plan(Console(), answer)
-    return EXIT_CODES[answer.verdict.value]
+        print_plan(Console(), capacity)
+    return EXIT_CODES[capacity.verdict.value]
 
 
 def _refuse_shapes(runs: Sequence[FinishedRun]) -> None:

@@ -77,26 +77,26 @@ def find_runner_up(run: FinishedRun) -> RunnerUp | None:
     outcome = run.outcome
     if outcome is None or outcome.recommended is None:
         return None
-    best, ours = outcome.recommended, outcome.confirmed
+    best, best_load = outcome.recommended, outcome.confirmed
     confirmed = [
         entry for entry in outcome.confirmed_loads if entry.point.candidate not in (best.candidate, run.baseline)
     ]
     met = [entry for entry in confirmed if meets_sla(entry, run.problem)]
-    theirs = max(met or confirmed, key=lambda entry: entry.point.throughput_infer_per_sec, default=None)
-    if theirs is None:
-        others = [point for point in latest_points(run.trials) if point.candidate != best.candidate]
-        point = next(iter(finalists(others, run.problem, 1)), None)
+    second = max(met or confirmed, key=lambda entry: entry.point.throughput_infer_per_sec, default=None)
+    if second is None:
+        searched = [point for point in latest_points(run.trials) if point.candidate != best.candidate]
+        point = next(iter(finalists(searched, run.problem, 1)), None)
         return None if point is None else RunnerUp(point, None, _less(best, point), UNKNOWN, "")
-    missed = "" if theirs.judged.verdict is Verdict.PASS or not theirs.error else theirs.judged.reason
-    gain = compare_throughput(ours, theirs, run.trials, run.problem) if ours else None
+    missed = "" if second.judged.verdict is Verdict.PASS or not second.error else second.judged.reason
+    gain = compare_throughput(best_load, second, run.trials, run.problem) if best_load else None
     if gain is None:
-        return RunnerUp(theirs.point, theirs, _less(best, theirs.point), UNKNOWN, missed)
+        return RunnerUp(second.point, second, _less(best, second.point), UNKNOWN, missed)
     low, less, high = (1 - 1 / ratio for ratio in (gain.interval.low, gain.estimate, gain.interval.high))
-    return RunnerUp(theirs.point, theirs, less, ConfidenceInterval(low, high), missed)
+    return RunnerUp(second.point, second, less, ConfidenceInterval(low, high), missed)
 
 
-def _less(ours: Point, theirs: Point) -> float:
-    return 1 - theirs.throughput_infer_per_sec / ours.throughput_infer_per_sec
+def _less(best: Point, second: Point) -> float:
+    return 1 - second.throughput_infer_per_sec / best.throughput_infer_per_sec
 
 
 MAX_CANDIDATES = 12  # candidates of the Pareto front that are forecast for another SLA

@@ -111,7 +111,7 @@ def predict_changes(
     *,
     on_gpu: bool,
 ) -> list[Remedy]:
-    """Return the effect of each of the ``changes`` and of faster computing on its own.
+    """Return the forecast of each of the ``changes`` alone, and of faster computing.
 
     ``fp16_factor`` is None if the model has no conversion to FP16.
     """

@@ -50,24 +50,27 @@ class SimulatedForecaster:
     def __init__(self, measured: Sequence[Point], subject: Point, problem: Problem, seed: int = 0) -> None:
         """Fit to ``measured``, the search's points. Raises ValueError if none has a throughput and a latency."""
         self.latency = binding_latency(problem, measured)
-        known = _thinned([point for point in _closed(measured, problem) if is_complete(point, self.latency)], subject)
-        others = [name for name in problem.sla.bounded_latencies if METRICS[name].timing is LATENCY]
-        complete = [name for name in others if all(is_complete(point, name) for point in known)]
-        self.latencies = tuple(dict.fromkeys([self.latency, *complete]))
+        complete = [point for point in _closed(measured, problem) if is_complete(point, self.latency)]
+        points = _thinned(complete, subject)
+        bounded = [name for name in problem.sla.bounded_latencies if METRICS[name].timing is LATENCY]
+        measured_names = [name for name in bounded if all(is_complete(point, name) for point in points)]
+        self.latencies = tuple(dict.fromkeys([self.latency, *measured_names]))
         space = problem.space
         larger = LARGER * max(*space.max_batch_size, subject.candidate.max_batch_size)
         wider = replace(space, max_batch_size=(*space.max_batch_size, larger)) if larger else space
         self._batch = space.request_batch_size
-        self._model = fit(known, replace(problem, space=wider), self.latency, seed)
-        self._most = max(problem.max_concurrency, *(point.load.concurrency for point in known))
+        self._model = fit(points, replace(problem, space=wider), self.latency, seed)
+        self._max_concurrency = max(problem.max_concurrency, *(point.load.concurrency for point in points))
         anchors = [point for point in _closed([subject], problem) if is_complete(point, *self.latencies)]
-        self._ratios = self._corrections([point for point in known if point.candidate != subject.candidate] + anchors)
+        self._ratios = self._corrections(
+            [point for point in points if point.candidate != subject.candidate] + anchors
+        )
         self._default_ratios = self._ratios.get(subject.candidate, np.zeros(1 + len(self.latencies)))
-        cells = [(point.candidate, point.load.concurrency) for point in known]
+        cells = [(point.candidate, point.load.concurrency) for point in points]
         simulated = self._simulated(self._model, cells)
         simulated[:, 1:] += (log_loads(cells, self._batch) - simulated[:, 0])[:, None]
-        self.errors = median_errors(simulated, log_measurements(known, self.latencies))
-        self.measurement_count = len(known)
+        self.errors = median_errors(simulated, log_measurements(points, self.latencies))
+        self.measurement_count = len(points)
 
     @property
     def model_name(self) -> str:
@@ -87,7 +90,7 @@ class SimulatedForecaster:
         ``time_share`` is a factor on the time of a batch, ``network_share`` on the time between client and server.
         """
         model = self._changed(time_share, network_share)
-        steps = dict.fromkeys(round(step) for step in np.geomspace(1, self._most, LOADS).tolist())
+        steps = dict.fromkeys(round(step) for step in np.geomspace(1, self._max_concurrency, LOADS).tolist())
         best = self._within(model, [(candidate, load) for candidate in candidates for load in steps], sla)
         if best is None:
             return None
@@ -150,10 +153,10 @@ class SimulatedForecaster:
         return replace(self._model, times=times, overheads=replace(overheads, network_s=network_s, gap_s=gap_s))
 
 
-def _thinned(known: Sequence[Point], subject: Point) -> list[Point]:
+def _thinned(points: Sequence[Point], subject: Point) -> list[Point]:
     """Return the points of ``subject``'s candidate, and at most MAX_POINTS others from the whole run."""
-    step = max(1, math.ceil(len(known) / MAX_POINTS))
-    return [point for i, point in enumerate(known) if i % step == 0 or point.candidate == subject.candidate]
+    step = max(1, math.ceil(len(points) / MAX_POINTS))
+    return [point for i, point in enumerate(points) if i % step == 0 or point.candidate == subject.candidate]
 
 
 def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:
@@ -173,7 +176,7 @@ def simulate_changes(
     *,
     on_gpu: bool,
 ) -> list[Remedy]:
-    """Return the effect of each change alone.
+    """Return the forecast of each change alone.
 
     ``fp16_factor`` is None if the model has no conversion to FP16. Batch sizes and instance counts that failed in
     ``trials`` are left out.

@@ -64,8 +64,9 @@ class AutoscalerTest:
     """Result of a simulation in which ``autoscaler`` scaled the fleet for ``seconds``.
 
     ``target`` is the number of requests in flight, or per second, that each of ``pods_per_replica`` pods should get.
-    A pod is one server process. For ``too_few_seconds`` the replicas that were ready missed a bound. ``late_share``
-    is the share of requests over the shortest bound. Numbers of replicas are fractions if a replica has several pods.
+    A pod is one server process. For ``too_few_seconds`` the replicas that were ready missed a bound.
+    ``over_bound_share`` is the share of requests over the shortest bound. Numbers of replicas are fractions if a
+    replica has several pods.
     """
 
     autoscaler: Autoscaler
@@ -75,7 +76,7 @@ class AutoscalerTest:
     pods_per_replica: int
     seconds: float
     too_few_seconds: float
-    late_share: float
+    over_bound_share: float
     mean_replicas: float
     most_replicas: float
 
@@ -84,13 +85,13 @@ class AutoscalerTest:
 class _SteadyState:
     """The behaviour of one of several pods at ``rates``, ascending.
 
-    ``excess_ms`` is the largest difference of a latency from its bound. ``late_share`` is the share of requests over
-    the shortest bound. ``in_flight`` is the mean number of requests in flight.
+    ``excess_ms`` is the largest difference of a latency from its bound. ``over_bound_share`` is the share of requests
+    over the shortest bound. ``in_flight`` is the mean number of requests in flight.
     """
 
     rates: FloatArray
     excess_ms: FloatArray
-    late_share: FloatArray
+    over_bound_share: FloatArray
     in_flight: FloatArray
 
 
@@ -140,12 +141,12 @@ def simulate_autoscaler(
     scaled.settle(float(rates[0]))
     for rate in before.tolist():
         scaled.step(rate)
-    too_few = late = 0.0
+    too_few = over_bound = 0.0
     pods = []
     for rate in rates.tolist():
         missed, share = scaled.step(rate)
         too_few += STEP_SECONDS * missed
-        late += share * rate
+        over_bound += share * rate
         pods.append(scaled.pods)
     return AutoscalerTest(
         autoscaler=autoscaler,
@@ -155,7 +156,7 @@ def simulate_autoscaler(
         pods_per_replica=processes,
         seconds=float(STEP_SECONDS * len(rates)),
         too_few_seconds=too_few,
-        late_share=late / max(float(rates.sum()), 1e-9),
+        over_bound_share=over_bound / max(float(rates.sum()), 1e-9),
         mean_replicas=float(np.mean(pods)) / processes,
         most_replicas=max(pods) / processes,
     )
@@ -202,11 +203,11 @@ class _ScaledFleet:
 
     def settle(self, rate: float) -> None:
         """Begin with as many pods as the capacity needs for ``rate``."""
-        wanted = math.ceil(rate / (self._capacity * self._autoscaler.target_utilization))
-        self._queued = np.zeros(self._bounded(wanted))
+        pods = math.ceil(rate / (self._capacity * self._autoscaler.target_utilization))
+        self._queued = np.zeros(self._bounded(pods))
 
     def step(self, rate: float) -> tuple[bool, float]:
-        """Serve ``rate`` for one step; return whether a bound was missed, and the share of late requests."""
+        """Serve ``rate`` for one step; return whether a bound was missed, and the share over the shortest bound."""
         self._queued = np.append(self._queued, np.zeros(sum(ready <= self._step for ready in self._starting)))
         self._starting = [ready for ready in self._starting if ready > self._step]
         served = self._serve(rate)
@@ -220,8 +221,8 @@ class _ScaledFleet:
         steady = self._steady(min(len(self._queued), MAX_DISTINCT_REPLICAS))
         self._queued = np.maximum(self._queued + STEP_SECONDS * (pod_rate - self._capacity), 0.0)
         waits_ms = 1e3 * self._queued / self._capacity
-        late_share = np.interp(pod_rate, steady.rates, steady.late_share)
-        shares = np.where(waits_ms > self._shortest_bound_ms, 1.0, late_share)
+        over_bound_share = np.interp(pod_rate, steady.rates, steady.over_bound_share)
+        shares = np.where(waits_ms > self._shortest_bound_ms, 1.0, over_bound_share)
         excess_ms = np.interp(pod_rate, steady.rates, steady.excess_ms) + waits_ms
         in_flight = np.interp(pod_rate, steady.rates, steady.in_flight) + self._queued
         served = min(pod_rate, self._capacity) * len(self._queued)
@@ -233,23 +234,23 @@ class _ScaledFleet:
         window = self._metrics[max(0, end - RATE_WINDOW_SECONDS // STEP_SECONDS) : max(0, end)]
         if not window:
             return
-        total, ready, everyone = float(np.mean(window)), len(self._queued), self.pods
+        total, ready, pods = float(np.mean(window)), len(self._queued), self.pods
         ratio, counted = total / (ready * self._target), ready
-        if everyone > ready:
+        if pods > ready:
             # Kubernetes assumes that a starting pod uses nothing when it scales up, else that it uses the target
-            assumed = 0 if ratio > 1 else self._target * (everyone - ready)
-            adjusted = (total + assumed) / (everyone * self._target)
-            ratio, counted = (adjusted if (adjusted > 1) == (ratio > 1) else 1.0), everyone
-        wanted = everyone if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * counted)
-        wanted = self._bounded(min(wanted, max(MAX_GROWTH * everyone, everyone + MAX_ADDED)))
+            assumed = 0 if ratio > 1 else self._target * (pods - ready)
+            adjusted = (total + assumed) / (pods * self._target)
+            ratio, counted = (adjusted if (adjusted > 1) == (ratio > 1) else 1.0), pods
+        desired = pods if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * counted)
+        desired = self._bounded(min(desired, max(MAX_GROWTH * pods, pods + MAX_ADDED)))
         oldest = self._step - self._autoscaler.cool_down_s / STEP_SECONDS
-        self._proposals = [(at, count) for at, count in self._proposals if at > oldest] + [(self._step, wanted)]
-        wanted = max(wanted, min(everyone, max(count for _, count in self._proposals)))
-        if wanted > everyone:
-            self._starting += [self._step + self._start_steps] * (wanted - everyone)
-        elif wanted < everyone:  # those that start are removed first
-            kept = max(0, wanted - ready)
-            self._starting, self._queued = self._starting[:kept], self._queued[:wanted]
+        self._proposals = [(at, count) for at, count in self._proposals if at > oldest] + [(self._step, desired)]
+        desired = max(desired, min(pods, max(count for _, count in self._proposals)))
+        if desired > pods:
+            self._starting += [self._step + self._start_steps] * (desired - pods)
+        elif desired < pods:  # those that start are removed first
+            kept = max(0, desired - ready)
+            self._starting, self._queued = self._starting[:kept], self._queued[:desired]
 
     def _bounded(self, replicas: int) -> int:
         return min(max(replicas, self._autoscaler.min_replicas), self._autoscaler.max_replicas)
@@ -262,18 +263,18 @@ def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, pods: int) 
     rows = []
     for share in LOADS:
         rate = share * capacity
-        arrivals_s = fleet.traffic.of_replica(rate * pods, pods, fleet.balancer, REQUESTS, fleet.seed)
+        arrivals_s = fleet.traffic.replica_arrivals_s(rate * pods, pods, fleet.balancer, REQUESTS, fleet.seed)
         simulated = replica.serve(arrivals_s, slowdown)
         quantiles_ms = [1e3 * replica.tail * slowdown.lateness * getattr(simulated, name) for name in LEVELS]
         excess_ms = max(
             replica.latency_ms(simulated, bound.metric, slowdown.lateness) - bound.bound for bound in replica.sla
         )
         in_flight = rate * max(0.0, simulated.latency_avg_s - network_s)
-        rows.append((rate, excess_ms, _late_share(quantiles_ms, _shortest_bound_ms(fleet)), in_flight))
+        rows.append((rate, excess_ms, _over_bound_share(quantiles_ms, _shortest_bound_ms(fleet)), in_flight))
     return _SteadyState(*np.array([(0.0, *rows[0][1:3], 0.0), *rows]).T)
 
 
-def _late_share(quantiles_ms: list[float], bound_ms: float) -> float:
+def _over_bound_share(quantiles_ms: list[float], bound_ms: float) -> float:
     """Return the share of requests over the bound. The latency is taken to be log-normal between two LEVELS."""
     logs, normal = np.log(quantiles_ms), special.ndtri(list(LEVELS.values()))
     at = min(max(int(np.searchsorted(logs, math.log(bound_ms))), 1), len(logs) - 1)

@@ -71,13 +71,13 @@ class LoadForecast:
 class FurtherMeasuring:
     """The expected answer after FURTHER_SECONDS of measuring, which are enough for ``deployments`` more.
 
-    ``count`` is set if the question asks for replicas, ``carries`` if it asks for a rate. ``saved_per_hour`` is in
-    the currency of the given price; None without a price.
+    ``count`` is set if the question asks for replicas, ``sustainable_rate`` if it asks for a rate. ``saved_per_hour``
+    is in the currency of the given price; None without a price.
     """
 
     deployments: int
     count: ReplicaCount | None = None
-    carries: RateEstimate | None = None
+    sustainable_rate: RateEstimate | None = None
     saved_per_hour: float | None = None
 
 
@@ -85,36 +85,50 @@ class FurtherMeasuring:
 class FleetPlan:
     """The answer for one configuration: ``replicas`` serve ``rate`` requests per second, the day's peak.
 
-    ``count`` is set if the question asks for replicas, ``carries`` if it asks for a rate or a bound. ``replicas`` is
-    0 if no number meets the bounds; ``carries`` is 0 if no rate does. ``tightest_ms`` is the lowest bound on the
-    judged latency that could be promised (safely, expected); it is infinite if the replicas are overloaded.
-    ``one_lost`` is the load with a replica less; with ``spare`` replicas any one may fail. ``in_burst`` is the load
-    at BURST times the rate, which needs ``for_burst`` replicas (None: no number is enough). ``by_hour`` holds the
-    replicas in each hour of a day. ``forecast`` has the errors of the simulator on the run. ``further`` is the
-    benefit of further measurements, ``autoscaling`` the test of the autoscaler. ``unloaded_ms`` is the latency at
-    almost no load.
+    Attributes:
+        configuration: The configuration of a replica, with the evidence for its speed.
+        replicas: 0 if no number meets the bounds.
+        rate: 0 if the replicas meet the bounds at no rate.
+        count: Set if the question asks for replicas.
+        sustainable_rate: Set if the question asks for a rate or a bound; 0 if no rate meets the bounds.
+        at_rate: The load at ``rate``.
+        tightest_bound_ms: The lowest bound on the judged latency that the replicas meet safely; infinite if they are
+            overloaded.
+        headroom: The loads at the HEADROOM shares of ``rate``.
+        one_lost: The load with a replica less.
+        n_plus_1_replicas: The replicas of which any one may fail.
+        burst: The load at BURST times the rate.
+        burst_replicas: The replicas that this needs; None if no number is enough.
+        replicas_by_hour: The replicas in each hour of a day.
+        cost: None without a price.
+        power: None if the replicas cannot serve the rate.
+        forecast_errors: The errors of the simulator on the run.
+        further_measuring: The benefit of further measurements.
+        autoscaler_test: The test of the autoscaler.
+        unloaded_latency_ms: The latency without load; 0 if it was not computed.
+        measured_capacity: Set if the plan follows from measurements alone.
     """
 
-    source: PlannedConfiguration
+    configuration: PlannedConfiguration
     replicas: int
     rate: float
     count: ReplicaCount | None = None
-    carries: RateEstimate | None = None
+    sustainable_rate: RateEstimate | None = None
     at_rate: LoadForecast | None = None
-    tightest_ms: tuple[float, float] | None = None
+    tightest_bound_ms: float | None = None
     headroom: tuple[LoadForecast, ...] = ()
     one_lost: LoadForecast | None = None
-    spare: int | None = None
-    in_burst: LoadForecast | None = None
-    for_burst: int | None = None
-    by_hour: tuple[int, ...] = ()
+    n_plus_1_replicas: int | None = None
+    burst: LoadForecast | None = None
+    burst_replicas: int | None = None
+    replicas_by_hour: tuple[int, ...] = ()
     cost: Cost | None = None
     power: Power | None = None
-    forecast: ForecastErrors | None = None
-    further: FurtherMeasuring | None = None
-    autoscaling: AutoscalerTest | None = None
-    unloaded_ms: float = 0.0
-    capacity: MeasuredCapacity | None = None
+    forecast_errors: ForecastErrors | None = None
+    further_measuring: FurtherMeasuring | None = None
+    autoscaler_test: AutoscalerTest | None = None
+    unloaded_latency_ms: float = 0.0
+    measured_capacity: MeasuredCapacity | None = None
 
     @property
     def feasible(self) -> bool:
@@ -124,7 +138,7 @@ class FleetPlan:
     @property
     def is_overloaded(self) -> bool:
         """Return True if the replicas cannot safely serve the given rate within any bound on the latency."""
-        return self.tightest_ms is not None and math.isinf(self.tightest_ms[0])
+        return self.tightest_bound_ms is not None and math.isinf(self.tightest_bound_ms)
 
 
 @dataclass(frozen=True)
@@ -132,7 +146,7 @@ class CapacityQuestion:
     """A question about capacity; None means that an option was not given.
 
     ``rate`` is the text of the option, the mean over ``day``. ``devices`` counts GPUs, or machines without GPUs.
-    ``most_cost`` is per hour. ``hour_costs`` are prices of a device by part of the hardware's name; an empty name
+    ``max_cost`` is per hour. ``hour_costs`` are prices of a device by part of the hardware's name; an empty name
     stands for all. ``autoscaler`` is tested on the traffic.
     """
 
@@ -142,7 +156,7 @@ class CapacityQuestion:
     rate: str | None = None
     replicas: int | None = None
     devices: int | None = None
-    most_cost: float | None = None
+    max_cost: float | None = None
     hour_costs: Mapping[str, float] = field(default_factory=dict)
     sla: Sla = field(default_factory=Sla)
     autoscaler: Autoscaler | None = None
@@ -150,7 +164,7 @@ class CapacityQuestion:
     @property
     def limits_replicas(self) -> bool:
         """Whether it gives the number of replicas, or what can be spent on them."""
-        return (self.replicas, self.devices, self.most_cost) != (None, None, None)
+        return (self.replicas, self.devices, self.max_cost) != (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,7 @@ class CapacityPlan:
     @property
     def verdict(self) -> Verdict:
         """Return FAIL if the question has no answer, UNDECIDED if an answer is from an UNDECIDED run, else PASS."""
-        verdicts = {answer.source.verdict for answer in self.answers if answer.feasible}
+        verdicts = {answer.configuration.verdict for answer in self.answers if answer.feasible}
         if not verdicts:
             return Verdict.FAIL
         return Verdict.UNDECIDED if Verdict.UNDECIDED in verdicts else Verdict.PASS
@@ -176,14 +190,16 @@ class CapacityPlan:
 
 def plan_by_simulation(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
     """Return the best answer for each hardware of ``runs``. Raises BadInputError if the runs do not fit together."""
-    by_hardware = choose_configurations(runs, question.sla)
-    answers = ([_Planner(question, source).answer() for source in sources] for sources in by_hardware)
-    return CapacityPlan(question, tuple(max(alternatives, key=_merit) for alternatives in answers))
+    answers = [
+        max((_Planner(question, alternative).answer() for alternative in alternatives), key=_merit)
+        for alternatives in choose_configurations(runs, question.sla)
+    ]
+    return CapacityPlan(question, tuple(answers))
 
 
 def _merit(answer: FleetPlan) -> tuple[bool, int, float, float]:
     """Return a sort key: feasible, then fewest replicas, highest rate, tightest bound."""
-    tightest_ms = answer.tightest_ms[0] if answer.tightest_ms is not None else math.inf
+    tightest_ms = math.inf if answer.tightest_bound_ms is None else answer.tightest_bound_ms
     return answer.feasible, -answer.replicas, answer.rate, -tightest_ms
 
 
@@ -193,42 +209,48 @@ class _Planner:
     Raises BadInputError if its trials do not determine service times.
     """
 
-    def __init__(self, question: CapacityQuestion, source: PlannedConfiguration) -> None:
-        _check_bounds_measured(source)
+    def __init__(self, question: CapacityQuestion, configuration: PlannedConfiguration) -> None:
+        _check_bounds_measured(configuration)
         try:
-            fitted = fit_replica(source.evidence, source.sla)
+            replica = fit_replica(configuration.evidence, configuration.sla)
         except ValueError as error:
             raise BadInputError(
-                f"{source.runs[0]}: no measurement of its trials shows how long batches take ({error})"
+                f"{configuration.runs[0]}: no measurement of its trials shows how long batches take ({error})"
             ) from None
-        self._question, self._source = question, source
-        self._fleet = Fleet(fitted, question.traffic, question.balancer)
-        self._hour_cost = hour_cost_of(question.hour_costs, source.hardware)
-        self._expected = fitted.slowness_estimate.quantile(EXPECTED)
-        self._safe = fitted.slowness_estimate.scenarios(SAFE)
+        self._question, self._configuration = question, configuration
+        self._fleet = Fleet(replica, question.traffic, question.balancer)
+        self._hour_cost = hour_cost_of(question.hour_costs, configuration.hardware)
+        self._expected = replica.slowness_estimate.quantile(EXPECTED)
+        self._safe = replica.slowness_estimate.scenarios(SAFE)
 
     def answer(self) -> FleetPlan:
         """Return the replicas for the given rate, the rate of the given replicas, or the bound for both."""
-        replicas = requested_replicas(self._question, self._source, self._hour_cost)
+        replicas = requested_replicas(self._question, self._configuration, self._hour_cost)
         rate = requested_rate(self._question, self._fleet.replica.request_batch_size)
         if replicas is None:
             assert rate is not None, "the question has a rate or replicas"
             return self._replicas_for(rate)
         if replicas == 0:
-            return FleetPlan(self._source, 0, rate or 0.0)
+            return FleetPlan(self._configuration, 0, rate or 0.0)
         rates, peak_factor = estimate_rate(self._fleet, replicas), self._question.day.peak_factor
         if rate is not None:
-            return self._plan(replicas, rate * peak_factor, rate, carries=rates)
+            return self._plan(replicas, rate * peak_factor, rate, sustainable_rate=rates)
         if not rates.safe:
-            return FleetPlan(self._source, replicas, 0.0, carries=rates, unloaded_ms=self._unloaded_ms())
-        return self._plan(replicas, rates.safe, rates.safe / peak_factor, carries=rates)
+            return FleetPlan(
+                self._configuration,
+                replicas,
+                0.0,
+                sustainable_rate=rates,
+                unloaded_latency_ms=self._unloaded_latency_ms(),
+            )
+        return self._plan(replicas, rates.safe, rates.safe / peak_factor, sustainable_rate=rates)
 
     def _replicas_for(self, mean_rate: float) -> FleetPlan:
         day = self._question.day
         peak = mean_rate * day.peak_factor
         count = estimate_replicas(self._fleet, peak)
         if count is None:
-            return FleetPlan(self._source, 0, peak, unloaded_ms=self._unloaded_ms())
+            return FleetPlan(self._configuration, 0, peak, unloaded_latency_ms=self._unloaded_latency_ms())
         by_hour: tuple[int, ...] = ()
         if day.peak_factor > 1:
             by_hour = tuple(self._for_hour(mean_rate * day.busiest(hour), count.safe) for hour in range(HOURS))
@@ -241,62 +263,62 @@ class _Planner:
         mean_rate: float,
         *,
         count: ReplicaCount | None = None,
-        carries: RateEstimate | None = None,
+        sustainable_rate: RateEstimate | None = None,
         by_hour: tuple[int, ...] = (),
     ) -> FleetPlan:
-        source, hour_cost = self._source, self._hour_cost
+        configuration, hour_cost = self._configuration, self._hour_cost
         at_rate = self._forecast(rate, replicas)
-        tightest_ms = max(self._latency_ms(rate, replicas, one) for one in self._safe)
+        tightest_ms = max(self._latency_ms(rate, replicas, slowdown) for slowdown in self._safe)
         is_served = math.isfinite(tightest_ms)
         inferences = mean_rate * self._fleet.replica.request_batch_size if is_served else None
         return FleetPlan(
-            source,
+            configuration,
             replicas,
             rate,
             count,
-            carries,
+            sustainable_rate,
             at_rate,
-            tightest_ms=(tightest_ms, at_rate.latency_ms),
+            tightest_bound_ms=tightest_ms,
             headroom=tuple(self._forecast(share * rate, replicas) for share in HEADROOM),
             one_lost=self._forecast(rate, replicas - 1) if replicas > 1 else None,
-            spare=None if count is None else count.safe + 1,
-            in_burst=self._forecast(BURST * rate, replicas),
-            for_burst=self._burst_replicas(BURST * rate),
-            by_hour=by_hour,
+            n_plus_1_replicas=None if count is None else count.safe + 1,
+            burst=self._forecast(BURST * rate, replicas),
+            burst_replicas=self._burst_replicas(BURST * rate),
+            replicas_by_hour=by_hour,
             cost=None
             if hour_cost is None
-            else compute_costs(hour_cost * source.devices, replicas, inferences, by_hour),
-            power=compute_power(source.watts, replicas, inferences),
-            forecast=self._fleet.replica.slowness_estimate.forecast,
-            further=self._further(rate, replicas, count, carries),
-            autoscaling=self._autoscaling(mean_rate),
+            else compute_costs(hour_cost * configuration.devices, replicas, inferences, by_hour),
+            power=compute_power(configuration.watts, replicas, inferences),
+            forecast_errors=self._fleet.replica.slowness_estimate.forecast,
+            further_measuring=self._further(rate, replicas, count, sustainable_rate),
+            autoscaler_test=self._test_autoscaler(mean_rate),
         )
 
     def _burst_replicas(self, rate: float) -> int | None:
         """Return the replicas for ``rate``; None if no number up to MAX_REPLICAS is enough."""
         try:
-            return self._fleet.fewest_replicas_with(rate, SAFE)
+            return self._fleet.fewest_replicas_at_quantile(rate, SAFE)
         except BadInputError:
             return None
 
     def _further(
-        self, rate: float, replicas: int, count: ReplicaCount | None, carries: RateEstimate | None
+        self, rate: float, replicas: int, count: ReplicaCount | None, sustainable_rate: RateEstimate | None
     ) -> FurtherMeasuring | None:
         """Return the benefit of further measurements; None if the question asks for a bound."""
-        deployments = int(FURTHER_SECONDS / self._source.server_seconds)
+        deployments = int(FURTHER_SECONDS / self._configuration.server_seconds)
         estimate = self._fleet.replica.slowness_estimate.with_more(deployments)
         fleet = replace(self._fleet, replica=replace(self._fleet.replica, slowness_estimate=estimate))
         if count is not None:
             fewer = estimate_replicas(fleet, rate) or count
             saved = count.safe - fewer.safe
-            cost = None if self._hour_cost is None else saved * self._hour_cost * self._source.devices
+            cost = None if self._hour_cost is None else saved * self._hour_cost * self._configuration.devices
             return FurtherMeasuring(deployments, fewer, saved_per_hour=cost)
-        if carries is None or self._question.rate is not None:
+        if sustainable_rate is None or self._question.rate is not None:
             return None
-        return FurtherMeasuring(deployments, carries=estimate_rate(fleet, replicas))
+        return FurtherMeasuring(deployments, sustainable_rate=estimate_rate(fleet, replicas))
 
-    def _autoscaling(self, mean_rate: float) -> AutoscalerTest | None:
-        question, source, fleet = self._question, self._source, self._fleet
+    def _test_autoscaler(self, mean_rate: float) -> AutoscalerTest | None:
+        question, configuration, fleet = self._question, self._configuration, self._fleet
         if question.autoscaler is None:
             return None
         is_day = not isinstance(fleet.traffic, RecordedTraffic)
@@ -309,8 +331,8 @@ class _Planner:
             fleet,
             self._expected,
             rates,
-            source.point.load,
-            source.deploy_seconds,
+            configuration.point.load,
+            configuration.deploy_seconds,
             repeats=is_day,
         )
 
@@ -320,7 +342,7 @@ class _Planner:
         latency_ms = fleet.replica.latency_ms(simulated, fleet.replica.sla.judged_latency)
         utilization = rate / (replicas * fleet.replica.capacity(self._expected))
         meets = fleet.accepts(simulated, self._expected)
-        meets_safely = meets and fleet.meets_with(rate, replicas, SAFE)
+        meets_safely = meets and fleet.meets_at_quantile(rate, replicas, SAFE)
         refused = simulated.rejected_share if fleet.replica.refusals else None
         busy = fleet.busy_share(simulated, rate, replicas)
         return LoadForecast(rate, latency_ms, utilization, busy, meets, meets_safely, refused)
@@ -332,24 +354,24 @@ class _Planner:
         replica = self._fleet.replica
         return replica.latency_ms(simulated, replica.sla.judged_latency, slowdown.lateness)
 
-    def _unloaded_ms(self) -> float:
+    def _unloaded_latency_ms(self) -> float:
         return self._latency_ms(0.05 * self._fleet.replica.capacity(self._expected), 1, self._expected)
 
     def _for_hour(self, rate: float, most: int) -> int:
         if rate <= 0:
             return 1
-        count = self._fleet.fewest_replicas_with(rate, SAFE)
+        count = self._fleet.fewest_replicas_at_quantile(rate, SAFE)
         return most if count is None else min(count, most)
 
 
-def _check_bounds_measured(source: PlannedConfiguration) -> None:
+def _check_bounds_measured(configuration: PlannedConfiguration) -> None:
     """Raise BadInputError if no measurement has the metric of a latency bound."""
-    for bound in source.sla:
+    for bound in configuration.sla:
         metric = METRICS[bound.metric]
-        if all(metric.value(point.measurement) is None for point in source.evidence.points):
+        if all(metric.value(point.measurement) is None for point in configuration.evidence.points):
             raise BadInputError(
-                f"{source.runs[0]}: no measurement of its trials has {metric.short_name}, which {bound} needs; give "
-                "a bound on another latency, such as --sla-p95 20ms"
+                f"{configuration.runs[0]}: no measurement of its trials has {metric.short_name}, which {bound} "
+                "needs; give a bound on another latency, such as --sla-p95 20ms"
             )
 
 
@@ -361,19 +383,20 @@ def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]
     simulated = [run for run in runs if run.problem.is_simulated]
     if simulated:
         raise BadInputError(
-            f"{simulated[0].folder.path}: is no run of {KIND}, but another run is, and these are planned in "
-            "different ways; give runs of one kind"
+            f"{simulated[0].folder.path}: is no run of {KIND}, but another run is, and the two kinds are planned "
+            "differently; plan them with two commands"
         )
     _check_measured(question, runs)
-    sources = [alternatives[0] for alternatives in choose_configurations(runs, question.sla)]
-    several = next((source for source in sources if len(source.runs) > 1), None)
-    if several is not None:
-        raise BadInputError(
-            f"{' and '.join(several.runs)}: have the same hardware, and runs of {KIND} are not combined; give "
-            "one of them"
-        )
+    configurations = [alternatives[0] for alternatives in choose_configurations(runs, question.sla)]
+    for configuration in configurations:
+        if len(configuration.runs) > 1:
+            raise BadInputError(
+                f"{' and '.join(configuration.runs)}: have the same hardware, and runs of {KIND} are not combined; "
+                "give one of them"
+            )
     answers = (
-        _measured_answer(question, source, derive_capacity(run)) for source, run in zip(sources, runs, strict=True)
+        _measured_answer(question, configuration, derive_capacity(run))
+        for configuration, run in zip(configurations, runs, strict=True)
     )
     return CapacityPlan(question, tuple(answers))
 
@@ -391,43 +414,51 @@ def _check_measured(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> 
             f"{KIND}; give only one of --rate, --replicas, --gpus and --max-cost"
         )
     for run in runs:
-        own = run.problem.sla.latencies
-        if question.sla and set(map(str, question.sla)) != set(map(str, own)):
+        bounds = run.problem.sla.latencies
+        if question.sla and set(map(str, question.sla)) != set(map(str, bounds)):
             raise BadInputError(
-                f"{run.folder.path}: was confirmed within {formatting.bounds(own)}, and other bounds need the "
+                f"{run.folder.path}: was confirmed within {formatting.bounds(bounds)}, and other bounds need the "
                 f"simulator, which does not describe {KIND}; leave --sla-… out, or run `tune` with these bounds"
             )
 
 
 def _measured_answer(
-    question: CapacityQuestion, source: PlannedConfiguration, capacity: MeasuredCapacity
+    question: CapacityQuestion, configuration: PlannedConfiguration, capacity: MeasuredCapacity
 ) -> FleetPlan:
-    price = hour_cost_of(question.hour_costs, source.hardware)
-    size = source.evidence.problem.request_batch_size
-    rate, replicas = requested_rate(question, size), requested_replicas(question, source, price)
+    price = hour_cost_of(question.hour_costs, configuration.hardware)
+    size = configuration.request_batch_size
+    rate, replicas = requested_rate(question, size), requested_replicas(question, configuration, price)
     count: ReplicaCount | None = None
-    carries: RateEstimate | None = None
+    sustainable_rate: RateEstimate | None = None
     if replicas is None:
         assert rate is not None, "the question has a rate or replicas"
         if not capacity.safe:
-            return FleetPlan(source, 0, rate, capacity=capacity)
+            return FleetPlan(configuration, 0, rate, measured_capacity=capacity)
         count = replicas_for(rate, capacity)
         replicas = count.safe
     else:
-        carries = RateEstimate(*(replicas * own for own in (capacity.safe, capacity.likely, capacity.high)))
-        rate = carries.safe
+        sustainable_rate = RateEstimate(
+            *(replicas * each for each in (capacity.safe, capacity.likely, capacity.high))
+        )
+        rate = sustainable_rate.safe
         if not rate:
-            return FleetPlan(source, replicas, 0.0, carries=carries if replicas else None, capacity=capacity)
+            return FleetPlan(
+                configuration,
+                replicas,
+                0.0,
+                sustainable_rate=sustainable_rate if replicas else None,
+                measured_capacity=capacity,
+            )
     return FleetPlan(
-        source,
+        configuration,
         replicas,
         rate,
         count,
-        carries,
-        spare=None if count is None else replicas + 1,
-        cost=None if price is None else compute_costs(price * source.devices, replicas, rate * size, ()),
-        power=compute_power(source.watts, replicas, rate * size),
-        capacity=capacity,
+        sustainable_rate,
+        n_plus_1_replicas=None if count is None else replicas + 1,
+        cost=None if price is None else compute_costs(price * configuration.devices, replicas, rate * size, ()),
+        power=compute_power(configuration.watts, replicas, rate * size),
+        measured_capacity=capacity,
     )
 
 
@@ -438,7 +469,7 @@ def replicas_for(rate: float, capacity: MeasuredCapacity) -> ReplicaCount:
     """
     if rate > MAX_REPLICAS * capacity.safe:
         raise too_many_replicas(rate)
-    low, likely, safe = (math.ceil(rate / own) for own in (capacity.high, capacity.likely, capacity.safe))
+    low, likely, safe = (math.ceil(rate / each) for each in (capacity.high, capacity.likely, capacity.safe))
     return ReplicaCount(low, likely, safe)
 
 
@@ -452,18 +483,18 @@ def requested_rate(question: CapacityQuestion, request_batch_size: float) -> flo
 
 
 def requested_replicas(
-    question: CapacityQuestion, source: PlannedConfiguration, hour_cost: float | None
+    question: CapacityQuestion, configuration: PlannedConfiguration, hour_cost: float | None
 ) -> int | None:
     """Return the given number of replicas, 0 if the budget is too small for one; None if the question asks for it."""
     if question.replicas is not None:
         return question.replicas
     if question.devices is not None:
-        return question.devices // source.devices
-    if question.most_cost is None:
+        return question.devices // configuration.devices
+    if question.max_cost is None:
         return None
     if hour_cost is None:
-        raise BadInputError(f"--max-cost needs the price of {source.hardware} per hour; give --gpu-hour-cost")
-    return int(question.most_cost / (hour_cost * source.devices) * (1 + 1e-12))
+        raise BadInputError(f"--max-cost needs the price of {configuration.hardware} per hour; give --gpu-hour-cost")
+    return int(question.max_cost / (hour_cost * configuration.devices) * (1 + 1e-12))
 
 
 def hour_cost_of(hour_costs: Mapping[str, float], hardware: str) -> float | None:

@@ -34,14 +34,15 @@ from optimizer.store.run_folder import WRITTEN_FORMAT
 
 TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.99  # quantiles of the slowness
 # The longest plausible times of unmeasured batch sizes are bounds. A slow server with slow unmeasured sizes is less
-# likely than either, so a plan allows for UNMEASURED of the way to the bounds together with a less extreme quantile.
-UNMEASURED, UNMEASURED_QUANTILE = 0.75, 0.8
+# likely than either, so a plan allows for UNMEASURED_POSITION of the way to the bounds together with a less extreme
+# quantile.
+UNMEASURED_POSITION, UNMEASURED_QUANTILE = 0.75, 0.8
 # Deployments of one configuration on one machine differ by 3 to 10 % (relative standard deviation). The prior of
-# this deviation is log-normal with median USUAL_DEVIATION and factor USUAL_FACTOR. Student's t, which has no prior,
-# would need margins of 40 % for the few deployments of a run.
-USUAL_DEVIATION, USUAL_FACTOR = 0.055, 1.5
-DEVIATIONS = USUAL_DEVIATION * USUAL_FACTOR ** np.linspace(-3, 3, 31)
-USUAL_WEIGHT = 6.0  # the prior of a forecast error counts as this many measured loads
+# this deviation is log-normal with median PRIOR_DEVIATION and factor PRIOR_DEVIATION_FACTOR. Student's t, without a
+# prior, would need margins of 40 % for the few deployments of a run.
+PRIOR_DEVIATION, PRIOR_DEVIATION_FACTOR = 0.055, 1.5
+DEVIATIONS = PRIOR_DEVIATION * PRIOR_DEVIATION_FACTOR ** np.linspace(-3, 3, 31)
+PRIOR_WEIGHT = 6.0  # the prior of a forecast error counts as this many measured loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,17 @@ class ForecastErrors:
 
 
 # prior: the errors on servers of benchmarks/planning_errors.py that its table does not contain
-USUAL_ERRORS = ForecastErrors(throughput=0.0125, latency=0.03)
+PRIOR_ERRORS = ForecastErrors(throughput=0.0125, latency=0.03)
 
 
 def forecast_errors(throughput: Sequence[float], latency: Sequence[float]) -> ForecastErrors:
     """Return the errors of a run from log(measured / simulated) at each of its loads, and the prior of the errors."""
 
-    def deviation(usual: float, logs: Sequence[float]) -> float:
-        squares = USUAL_WEIGHT * usual**2 + sum(one**2 for one in logs)
-        return math.sqrt(squares / (USUAL_WEIGHT + len(logs)))
+    def deviation(prior: float, logs: Sequence[float]) -> float:
+        squares = PRIOR_WEIGHT * prior**2 + sum(log**2 for log in logs)
+        return math.sqrt(squares / (PRIOR_WEIGHT + len(logs)))
 
-    return ForecastErrors(deviation(USUAL_ERRORS.throughput, throughput), deviation(USUAL_ERRORS.latency, latency))
+    return ForecastErrors(deviation(PRIOR_ERRORS.throughput, throughput), deviation(PRIOR_ERRORS.latency, latency))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +103,8 @@ class SlownessEstimate:
         of the slowness and of the simulated latency together; ``lateness`` is the ratio of the two quantiles.
         """
         slowness = self._quantile(probability, self.errors)
-        together = self._quantile(probability, np.hypot(self.errors, self.forecast.latency))
-        return Slowdown(math.exp(self.mean + slowness), math.exp(together - slowness))
+        both = self._quantile(probability, np.hypot(self.errors, self.forecast.latency))
+        return Slowdown(math.exp(self.mean + slowness), math.exp(both - slowness))
 
     def scenarios(self, probability: float) -> tuple[Slowdown, ...]:
         """Return the slowdowns that a plan with this probability allows for, with the times of unmeasured sizes.
@@ -113,10 +114,10 @@ class SlownessEstimate:
         if probability == EXPECTED:
             return (self.quantile(probability),)
         if probability > EXPECTED:
-            other, position = min(probability, UNMEASURED_QUANTILE), UNMEASURED
+            quantile, position = min(probability, UNMEASURED_QUANTILE), UNMEASURED_POSITION
         else:
-            other, position = max(probability, 1 - UNMEASURED_QUANTILE), -UNMEASURED
-        return self.quantile(probability), replace(self.quantile(other), unmeasured=position)
+            quantile, position = max(probability, 1 - UNMEASURED_QUANTILE), -UNMEASURED_POSITION
+        return self.quantile(probability), replace(self.quantile(quantile), unmeasured=position)
 
     def with_more(self, deployments: int) -> SlownessEstimate:
         """Return the expected estimate after further ``deployments``, which differ as much as those before."""
@@ -136,7 +137,7 @@ class SlownessEstimate:
         return float(optimize.brentq(excess, -widest, widest))
 
 
-def estimate_slowness(log_slowness: Sequence[float], forecast: ForecastErrors = USUAL_ERRORS) -> SlownessEstimate:
+def estimate_slowness(log_slowness: Sequence[float], forecast: ForecastErrors = PRIOR_ERRORS) -> SlownessEstimate:
     """Return the distribution of the slowness from the log slowness of one or more measured deployments.
 
     The spread of deployments is estimated from these values and the prior of the deviation. ``forecast`` has the
@@ -148,7 +149,7 @@ def estimate_slowness(log_slowness: Sequence[float], forecast: ForecastErrors = 
 
 
 def _posterior(mean: float, count: int, squares: float, forecast: ForecastErrors) -> SlownessEstimate:
-    prior = -0.5 * (np.log(DEVIATIONS / USUAL_DEVIATION) / math.log(USUAL_FACTOR)) ** 2
+    prior = -0.5 * (np.log(DEVIATIONS / PRIOR_DEVIATION) / math.log(PRIOR_DEVIATION_FACTOR)) ** 2
     density = prior - (count - 1) * np.log(DEVIATIONS) - squares / (2 * DEVIATIONS**2)
     weights = np.exp(density - density.max())
     errors = np.sqrt(DEVIATIONS**2 / count + forecast.throughput**2)
@@ -195,10 +196,10 @@ def collect_evidence(
 def _deployments(trial: Trial) -> Iterator[MeasuredServer]:
     yield tuple(filter(_is_usable, all_points([trial])))
     for server in dict.fromkeys(window.server for window in trial.confirmations):
-        own = [window for window in trial.confirmations if window.server == server]
-        loads = dict.fromkeys(window.load for window in own)
-        pools = (_pooled(trial, load, [w.measurement for w in own if w.load == load]) for load in loads)
-        yield tuple(filter(_is_usable, pools))
+        windows = [window for window in trial.confirmations if window.server == server]
+        loads = dict.fromkeys(window.load for window in windows)
+        points = (_pooled(trial, load, [w.measurement for w in windows if w.load == load]) for load in loads)
+        yield tuple(filter(_is_usable, points))
 
 
 def _pooled(trial: Trial, load: LoadPoint, windows: Sequence[Measurement]) -> Point:
@@ -247,6 +248,11 @@ class PlannedConfiguration:
     @property
     def candidate(self) -> Candidate:
         return self.point.candidate
+
+    @property
+    def request_batch_size(self) -> float:
+        """Return the average number of samples of a request."""
+        return self.evidence.problem.request_batch_size
 
     @property
     def devices(self) -> int:
@@ -310,7 +316,7 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
         raise BadInputError(f"{newest.folder.path}: has no latency bound; give one, such as --sla-p95 20ms")
     for run in runs:
         _check_same_conditions(run, newest)
-    how = arrivals.parse_arrivals(newest.options.request_times)
+    request_times = arrivals.parse_arrivals(newest.options.request_times)
     next_command = resume_command(newest) or summary.next_command(
         outcome, newest.folder.path, is_complete=newest.is_test_complete
     )
@@ -327,7 +333,9 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
                 model=newest.problem.model,
                 builder=str(newest.facts.get("builder", "")).partition(" ")[0],
                 point=point,
-                evidence=collect_evidence(point.candidate, newest.problem, [run.trials for run in runs], how),
+                evidence=collect_evidence(
+                    point.candidate, newest.problem, [run.trials for run in runs], request_times
+                ),
                 sla=latencies,
                 verdict=outcome.verdict,
                 undecided_cause=summary.undecided_cause(outcome),
@@ -354,9 +362,9 @@ def _check_same_conditions(run: FinishedRun, newest: FinishedRun) -> None:
 
 def _server_seconds(trial: Trial) -> float:
     """Return the seconds to start and measure one more server."""
-    fresh = len({window.server for window in trial.confirmations})
-    measured = [window.measurement for window in trial.confirmations] or [one for _, one in trial.measurements]
-    seconds = sum(one.measure_seconds or 0.0 for one in measured) / max(1, fresh)
+    servers = len({window.server for window in trial.confirmations})
+    measurements = [window.measurement for window in trial.confirmations] or [m for _, m in trial.measurements]
+    seconds = sum(m.measure_seconds or 0.0 for m in measurements) / max(1, servers)
     return estimate_start_seconds([trial]) + seconds
 
 
@@ -365,9 +373,9 @@ def _points(run: FinishedRun, latencies: Sla) -> list[Point]:
 
     Under open-loop traffic either may be the better one.
     """
-    others = run.problem.sla.without(*(bound.metric for bound in run.problem.sla.latencies))
-    problem = replace(run.problem, sla=Sla((*latencies, *others)))
+    other_bounds = run.problem.sla.without(*(bound.metric for bound in run.problem.sla.latencies))
+    problem = replace(run.problem, sla=Sla((*latencies, *other_bounds)))
     outcome: Outcome = assess(run.trials, problem, run.baseline, run.dynamic_batching)
-    own = run.outcome.recommended if run.outcome is not None else None
-    points = [point for point in (own, outcome.recommended or outcome.closest) if point is not None]
+    recommended = run.outcome.recommended if run.outcome is not None else None
+    points = [point for point in (recommended, outcome.recommended or outcome.closest) if point is not None]
     return list({point.candidate: point for point in reversed(points)}.values())[::-1]

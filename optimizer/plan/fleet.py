@@ -15,10 +15,10 @@ from optimizer.simulator.scenario import SimulationResult
 MAX_REPLICAS = 100_000
 REQUESTS, MIN_REQUESTS, MAX_REQUESTS = 40_000, 1000, 400_000  # per replica in a simulation
 MAX_SIMULATED_SECONDS = 1e7  # the duration of a simulation is proportional to the simulated time
-BOUNDS_LONG = 50  # a simulation lasts at least this many times the bound, because a queue needs time to fill
-MOST_TIMES = 8.0  # factor on the replicas that the throughput needs; if these miss the bound, more miss it too
+MIN_DURATION_IN_BOUNDS = 50  # a queue needs time to fill: a simulation lasts at least as many times the bound
+MAX_REPLICA_FACTOR = 8.0  # on the replicas that the throughput needs; if these miss the bound, more miss it too
 STEP = 1.08  # growth of the number of replicas while the bounds are missed
-RATE_STEP, LEAST_SHARE, PRECISION = 0.9, 0.02, 0.002  # steps and limits of a rate, as shares of the capacity
+RATE_STEP, MIN_RATE_SHARE, PRECISION = 0.9, 0.02, 0.002  # steps and limits of a rate, as shares of the capacity
 HOURS_A_MONTH = 730.0  # a twelfth of a year
 SECONDS_AN_HOUR = 3600.0
 
@@ -35,8 +35,8 @@ class Fleet:
 
     def simulate(self, rate: float, replicas: int, slowdown: Slowdown) -> SimulationResult:
         """Return how each of ``replicas`` behaves while the fleet gets ``rate`` requests per second."""
-        wanted = self._wanted_requests(rate, replicas)
-        arrivals_s = self.traffic.of_replica(rate, replicas, self.balancer, wanted, self.seed)
+        requests = self._request_count(rate, replicas)
+        arrivals_s = self.traffic.replica_arrivals_s(rate, replicas, self.balancer, requests, self.seed)
         # a replica that gets a request every few hours is idle in between, and also if they come more often
         if arrivals_s[-1] > 2 * MAX_SIMULATED_SECONDS:
             arrivals_s = arrivals_s * (MAX_SIMULATED_SECONDS / arrivals_s[-1])
@@ -46,15 +46,15 @@ class Fleet:
         """Return the share of time in which the instances of a ``simulated`` replica compute, 0 to 1."""
         if not isinstance(self.traffic, RecordedTraffic):
             return simulated.utilization
-        wanted, measured_s = self._wanted_requests(rate, replicas), simulated.duration_s
-        between_s = self.traffic.between_shares_s(rate, replicas, wanted, measured_s)
+        requests, measured_s = self._request_count(rate, replicas), simulated.duration_s
+        between_s = self.traffic.between_shares_s(rate, replicas, requests, measured_s)
         return min(1.0, simulated.utilization * measured_s / (measured_s - between_s))
 
-    def _wanted_requests(self, rate: float, replicas: int) -> int:
+    def _request_count(self, rate: float, replicas: int) -> int:
         longest_s = max(bound.bound for bound in self.replica.sla) / 1e3
-        wanted = max(self.requests, round(BOUNDS_LONG * longest_s * rate / replicas))
+        needed = max(self.requests, round(MIN_DURATION_IN_BOUNDS * longest_s * rate / replicas))
         possible = max(MIN_REQUESTS, round(MAX_SIMULATED_SECONDS * rate / replicas))
-        return min(wanted, possible, MAX_REQUESTS)
+        return min(needed, possible, MAX_REQUESTS)
 
     def meets(self, rate: float, replicas: int, slowdown: Slowdown) -> bool:
         """Return True if ``replicas`` meet the bounds at ``rate``."""
@@ -66,44 +66,46 @@ class Fleet:
             simulated.overloaded and self.traffic.is_steady
         )
 
-    def meets_with(self, rate: float, replicas: int, probability: float) -> bool:
+    def meets_at_quantile(self, rate: float, replicas: int, probability: float) -> bool:
         """Return True if ``replicas`` meet the bounds at ``rate`` in each scenario of this probability."""
         scenarios = self.replica.slowness_estimate.scenarios(probability)
         return all(self.meets(rate, replicas, slowdown) for slowdown in scenarios)
 
-    def fewest_replicas_with(self, rate: float, probability: float, enough: int | None = None) -> int | None:
+    def fewest_replicas_at_quantile(
+        self, rate: float, probability: float, sufficient: int | None = None
+    ) -> int | None:
         """Return the fewest replicas that meet the bounds at ``rate`` with this probability; None if no number does.
 
-        ``enough`` and BadInputError are those of ``fewest_replicas``.
+        ``sufficient`` and BadInputError are those of ``fewest_replicas``.
         """
         counts = [
-            self.fewest_replicas(rate, slowdown, enough)
+            self.fewest_replicas(rate, slowdown, sufficient)
             for slowdown in self.replica.slowness_estimate.scenarios(probability)
         ]
-        known = [count for count in counts if count is not None]
+        sufficient_counts = [count for count in counts if count is not None]
         if probability > EXPECTED:
-            return max(known) if len(known) == len(counts) else None
-        return min(known, default=None)
+            return max(sufficient_counts) if len(sufficient_counts) == len(counts) else None
+        return min(sufficient_counts, default=None)
 
-    def highest_rate_with(self, replicas: int, probability: float) -> float:
+    def highest_rate_at_quantile(self, replicas: int, probability: float) -> float:
         """Return the highest rate at which ``replicas`` meet the bounds with this probability of the slowness."""
         scenarios = self.replica.slowness_estimate.scenarios(probability)
         rates = [self.highest_rate(replicas, slowdown) for slowdown in scenarios]
         return min(rates) if probability > EXPECTED else max(rates)
 
-    def fewest_replicas(self, rate: float, slowdown: Slowdown, enough: int | None = None) -> int | None:
+    def fewest_replicas(self, rate: float, slowdown: Slowdown, sufficient: int | None = None) -> int | None:
         """Return the fewest replicas that meet the bounds at ``rate`` requests per second; None if no number does.
 
-        ``enough`` replicas are known to meet them. Raises BadInputError if more than MAX_REPLICAS are needed.
+        ``sufficient`` replicas are known to meet them. Raises BadInputError if more than MAX_REPLICAS are needed.
         """
         least = rate / self.replica.capacity(slowdown)
         if least > MAX_REPLICAS:
             raise too_many_replicas(rate)
         if not self.traffic.is_steady:
             least *= 0.5  # the late requests of a recording's peaks may be few enough to be allowed
-        most = max(4, math.ceil(MOST_TIMES * least))
+        most = max(4, math.ceil(MAX_REPLICA_FACTOR * least))
         failed = max(0, math.ceil(least) - 1)
-        for count in _upwards(failed + 1, most) if enough is None else [enough]:
+        for count in _upwards(failed + 1, most) if sufficient is None else [sufficient]:
             if self.meets(rate, count, slowdown):
                 return bisected(failed, count, lambda replicas: self.meets(rate, replicas, slowdown))
             failed = count
@@ -111,12 +113,12 @@ class Fleet:
 
     def highest_rate(self, replicas: int, slowdown: Slowdown) -> float:
         """Return the highest rate, in requests per second, at which ``replicas`` meet the bounds; 0 without any."""
-        most = replicas * self.replica.capacity(slowdown)
-        high = most * (1.0 if self.traffic.is_steady else 2.0)
+        capacity = replicas * self.replica.capacity(slowdown)
+        high = capacity * (1.0 if self.traffic.is_steady else 2.0)
         low = high
         while not self.meets(low, replicas, slowdown):
             high, low = low, low * RATE_STEP
-            if low < LEAST_SHARE * most:
+            if low < MIN_RATE_SHARE * capacity:
                 return 0.0
         while high - low > PRECISION * high:
             middle = (low + high) / 2
@@ -177,7 +179,7 @@ def estimate_replicas(fleet: Fleet, rate: float) -> ReplicaCount | None:
     """Return the replicas for ``rate`` requests per second; None if no number meets the bounds safely."""
     counts: list[int] = []
     for probability in (SAFE, EXPECTED, TOO_LOW):
-        fewest = fleet.fewest_replicas_with(rate, probability, counts[-1] if counts else None)
+        fewest = fleet.fewest_replicas_at_quantile(rate, probability, counts[-1] if counts else None)
         if fewest is None and not counts:
             return None
         counts.append(fewest or counts[-1])
@@ -187,7 +189,7 @@ def estimate_replicas(fleet: Fleet, rate: float) -> ReplicaCount | None:
 
 def estimate_rate(fleet: Fleet, replicas: int) -> RateEstimate:
     """Return the highest rate of ``replicas``."""
-    safe, likely, high = (fleet.highest_rate_with(replicas, p) for p in (SAFE, EXPECTED, TOO_LOW))
+    safe, likely, high = (fleet.highest_rate_at_quantile(replicas, p) for p in (SAFE, EXPECTED, TOO_LOW))
     return RateEstimate(safe, likely, high)
 
 

@@ -34,7 +34,7 @@ from optimizer.core.trial import Point
 from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, resume_command
 
-LONGEST_TEXT = 80  # of a value in run.json, which may come from anywhere
+MAX_TEXT_LENGTH = 80  # of a value in run.json, which may come from anywhere
 PRECISION = 1e-6  # of a rate, as a share of the throughput
 ASSUMPTIONS = (
     "requests arrive independently of each other and have the lengths of the run",
@@ -52,17 +52,17 @@ RATE_ASSUMPTIONS = ("requests arrive independently of each other, as in the run,
 
 @dataclass(frozen=True, eq=False)
 class ReplicaCurve:
-    """Throughput and late requests of a replica with 1, 2, … in flight, up to the confirmed concurrency.
+    """Throughput and requests over a bound of a replica with 1, 2, … in flight, up to the confirmed concurrency.
 
     Attributes:
         throughput: Requests per second, shape [concurrency].
-        late: Share of requests over each bound, which does not fall with the number in flight, shape
+        over_bound: Share of requests over each bound, which does not fall with the number in flight, shape
             [bounds, concurrency].
         permitted: Largest share of requests that may be over each bound, shape [bounds].
     """
 
     throughput: FloatArray
-    late: FloatArray
+    over_bound: FloatArray
     permitted: FloatArray
 
     @property
@@ -89,16 +89,16 @@ class ReplicaCurve:
         shares, load = self.in_flight(rate), rate / self.capacity
         return float(shares @ np.arange(len(shares)) + shares[-1] * load / (1 - load))
 
-    def late_shares(self, rate: float) -> FloatArray:
+    def over_bound_shares(self, rate: float) -> FloatArray:
         """Return the share of requests over each bound at ``rate``, shape [bounds]."""
         shares = self.in_flight(rate)
-        return np.asarray(self.late @ shares[:-1] + shares[-1], np.float64)
+        return np.asarray(self.over_bound @ shares[:-1] + shares[-1], np.float64)
 
     def highest_rate(self) -> float:
         """Return the highest rate in requests per second that meets all bounds; 0 if none does."""
 
         def excess(load: float) -> float:
-            return float((self.late_shares(load * self.capacity) - self.permitted).max())
+            return float((self.over_bound_shares(load * self.capacity) - self.permitted).max())
 
         if excess(PRECISION) > 0:
             return 0.0
@@ -180,16 +180,16 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
             f"that streams or keeps state needs; `{command}` makes it"
         )
-    low, top = confirmed.throughput.low, confirmed.throughput.high
-    middle = min(max(throughput, low), top)  # a median of windows may lie outside the interval of their mean
-    interval = ConfidenceInterval(low / size, top / size)
+    lower, upper = confirmed.throughput.low, confirmed.throughput.high
+    middle = min(max(throughput, lower), upper)  # a median of windows may lie outside the interval of their mean
+    interval = ConfidenceInterval(lower / size, upper / size)
     load = confirmed.point.load
     safe = likely = high = load.request_rate
     loads, mean_in_flight, full_share = 1, None, None
     if load.concurrency:
         curve, loads = _curve(run, confirmed)
-        curves = [curve.faster(end / throughput) for end in (low, middle, top)]
-        safe, likely, high = (own.highest_rate() for own in curves)
+        curves = [curve.faster(end / throughput) for end in (lower, middle, upper)]
+        safe, likely, high = (each.highest_rate() for each in curves)
         if safe:
             mean_in_flight = curves[0].mean_in_flight(safe)
             full_share = float(curves[0].in_flight(safe)[-1])
@@ -200,18 +200,18 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
         )
     assumed = STEP_ASSUMPTIONS if run.problem.kind is ModelKind.STATEFUL else ASSUMPTIONS
     return MeasuredCapacity(
-        safe,
-        likely,
-        high,
-        run.problem.confidence,
-        middle / size,
-        interval,
-        load.concurrency,
-        loads,
-        mean_in_flight,
-        full_share,
-        _lengths(run),
-        assumed if load.concurrency else RATE_ASSUMPTIONS,
+        safe=safe,
+        likely=likely,
+        high=high,
+        confidence=run.problem.confidence,
+        confirmed=middle / size,
+        interval=interval,
+        concurrency=load.concurrency,
+        loads=loads,
+        mean_in_flight=mean_in_flight,
+        full_share=full_share,
+        lengths=_lengths(run),
+        assumptions=assumed if load.concurrency else RATE_ASSUMPTIONS,
     )
 
 
@@ -226,14 +226,14 @@ def _lengths(run: FinishedRun) -> RequestLengths:
         }
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise run.folder.no_record(f"problem.tokens: {error}") from None
-    return RequestLengths(tokens, one_line(str(problem.get("sequence_length") or ""), LONGEST_TEXT))
+    return RequestLengths(tokens, one_line(str(problem.get("sequence_length") or ""), MAX_TEXT_LENGTH))
 
 
 def _curve(run: FinishedRun, confirmed: ConfirmedLoad) -> tuple[ReplicaCurve, int]:
     """Return the curve of the confirmed configuration, and the number of its measured loads.
 
     Between two loads the throughput is interpolated. Below the lowest one it is proportional to the number in flight,
-    and a measurement would show more. The late share is that of the next higher load.
+    and a measurement would show more. The share of requests over a bound is that of the next higher load.
     """
     points = _points(run, confirmed)
     loads = [point.load.concurrency for point in points]
@@ -241,24 +241,24 @@ def _curve(run: FinishedRun, confirmed: ConfirmedLoad) -> tuple[ReplicaCurve, in
     rates = [point.throughput_infer_per_sec / run.problem.request_batch_size for point in points]
     throughput = np.minimum(np.interp(counts, [0, *loads], [0.0, *rates]), rates[-1])
     bounds = _percentile_bounds(run)
-    shares = np.array([[_late_share(run, point, bound) for point in points] for bound, _ in bounds])
-    late = np.maximum.accumulate(shares, axis=1)[:, np.searchsorted(loads, counts)]
-    return ReplicaCurve(throughput, late, np.array([1 - level for _, level in bounds])), len(loads)
+    shares = np.array([[_over_bound_share(run, point, bound) for point in points] for bound, _ in bounds])
+    over_bound = np.maximum.accumulate(shares, axis=1)[:, np.searchsorted(loads, counts)]
+    return ReplicaCurve(throughput, over_bound, np.array([1 - level for _, level in bounds])), len(loads)
 
 
 def _points(run: FinishedRun, confirmed: ConfirmedLoad) -> Sequence[Point]:
     """Return the stable points of the confirmed configuration below its load, ascending, then the confirmed point."""
     assert run.outcome is not None, "it has a confirmation"
-    own = confirmed.point
+    last = confirmed.point
     below = {
         point.load.concurrency: point
         for point in run.outcome.points
-        if point.candidate == own.candidate
-        and 0 < point.load.concurrency < own.load.concurrency
+        if point.candidate == last.candidate
+        and 0 < point.load.concurrency < last.load.concurrency
         and point.measurement.stable
         and point.throughput_infer_per_sec > 0
     }
-    return [*(below[load] for load in sorted(below)), own]
+    return [*(below[load] for load in sorted(below)), last]
 
 
 def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
@@ -275,7 +275,7 @@ def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
     return bounds
 
 
-def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
+def _over_bound_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     """Return the share of requests over ``bound``, which is on a percentile."""
     assert run.outcome is not None, "it has points"
     confirmed = run.outcome.confirmation_of(point)

@@ -21,14 +21,14 @@ from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.terminal_output import plain_table, print_line, print_table
 
-CERTAINTY = f"{100 * SAFE:g} %"
+SAFE_CONFIDENCE = f"{100 * SAFE:g} %"
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A quoted ``sentence`` from the document ``title``."""
+    """A ``quotation`` from the document ``title``."""
 
-    sentence: str
+    quotation: str
     title: str
 
 
@@ -58,18 +58,18 @@ PUBLISHED = {  # by kind of built-in model
 }
 
 
-def capacity_sentence(source: PlannedConfiguration, point: Point) -> str:
+def capacity_sentence(configuration: PlannedConfiguration, point: Point) -> str:
     """Return ``with a 20 ms bound on p95 one machine (…) handles 47 concurrent requests of 4 samples, …``."""
-    load, device = point.load, source.device
-    subject = f"one {device}" if source.devices == 1 else f"{source.devices} {device}s"
-    handles = f"handle{'s' if source.devices == 1 else ''}"
+    load, device = point.load, configuration.device
+    subject = f"one {device}" if configuration.devices == 1 else f"{configuration.devices} {device}s"
+    handles = f"handle{'s' if configuration.devices == 1 else ''}"
     served = formatting.count(load.concurrency, "concurrent request")
     if load.request_rate:
         served = f"{formatting.load(load)}, each"
     samples = load.request_batch_size
     size = f" of {formatting.exact(samples)} sample{'' if samples == 1 else 's'}"
-    rate = formatting.estimate(point.throughput_infer_per_sec, source.throughput, "infer/s")
-    return f"{_within(source.sla)} {subject} ({source.hardware}) {handles} {served}{size}, {rate}"
+    rate = formatting.estimate(point.throughput_infer_per_sec, configuration.throughput, "infer/s")
+    return f"{_within(configuration.sla)} {subject} ({configuration.hardware}) {handles} {served}{size}, {rate}"
 
 
 def _within(sla: Sla) -> str:
@@ -95,44 +95,44 @@ def document(plan: CapacityPlan, note: str = "") -> dict[str, Any]:
 
 
 def _answer(answer: FleetPlan) -> dict[str, Any]:
-    source = answer.source
-    size = source.evidence.problem.request_batch_size
-    published = PUBLISHED.get(source.builder)
-    gpus = source.gpus * answer.replicas
+    configuration, measured = answer.configuration, answer.configuration.measured
+    size = configuration.request_batch_size
+    published = PUBLISHED.get(configuration.builder)
+    gpus = configuration.gpus * answer.replicas
     return {
         "found": answer.feasible,
-        "verdict": (source.verdict if answer.feasible else Verdict.FAIL).value,
-        "undecided_cause": source.undecided_cause or None,
-        "next_command": source.next_command or None,
-        "model": source.model,
-        "hardware": source.hardware,
-        "runs": list(source.runs),
-        "deployments": len(source.evidence.deployments),
-        "configuration": candidate_document(source.candidate),
-        "sla": list(map(str, source.sla)),
-        "sentence": capacity_sentence(source, source.measured) if source.measured else None,
+        "verdict": (configuration.verdict if answer.feasible else Verdict.FAIL).value,
+        "undecided_cause": configuration.undecided_cause or None,
+        "next_command": configuration.next_command or None,
+        "model": configuration.model,
+        "hardware": configuration.hardware,
+        "runs": list(configuration.runs),
+        "deployments": len(configuration.evidence.deployments),
+        "configuration": candidate_document(configuration.candidate),
+        "sla": list(map(str, configuration.sla)),
+        "capacity_sentence": capacity_sentence(configuration, measured) if measured else None,
         "published": None if published is None else asdict(published),
         "replicas": answer.replicas,
         "gpus": gpus or None,
-        "gpus_per_replica": source.gpus,
+        "gpus_per_replica": configuration.gpus,
         "count": None if answer.count is None else asdict(answer.count),
         **_rates(answer.rate, size),
-        "carries_requests_per_sec": None if answer.carries is None else asdict(answer.carries),
+        "sustainable_requests_per_sec": None if answer.sustainable_rate is None else asdict(answer.sustainable_rate),
         "at_rate": _load(answer.at_rate, size),
-        "tightest_bound_ms": None if answer.tightest_ms is None else _finite(answer.tightest_ms[0]),
-        "latency_alone_ms": answer.unloaded_ms or None,
-        "n_plus_1_replicas": answer.spare,
+        "tightest_bound_ms": None if answer.tightest_bound_ms is None else _finite(answer.tightest_bound_ms),
+        "unloaded_latency_ms": answer.unloaded_latency_ms or None,
+        "n_plus_1_replicas": answer.n_plus_1_replicas,
         "one_lost": _load(answer.one_lost, size),
-        "burst": _load(answer.in_burst, size),
-        "burst_replicas": answer.for_burst,
+        "burst": _load(answer.burst, size),
+        "burst_replicas": answer.burst_replicas,
         "headroom": [_load(load, size) for load in answer.headroom],
-        "replicas_by_hour": list(answer.by_hour) or None,
+        "replicas_by_hour": list(answer.replicas_by_hour) or None,
         "cost": None if answer.cost is None else asdict(answer.cost),
         "power": None if answer.power is None else asdict(answer.power),
-        "measured_capacity": None if answer.capacity is None else asdict(answer.capacity),
-        "forecast_errors": asdict(answer.forecast) if answer.forecast is not None else None,
-        "further_measuring": None if answer.further is None else asdict(answer.further),
-        "autoscaler_test": None if answer.autoscaling is None else asdict(answer.autoscaling),
+        "measured_capacity": None if answer.measured_capacity is None else asdict(answer.measured_capacity),
+        "forecast_errors": asdict(answer.forecast_errors) if answer.forecast_errors is not None else None,
+        "further_measuring": None if answer.further_measuring is None else asdict(answer.further_measuring),
+        "autoscaler_test": None if answer.autoscaler_test is None else asdict(answer.autoscaler_test),
     }
 
 
@@ -145,7 +145,7 @@ def _load(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
         "utilization": round(load.utilization, 4),
         "busy": round(load.busy, 4),
         "meets_sla": load.meets,
-        "surely": load.meets_safely,
+        "meets_sla_safely": load.meets_safely,
         "refused_share": None if load.refused is None else round(load.refused, 6),
     }
 
@@ -167,57 +167,61 @@ def print_plan(console: Console, plan: CapacityPlan) -> None:
     if len(plan.answers) > 1:
         print_line(console)
         _print_side_by_side(console, plan)
-    source = plan.answers[0].source
-    if source.builder in PUBLISHED:
+    configuration = plan.answers[0].configuration
+    if configuration.builder in PUBLISHED:
         print_line(console)
-        published = PUBLISHED[source.builder]
-        _line(console, "published", f'"{published.sentence}" ({published.title})')
+        published = PUBLISHED[configuration.builder]
+        _line(console, "published", f'"{published.quotation}" ({published.title})')
 
 
 def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
     """Return an answer in one sentence."""
-    source, goal = answer.source, formatting.bounds(answer.source.sla)
-    have, is_one = _replicas(source, answer.replicas), answer.replicas == 1
+    configuration, goal = answer.configuration, formatting.bounds(answer.configuration.sla)
+    have, is_one = _replicas(configuration, answer.replicas), answer.replicas == 1
     if answer.count is not None:
-        return f"{source.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
-    if answer.carries is None:
+        return f"{configuration.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
+    if answer.sustainable_rate is None:
+        if plan.question.devices is not None:
+            needed = formatting.count(configuration.devices, configuration.device)
+            return f"{configuration.model}: a replica needs {needed}, more than --gpus {plan.question.devices}"
         if plan.question.limits_replicas:
-            return f"{source.model}: the budget is too small for one replica of {source.hardware}"
-        return f"{source.model}: no number of replicas meets {goal} safely{_alone(answer)}"
+            return f"{configuration.model}: the budget is too small for one replica of {configuration.hardware}"
+        return f"{configuration.model}: no number of replicas meets {goal} safely{_alone(answer)}"
     if not answer.rate:
-        return f"{source.model}: {have} {'meets' if is_one else 'meet'} {goal} safely at no rate"
+        return f"{configuration.model}: {have} {'meets' if is_one else 'meet'} {goal} safely at no rate"
     if plan.question.rate is None:
-        return f"{source.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
-    assert answer.tightest_ms is not None, "an answer for a rate and replicas has it"
-    latency, (safe_ms, _) = formatting.short_metric(source.sla.judged_latency), answer.tightest_ms
+        return f"{configuration.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
+    assert answer.tightest_bound_ms is not None, "an answer for a rate and replicas has it"
+    latency = formatting.short_metric(configuration.sla.judged_latency)
     rate = _rate(answer, answer.rate)
     if answer.is_overloaded:
-        less = f", but {_rate(answer, answer.carries.safe)} within {goal}" if answer.carries.safe else ""
-        return f"{source.model}: {have} cannot safely serve {rate} within any bound{less}"
-    serve = "serves" if is_one else "serve"
-    return f"{source.model}: {have} {serve} {rate} within {latency} <= {formatting.number(safe_ms)} ms"
+        safe = answer.sustainable_rate.safe
+        less = f", but {_rate(answer, safe)} within {goal}" if safe else ""
+        return f"{configuration.model}: {have} cannot safely serve {rate} within any bound{less}"
+    bound = f"{latency} <= {formatting.number(answer.tightest_bound_ms)} ms"
+    return f"{configuration.model}: {have} {'serves' if is_one else 'serve'} {rate} within {bound}"
 
 
 def _alone(answer: FleetPlan) -> str:
-    """Return the latency at almost no load as the reason why no number of replicas is enough; empty if unknown."""
-    if not answer.unloaded_ms:
+    """Return the latency without load as the reason why no number of replicas is enough; empty if unknown."""
+    if not answer.unloaded_latency_ms:
         return ""
-    latency_ms, sla = formatting.number(answer.unloaded_ms), answer.source.sla
-    if answer.unloaded_ms <= sla.latency_bound_ms(sla.judged_latency):
-        return f": {latency_ms} ms is expected at almost no load, but the measured deployments differ too much"
-    return f": its latency is {latency_ms} ms at almost no load"
+    latency_ms, sla = formatting.number(answer.unloaded_latency_ms), answer.configuration.sla
+    if answer.unloaded_latency_ms <= sla.latency_bound_ms(sla.judged_latency):
+        return f": {latency_ms} ms is expected without load, but the measured deployments differ too much"
+    return f": its latency is {latency_ms} ms without load"
 
 
 def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> None:
-    source = answer.source
-    is_undecided = source.verdict is Verdict.UNDECIDED
+    configuration = answer.configuration
+    is_undecided = configuration.verdict is Verdict.UNDECIDED
     style = formatting.VERDICT_STYLES[Verdict.UNDECIDED] if is_undecided else "bold"
     print_line(console, headline(plan, answer), style)
     if is_undecided:
-        print_line(console, f"the run is UNDECIDED: {source.undecided_cause}")
-        console.print(f"next  {source.next_command}", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"the run is UNDECIDED: {configuration.undecided_cause}")
+        console.print(f"next  {configuration.next_command}", highlight=False, markup=False, soft_wrap=True)
     print_line(console)
-    for label, text in (*_planned_lines(answer), *_source_lines(plan, answer)):
+    for label, text in (*_planned_lines(answer), *_configuration_lines(plan, answer)):
         _line(console, label, text)
     if answer.headroom:
         print_line(console)
@@ -226,16 +230,16 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
 
 def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the answer: replicas or rate, their load, cost and autoscaler."""
-    count, carries, at_rate = answer.count, answer.carries, answer.at_rate
+    count, rates, at_rate = answer.count, answer.sustainable_rate, answer.at_rate
     if count is not None:
         interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
         interval = "" if count.low == count.safe else interval
-        yield "replicas", f"{interval}{count.safe:,} with {_certainty(answer)} certainty"
-    if carries is not None and carries.likely:
-        low, likely, high = (_infer(answer, rate) for rate in (carries.safe, carries.likely, carries.high))
-        yield "rate", f"{low} with {_certainty(answer)} certainty, most likely {likely}, at most {high}"
+        yield "replicas", f"{interval}{count.safe:,} with {_confidence(answer)} confidence"
+    if rates is not None and rates.likely:
+        safe, likely, high = (_infer(answer, rate) for rate in (rates.safe, rates.likely, rates.high))
+        yield "rate", f"{safe} with {_confidence(answer)} confidence, most likely {likely}, at most {high}"
     if at_rate is not None:
-        latency = formatting.short_metric(answer.source.sla.judged_latency)
+        latency = formatting.short_metric(answer.configuration.sla.judged_latency)
         expected = "" if answer.is_overloaded else f", {latency} {_latency(answer, at_rate)} ms"
         yield "each", f"{at_rate.utilization:.0%} used{expected}, {_infer(answer, answer.rate / answer.replicas)}"
         if at_rate.refused is not None:
@@ -246,44 +250,45 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
     yield from (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer))
 
 
-def _source_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, str]]:
+def _configuration_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the inputs of the plan: traffic, configuration, hardware and measurements."""
-    source, balancer = answer.source, plan.question.balancer
+    configuration, balancer = answer.configuration, plan.question.balancer
     yield "traffic", f"{_traffic(plan)}; {balancer}: {SPLIT[balancer]}"
-    yield "server", configuration_text.configuration(source.candidate)
-    yield "hardware", source.hardware
-    deployments = formatting.count(len(source.evidence.deployments), "deployment")
-    yield "from", f"{deployments} of {', '.join(source.runs)}"
-    if answer.forecast is not None:
-        errors = f"throughput {answer.forecast.throughput:.1%}, latency {answer.forecast.latency:.1%}"
+    yield "server", configuration_text.configuration(configuration.candidate)
+    yield "hardware", configuration.hardware
+    deployments = formatting.count(len(configuration.evidence.deployments), "deployment")
+    yield "based on", f"{deployments} of {', '.join(configuration.runs)}"
+    if answer.forecast_errors is not None:
+        errors = f"throughput {answer.forecast_errors.throughput:.1%}, latency {answer.forecast_errors.latency:.1%}"
         yield "forecasts", f"typical error at the measured loads: {errors}"
-    if source.measured is not None:
-        yield "measured", capacity_sentence(source, source.measured)
+    if configuration.measured is not None:
+        yield "measured", capacity_sentence(configuration, configuration.measured)
         if answer.feasible and answer.replicas:
-            yield "planned", _planned(answer, source.measured)
+            yield "planned", _planned(answer, configuration.measured)
 
 
 def _planned(answer: FleetPlan, measured: Point) -> str:
     """Return how the planned rate of a replica compares with the measured throughput, and why it differs."""
-    source, share = answer.source, _size(answer) * answer.rate / answer.replicas / measured.throughput_infer_per_sec
+    configuration, replica_rate = answer.configuration, answer.rate / answer.replicas
+    share = configuration.request_batch_size * replica_rate / measured.throughput_infer_per_sec
     text = f"each replica gets {share:.0%} of the measured throughput"
     if share <= 1:
         return (
             f"{text}. The measurement kept a fixed number of requests in flight. With the traffic above, this number "
             "varies, and the plan allows for slow servers."
         )
-    own = [
+    within = [
         point
-        for point in source.evidence.points
-        if point.candidate == source.candidate and source.sla.is_met(point.measurement)
+        for point in configuration.evidence.points
+        if point.candidate == configuration.candidate and configuration.sla.is_met(point.measurement)
     ]
-    most = max(own, key=lambda point: point.throughput_infer_per_sec, default=measured)
-    shown = formatting.performance(most, source.sla.judged_latency)
+    most = max(within, key=lambda point: point.throughput_infer_per_sec, default=measured)
+    shown = formatting.performance(most, configuration.sla.judged_latency)
     return f"{text}. This is a forecast from other loads of the same servers, where one server had {shown}."
 
 
 def _print_headroom(console: Console, answer: FleetPlan) -> None:
-    latency = formatting.short_metric(answer.source.sla.judged_latency)
+    latency = formatting.short_metric(answer.configuration.sla.judged_latency)
     table = plain_table(">of the rate", ">infer/s", f">{latency} ms", ">used", ">busy", "within the bound")
     for load in answer.headroom:
         within = "yes" if load.meets_safely else "likely" if load.meets else "no"
@@ -299,33 +304,33 @@ def _latency(answer: FleetPlan, load: LoadForecast) -> str:
 
 
 def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
-    table = plain_table("hardware", ">replicas", ">likely", ">infer/s", ">per hour", ">per million")
+    table = plain_table("hardware", ">replicas", ">interval", ">infer/s", ">per hour", ">per million")
     for answer in plan.answers:
         count = "" if answer.count is None else f"{answer.count.low:,}–{answer.count.safe:,}"
         cost = answer.cost
         per_million = "" if cost is None or cost.per_million is None else _amount(cost.per_million)
         money = ("" if cost is None else _amount(cost.per_hour), per_million)
         replicas = f"{answer.replicas:,}" if answer.feasible else "none"
-        table.add_row(answer.source.hardware, replicas, count, _infer_number(answer, answer.rate), *money)
+        table.add_row(answer.configuration.hardware, replicas, count, _infer_number(answer, answer.rate), *money)
     print_table(console, table)
 
 
 def _one_lost(answer: FleetPlan) -> str:
-    lost, spare = answer.one_lost, answer.spare
-    needed = "" if spare is None else f"; {_replicas(answer.source, spare)} tolerate it (N+1)"
+    lost, spare = answer.one_lost, answer.n_plus_1_replicas
+    needed = "" if spare is None else f"; {_replicas(answer.configuration, spare)} tolerate it (N+1)"
     return f"no replica is left{needed}" if lost is None else f"{_survives(answer, lost)}{needed}"
 
 
 def _burst(answer: FleetPlan) -> str:
-    assert answer.in_burst is not None, "set together with at_rate"
+    assert answer.burst is not None, "set together with at_rate"
     more = f"no number up to {MAX_REPLICAS:,} is enough"
-    if answer.for_burst is not None:
-        more = f"{_replicas(answer.source, answer.for_burst)} are enough"
-    return _survives(answer, answer.in_burst) + ("" if answer.in_burst.meets_safely else f"; {more}")
+    if answer.burst_replicas is not None:
+        more = f"{_replicas(answer.configuration, answer.burst_replicas)} are enough"
+    return _survives(answer, answer.burst) + ("" if answer.burst.meets_safely else f"; {more}")
 
 
 def _survives(answer: FleetPlan, load: LoadForecast) -> str:
-    latency = formatting.short_metric(answer.source.sla.judged_latency)
+    latency = formatting.short_metric(answer.configuration.sla.judged_latency)
     verdict = "within the bound" if load.meets_safely else "likely within" if load.meets else "misses the bound"
     return f"{verdict} ({latency} {formatting.number(load.latency_ms)} ms)"
 
@@ -340,7 +345,7 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
         lines.append(("cost", text))
         if cost.scaled_per_hour is not None and cost.scaled_per_million is not None:
             scaled = f"{_amount(cost.scaled_per_hour)} per hour, {_amount(cost.scaled_per_million)} per million"
-            range_ = f"{min(answer.by_hour):,} to {max(answer.by_hour):,} replicas"
+            range_ = f"{min(answer.replicas_by_hour):,} to {max(answer.replicas_by_hour):,} replicas"
             lines.append(("scaled hourly", f"{scaled}, with {range_} over the day"))
     if answer.power is not None:
         watts, joules = answer.power.watts, answer.power.joules_per_1000
@@ -353,7 +358,7 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
 
 def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
     """Return the lines of a plan that follows from measurements alone: the load of a replica, and the assumptions."""
-    capacity = answer.capacity
+    capacity = answer.measured_capacity
     if capacity is None:
         return []
     confirmed = f"{_infer(answer, capacity.confirmed)} were confirmed"
@@ -362,7 +367,7 @@ def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
             f" with {capacity.concurrency:,} in flight in a closed loop, "
             f"{formatting.count(capacity.loads, 'load')} measured"
         )
-    lines = [("based on", f"measured capacity of a replica, not a simulation; {confirmed}")]
+    lines = [("method", f"measured capacity of a replica, not a simulation; {confirmed}")]
     if answer.feasible and capacity.mean_in_flight is not None and capacity.full_share is not None:
         rate = answer.rate / answer.replicas
         lines.append(("each", f"{_infer(answer, rate)}, {rate / capacity.confirmed:.0%} of the confirmed throughput"))
@@ -371,8 +376,8 @@ def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
             f"the most that is safe; {capacity.full_share:.2%} of the requests find {capacity.concurrency:,} or more"
         )
         lines.append(("in flight", in_flight))
-    if answer.spare is not None:
-        lines.append(("one lost", f"{_replicas(answer.source, answer.spare)} tolerate it (N+1)"))
+    if answer.n_plus_1_replicas is not None:
+        lines.append(("one lost", f"{_replicas(answer.configuration, answer.n_plus_1_replicas)} tolerate it (N+1)"))
     lines.append(("requests", _lengths(capacity.lengths)))
     lines += [("" if number else "assumed", text) for number, text in enumerate(capacity.assumptions)]
     return lines
@@ -386,23 +391,24 @@ def _lengths(lengths: RequestLengths) -> str:
     return " and ".join(texts) or "the input data of the run, whose lengths it did not record"
 
 
-def _certainty(answer: FleetPlan) -> str:
-    return CERTAINTY if answer.capacity is None else f"{100 * answer.capacity.confidence:g} %"
+def _confidence(answer: FleetPlan) -> str:
+    return SAFE_CONFIDENCE if answer.measured_capacity is None else f"{100 * answer.measured_capacity.confidence:g} %"
 
 
 def _further(answer: FleetPlan) -> list[tuple[str, str]]:
-    further = answer.further
+    further = answer.further_measuring
     if further is None:
         return []
     deployments = formatting.count(further.deployments, "deployment")
     after = f"after {FURTHER_SECONDS / 60:g} minutes of further measurements ({deployments})"
-    if further.carries is not None:
-        return [("measure more", f"{_infer(answer, further.carries.safe)} with {CERTAINTY} certainty {after}")]
+    if further.sustainable_rate is not None:
+        rate = _infer(answer, further.sustainable_rate.safe)
+        return [("measure more", f"{rate} with {SAFE_CONFIDENCE} confidence {after}")]
     assert further.count is not None, "a further answer is one of the two"
     saved = answer.replicas - further.count.safe
     if saved <= 0:
         return [("measure more", f"the same number of replicas {after}")]
-    text = f"{_replicas(answer.source, further.count.safe)} {after}, {saved:,} fewer"
+    text = f"{_replicas(answer.configuration, further.count.safe)} {after}, {saved:,} fewer"
     if further.saved_per_hour is not None:
         monthly = HOURS_A_MONTH * further.saved_per_hour
         text += f", which saves {_amount(further.saved_per_hour)} per hour, {_amount(monthly)} per month"
@@ -410,7 +416,7 @@ def _further(answer: FleetPlan) -> list[tuple[str, str]]:
 
 
 def _autoscaling(answer: FleetPlan) -> list[tuple[str, str]]:
-    test = answer.autoscaling
+    test = answer.autoscaler_test
     if test is None:
         return []
     scaler = test.autoscaler
@@ -422,7 +428,7 @@ def _autoscaling(answer: FleetPlan) -> list[tuple[str, str]]:
     )
     result = (
         f"too few replicas for {formatting.clock(test.too_few_seconds)} of {formatting.clock(test.seconds)}, "
-        f"{test.late_share:.2%} of the requests over the bound, {test.mean_replicas:.1f} replicas on average, "
+        f"{test.over_bound_share:.2%} of the requests over the bound, {test.mean_replicas:.1f} replicas on average, "
         f"at most {formatting.exact(test.most_replicas)}"
     )
     lines = [("autoscaler", settings), ("tested", result)]
@@ -440,9 +446,9 @@ def _traffic(plan: CapacityPlan) -> str:
     return traffic.name.capitalize()
 
 
-def _replicas(source: PlannedConfiguration, count: int) -> str:
+def _replicas(configuration: PlannedConfiguration, count: int) -> str:
     replicas = formatting.count(count, "replica")
-    return f"{replicas} ({formatting.count(count * source.gpus, 'GPU')})" if source.gpus else replicas
+    return f"{replicas} ({formatting.count(count * configuration.gpus, 'GPU')})" if configuration.gpus else replicas
 
 
 def _rate(answer: FleetPlan, rate: float) -> str:
@@ -461,7 +467,7 @@ def _infer_number(answer: FleetPlan, rate: float) -> str:
 
 
 def _size(answer: FleetPlan) -> float:
-    return answer.source.evidence.problem.request_batch_size
+    return answer.configuration.request_batch_size
 
 
 def _amount(value: float) -> str:

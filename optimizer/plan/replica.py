@@ -54,7 +54,7 @@ from optimizer.simulator.scenario import (
 )
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
 
-FIXED_SHARE = 0.3  # expected share of the smallest measured batch's time that a single request takes too
+FIXED_SHARE = 0.3  # assumed time that does not depend on the batch size, as a share of the smallest measured batch's
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +81,12 @@ def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> Pl
     """
     times, step = fitted.seconds, fitted.step
     executions = Counter[int]()
-    for seen in observed:
-        executions.update({batch.batch_size: batch.executions for batch in seen.batches})
-    most = max(executions.values())
-    enough = [size for size, count in executions.items() if count >= min(MIN_EXECUTIONS, most)]
+    for observation in observed:
+        executions.update({batch.batch_size: batch.executions for batch in observation.batches})
+    required = min(MIN_EXECUTIONS, max(executions.values()))
+    sizes = [size for size, count in executions.items() if count >= required]
     rows = np.arange(len(times))
-    measured = np.unique(np.clip(np.rint(np.array(enough) / step).astype(int) - 1, 0, len(times) - 1))
+    measured = np.unique(np.clip(np.rint(np.array(sizes) / step).astype(int) - 1, 0, len(times) - 1))
     first, last = measured[0], measured[-1]
     share = ((rows[:first] + 1) / (first + 1))[:, np.newaxis]
     shortest = times[measured[np.maximum(np.searchsorted(measured, rows, "right") - 1, 0)]]
@@ -103,14 +103,14 @@ FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
 CLOSED_INTERVAL = MeasurementInterval(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000
 SEED = 0  # of the simulated jitter
-FEWEST_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
+MIN_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
-FULLEST = 4  # batches in flight per instance; more do not raise the throughput
-FITS = 2  # the second one sees all deployments at their usual speed, as the first one has estimated it
+SATURATING_BATCHES = 4  # batches in flight per instance; more do not raise the throughput
+FITS = 2  # the second one scales all deployments to the mean speed that the first one has estimated
 LATENCIES = tuple(f"latency_{name}_ms" for name in STATISTICS)
 PARTS = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
-MOST_REFUSED = 0.99  # share of the requests
-LARGEST_TAIL = 1.5  # a larger factor between measured and simulated latency is an outlier
+MAX_REFUSED_SHARE = 0.99  # share of the requests
+MAX_TAIL = 1.5  # a larger factor between measured and simulated latency is an outlier
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class Replica:
             return result
         refusing = self._simulate(load, slowdown, self.refusals)
         simulated = np.nan_to_num([refusing.rejected_share + refusing.timed_out_share])
-        share = min(float(self.refusals.corrected(simulated)[0]), MOST_REFUSED)
+        share = min(float(self.refusals.corrected(simulated)[0]), MAX_REFUSED_SHARE)
         return replace(result, rejected=round(result.requests * share / (1 - share)))
 
     def server_process(self) -> Replica:
@@ -159,11 +159,11 @@ class Replica:
         return self._simulate(ClosedLoopLoad(concurrency), slowdown)
 
     @property
-    def fullest_concurrency(self) -> int:
+    def saturating_concurrency(self) -> int:
         """The concurrency beyond which the throughput does not rise."""
         instances = self.candidate.instances * self.candidate.server_processes
         samples = instances * max(1, self.candidate.max_batch_size)
-        return max(1, min(FULLEST * samples // self.model.request_batch_size, 4096))
+        return max(1, min(SATURATING_BATCHES * samples // self.model.request_batch_size, 4096))
 
     def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
         """Return the latency ``metric`` of ``simulated`` in ms, with ``tail`` and ``lateness``."""
@@ -177,7 +177,7 @@ class Replica:
 
     def capacity(self, slowdown: Slowdown) -> float:
         """Return the highest throughput in requests per second, regardless of latency."""
-        full = self.serve_closed_loop(self.fullest_concurrency, slowdown)
+        full = self.serve_closed_loop(self.saturating_concurrency, slowdown)
         return full.throughput_infer_per_sec / self.request_batch_size
 
     def _simulate(
@@ -187,15 +187,18 @@ class Replica:
         if self.times is not None:
             times = self.times.at(slowdown.unmeasured)
             model = replace(model, times=lambda _: times)
-        each = self.request_batch_size / model.request_batch_size
-        return _simulated(model, [(self.candidate, load)], slowdown.slowness, each, refusals)[0]
+        samples_per_request = self.request_batch_size / model.request_batch_size
+        return _simulated(model, [(self.candidate, load)], slowdown.slowness, samples_per_request, refusals)[0]
 
 
-def as_samples(arrivals_s: FloatArray, each: float) -> FloatArray:
-    """Return the arrival times of single samples, as which requests of mixed sizes are simulated."""
-    if each == 1:
+def as_samples(arrivals_s: FloatArray, samples_per_request: float) -> FloatArray:
+    """Return the arrival times of single samples.
+
+    The simulator treats each sample of a request of mixed sizes as a request.
+    """
+    if samples_per_request == 1:
         return arrivals_s
-    return np.repeat(arrivals_s, np.diff(np.floor(each * np.arange(len(arrivals_s) + 1))).astype(int))
+    return np.repeat(arrivals_s, np.diff(np.floor(samples_per_request * np.arange(len(arrivals_s) + 1))).astype(int))
 
 
 def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
@@ -205,23 +208,24 @@ def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
     """
     problem, candidate = evidence.problem, evidence.candidate
     size = problem.space.request_batch_size
-    most = max(problem.max_concurrency, *(p.candidate.max_batch_size // size + 1 for p in evidence.points), 1)
-    problem = replace(problem, max_concurrency=min(most, MAX_CONCURRENCY))
+    highest = max(problem.max_concurrency, *(p.candidate.max_batch_size // size + 1 for p in evidence.points), 1)
+    problem = replace(problem, max_concurrency=min(highest, MAX_CONCURRENCY))
     latency = sla.judged_latency
     log_slowness = [0.0] * len(evidence.deployments)
     for _ in range(FITS):
-        usual = float(np.mean(log_slowness))
+        mean = float(np.mean(log_slowness))
         measured = [
-            _at_usual_speed(point, math.exp(own - usual))
-            for server, own in zip(evidence.deployments, log_slowness, strict=True)
+            _at_mean_speed(point, math.exp(server_log - mean))
+            for server, server_log in zip(evidence.deployments, log_slowness, strict=True)
             for point in server
         ]
         if problem.open_loop:
             measured = as_closed_loop(measured, problem)
-        known = [point for point in measured if METRICS[latency].value(point.measurement)]
-        own_points = [point for point in known if point.candidate == candidate]
-        chosen = sorted(known, key=lambda point: point.candidate == candidate)  # the fit uses the last ones
-        model, times = _fitted(known, chosen[-max(FITTED_POINTS, len(own_points)) :], problem, latency)
+        with_latency = [point for point in measured if METRICS[latency].value(point.measurement)]
+        count = max(FITTED_POINTS, sum(point.candidate == candidate for point in with_latency))
+        # the points of the candidate are the last ones
+        chosen = sorted(with_latency, key=lambda point: point.candidate == candidate)[-count:]
+        model, times = _fitted(with_latency, chosen, problem, latency)
         speeds = _Speeds(model, evidence, latency)
         log_slowness = [speeds.log_slowness(server) for server in evidence.deployments]
     tail, errors = speeds.tail_and_errors()
@@ -229,16 +233,25 @@ def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
     closed = measured if problem.open_loop else [point for point in measured if point.load.concurrency]
     refusals = RefusalForecast(model, closed, problem)
     is_mix = problem.request_batch_size != model.request_batch_size  # the simulated queue would count samples
-    applies = not is_mix and refusals.applies_to(problem.space.canonical(candidate))
-    simulated = refusals if applies else None
-    return Replica(candidate, model, problem.request_batch_size, sla, slowness, tail, times, simulated)
+    refuses = not is_mix and refusals.applies_to(problem.space.canonical(candidate))
+    return Replica(
+        candidate=candidate,
+        model=model,
+        request_batch_size=problem.request_batch_size,
+        sla=sla,
+        slowness_estimate=slowness,
+        tail=tail,
+        times=times,
+        refusals=refusals if refuses else None,
+    )
 
 
-def _at_usual_speed(point: Point, slowness: float) -> Point:
-    """Return the measurement that is expected at the usual speed; that of ``point`` has ``slowness`` relative to it.
+def _at_mean_speed(point: Point, slowness: float) -> Point:
+    """Return the measurement that is expected at the mean speed of all servers.
 
-    Queue and computation take ``slowness`` times as long on the measured server, the network does not. The clients of
-    a closed loop send their next requests earlier when responses come earlier.
+    ``slowness`` is that of the server of ``point``, relative to the mean. Queue and computation take ``slowness``
+    times as long on the measured server, the network does not. The clients of a closed loop send their next requests
+    earlier when responses come earlier.
     """
     m = point.measurement
     assert m.latency_avg_ms, "evidence has only usable measurements"
@@ -248,14 +261,15 @@ def _at_usual_speed(point: Point, slowness: float) -> Point:
     factor = 1 - (1 - 1 / slowness) * inside / m.latency_avg_ms
     factors = {**dict.fromkeys(LATENCIES, factor), **dict.fromkeys(PARTS, 1 / slowness)}
     scaled: dict[str, Any] = {
-        name: None if (value := getattr(m, name)) is None else value * times for name, times in factors.items()
+        name: None if (value := getattr(m, name)) is None else value * scale for name, scale in factors.items()
     }
     if point.load.concurrency:
         scaled["throughput_infer_per_sec"] = m.throughput_infer_per_sec / factor
-    counted = (
-        one._replace(compute_ns=round(one.compute_ns / slowness)) for one in batch_stats.from_text(m.batch_stats)
+    batches = (
+        batch._replace(compute_ns=round(batch.compute_ns / slowness))
+        for batch in batch_stats.from_text(m.batch_stats)
     )
-    return replace(point, measurement=replace(m, batch_stats=batch_stats.to_text(counted), **scaled))
+    return replace(point, measurement=replace(m, batch_stats=batch_stats.to_text(batches), **scaled))
 
 
 def _fitted(
@@ -266,9 +280,9 @@ def _fitted(
     Without the server's own statistics the times are None. The search fits one model to all combinations, and has
     to assume how much instances slow each other down.
     """
-    observed = [seen for point in measured if (seen := observe_point(point)) is not None]
-    way = estimate_network_s(measured)
-    if way is None or not observed:
+    observed = [observation for point in measured if (observation := observe_point(point)) is not None]
+    network_s = estimate_network_s(measured)
+    if network_s is None or not observed:
         return fit(chosen, problem, latency, SEED), None
     size = problem.space.request_batch_size
     # no load fills a larger batch, and a table of its service times would exceed the memory
@@ -277,7 +291,12 @@ def _fitted(
     plausible = plausible_times(service_times(observed, largest - largest % size, instances, step=size), observed)
     times = plausible.at(0.0)
     first = DynamicBatchingModel(
-        lambda _: times, size, FittedOverheads(way), SEED, fixed_shapes=problem.fixed_shapes, queue=problem.queue
+        lambda _: times,
+        size,
+        FittedOverheads(network_s),
+        SEED,
+        fixed_shapes=problem.fixed_shapes,
+        queue=problem.queue,
     )
     overheads = fit_overheads(
         lambda overheads, cells: replace(first, overheads=overheads).simulate(cells), first.overheads, chosen, latency
@@ -293,10 +312,10 @@ class _Speeds:
 
     def __init__(self, model: DynamicBatchingModel, evidence: Evidence, latency: str) -> None:
         self._evidence, self._latency = evidence, latency
-        each = evidence.problem.request_batch_size / model.request_batch_size
+        samples_per_request = evidence.problem.request_batch_size / model.request_batch_size
         cells = list(dict.fromkeys((point.candidate, point.load) for point in evidence.points))
         jobs = [(candidate, self._load(load)) for candidate, load in cells]
-        by_slowness = [_simulated(model, jobs, slowness, each) for slowness in SLOWNESSES.tolist()]
+        by_slowness = [_simulated(model, jobs, slowness, samples_per_request) for slowness in SLOWNESSES.tolist()]
         self._simulated = {cell: [row[i] for row in by_slowness] for i, cell in enumerate(cells)}
 
     def log_slowness(self, deployment: MeasuredServer) -> float:
@@ -312,8 +331,8 @@ class _Speeds:
         """
         throughput, latency = defaultdict[LoadPoint, list[float]](list), defaultdict[LoadPoint, list[float]](list)
         for server in self._evidence.deployments:
-            own = self.log_slowness(server)
-            at = int(np.argmin(np.abs(np.log(FINE) - own)))
+            log_slowness = self.log_slowness(server)
+            at = int(np.argmin(np.abs(np.log(FINE) - log_slowness)))
             for point in server:
                 value = METRICS[self._latency].value(point.measurement)
                 if point.candidate != self._evidence.candidate:
@@ -321,13 +340,15 @@ class _Speeds:
                 if point.load.concurrency:
                     throughput[point.load].append(float(self._difference(point)[at]))
                 if value:
-                    simulated_ms = 1e3 * np.interp(math.exp(own), SLOWNESSES, self._field(point, self._latency))
+                    simulated_ms = 1e3 * np.interp(
+                        math.exp(log_slowness), SLOWNESSES, self._field(point, self._latency)
+                    )
                     latency[point.load].append(math.log(value / float(simulated_ms)))
-        logs = [one for own_load in latency.values() for one in own_load]
-        log_tail = min(max(float(np.median(logs or [0.0])), -math.log(LARGEST_TAIL)), math.log(LARGEST_TAIL))
+        logs = [log for at_load in latency.values() for log in at_load]
+        log_tail = min(max(float(np.median(logs or [0.0])), -math.log(MAX_TAIL)), math.log(MAX_TAIL))
         errors = forecast_errors(
-            [statistics.fmean(own_load) for own_load in throughput.values()],
-            [statistics.fmean(own_load) - log_tail for own_load in latency.values()],
+            [statistics.fmean(at_load) for at_load in throughput.values()],
+            [statistics.fmean(at_load) - log_tail for at_load in latency.values()],
         )
         return math.exp(log_tail), errors
 
@@ -352,7 +373,7 @@ class _Speeds:
         if load.concurrency:
             return ClosedLoopLoad(load.concurrency)
         arrivals, rate = self._evidence.arrivals, load.request_rate
-        seconds = max(RATE_REQUESTS / rate, FEWEST_PERIODS * arrivals.times.period_at(rate))
+        seconds = max(RATE_REQUESTS / rate, MIN_PERIODS * arrivals.times.period_at(rate))
         return OpenLoopLoad(arrivals.plan(rate, arrivals.times.whole_periods(seconds, rate), seed=0))
 
 
@@ -360,12 +381,13 @@ def _simulated(
     model: DynamicBatchingModel,
     jobs: Sequence[tuple[Candidate, SimulatedLoad]],
     slowness: float,
-    each: float,
+    samples_per_request: float,
     refusals: RefusalForecast | None = None,
 ) -> list[SimulationResult]:
-    """Return the results of ``jobs``; ``each`` is the number of simulated requests of one in an open loop.
+    """Return the results of ``jobs``.
 
-    With ``refusals`` the queues refuse requests.
+    ``samples_per_request`` is the number of simulated requests for each request of an open loop. With ``refusals``
+    the queues refuse requests.
     """
     service = {}
     for candidate, _ in jobs:
@@ -380,9 +402,9 @@ def _simulated(
     for candidate, load in jobs:
         interval = CLOSED_INTERVAL if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
         times = service[execution_settings(candidate)]
-        own, servers = _of_process(candidate, load, each)
+        process_load, servers = _of_process(candidate, load, samples_per_request)
         configured = with_queue(candidate, model.queue)
-        job = Scenario(configured, own, times, overheads, size, model.fixed_shapes, refuses=False)
+        job = Scenario(configured, process_load, times, overheads, size, model.fixed_shapes, refuses=False)
         if refusals is not None:
             missed, priorities = refusals.missed_share, refusals.priorities
             job = replace(job, refuses=True, missed_share=missed, priorities=priorities)
@@ -391,10 +413,10 @@ def _simulated(
     return results
 
 
-def _of_process(candidate: Candidate, load: SimulatedLoad, each: float) -> tuple[SimulatedLoad, float]:
+def _of_process(candidate: Candidate, load: SimulatedLoad, samples_per_request: float) -> tuple[SimulatedLoad, float]:
     """Return the simulated load of one of the server processes, and how many times as much they serve together."""
     if isinstance(load, ClosedLoopLoad):
-        own = concurrency_of_process(candidate, load.concurrency)
-        return ClosedLoopLoad(own), load.concurrency / own
+        concurrency = concurrency_of_process(candidate, load.concurrency)
+        return ClosedLoopLoad(concurrency), load.concurrency / concurrency
     arrivals_s = load.arrivals_s[:: candidate.server_processes]  # whole requests, in turn
-    return OpenLoopLoad(as_samples(arrivals_s, each)), len(load.arrivals_s) / len(arrivals_s)
+    return OpenLoopLoad(as_samples(arrivals_s, samples_per_request)), len(load.arrivals_s) / len(arrivals_s)

@@ -56,7 +56,9 @@ class PoissonTraffic:
     name = "poisson"
     is_steady = True
 
-    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> FloatArray:
+    def replica_arrivals_s(
+        self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int
+    ) -> FloatArray:
         """Return the ascending times in seconds of about ``requests`` arrivals at one of ``replicas``.
 
         The whole fleet gets ``rate`` requests per second. Random assignment gives a Poisson process again. With
@@ -75,7 +77,9 @@ class ConstantTraffic:
     name = "constant"
     is_steady = True
 
-    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> FloatArray:
+    def replica_arrivals_s(
+        self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int
+    ) -> FloatArray:
         if balancer == "round-robin":
             return np.arange(1, requests + 1, dtype=np.float64) * (replicas / rate)
         gaps = np.random.default_rng(seed).geometric(1 / replicas, requests)
@@ -95,28 +99,34 @@ class RecordedTraffic:
         """Return the recorded rate in requests per second."""
         return float(1 / self.intervals_s.mean())
 
-    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> FloatArray:
-        """Return the arrivals at enough replicas for ``requests``, one after another, or at all replicas.
+    def replica_arrivals_s(
+        self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int
+    ) -> FloatArray:
+        """Return the arrival times of several replicas in one sequence: replica after replica.
 
-        Each replica's share has the length of the whole recording, so that all its peaks are included.
+        It ends when there are ``requests`` arrivals, or after the last replica. Each replica's share has the length
+        of the whole recording, so that all its peaks are included.
         """
         times = np.cumsum(self.intervals_s) * (self.rate / rate)
         length, count = float(times[-1]), len(times)
         rng = np.random.default_rng(seed)
         owner = np.arange(count) % replicas if balancer == "round-robin" else rng.integers(replicas, size=count)
         # shares are a recording's length apart, so that the queue of one does not delay the next
-        shares = [times[owner == k] + 2 * k * length for k in range(self._shown(replicas, requests))]
+        shares = [times[owner == k] + 2 * k * length for k in range(self._replica_count(replicas, requests))]
         return np.concatenate(shares)
 
     def between_shares_s(self, rate: float, replicas: int, requests: int, last_s: float) -> float:
-        """Return the seconds between the shares of two replicas, of the ``last_s`` seconds of ``of_replica``."""
+        """Return how many of the last ``last_s`` seconds of ``replica_arrivals_s`` lie between two replicas' shares.
+
+        No request arrives in this time.
+        """
         length = float(self.intervals_s.sum()) * self.rate / rate
-        ends = 2 * length * np.arange(1, self._shown(replicas, requests))
+        ends = 2 * length * np.arange(1, self._replica_count(replicas, requests))
         begin = ends[-1] + length - last_s if len(ends) else 0.0
         return float(np.clip(ends - begin, 0.0, length).sum())
 
-    def _shown(self, replicas: int, requests: int) -> int:
-        """Return the number of replicas with ``requests`` together, at most all."""
+    def _replica_count(self, replicas: int, requests: int) -> int:
+        """Return the number of replicas that have ``requests`` arrivals together, at most ``replicas``."""
         return min(replicas, max(1, -(-requests * replicas // len(self.intervals_s))))
 
 
@@ -200,8 +210,8 @@ def _gaps(intervals: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """
     ascending = np.sort(intervals)
     for count in range(MAX_GAPS, 0, -1):
-        others = ascending[:-count]
-        if ascending[-count] * float(others.sum()) > GAP_FACTOR * float((others**2).sum()):
+        shorter = ascending[:-count]
+        if ascending[-count] * float(shorter.sum()) > GAP_FACTOR * float((shorter**2).sum()):
             return np.asarray(intervals >= ascending[-count])
     return np.zeros(len(intervals), dtype=np.bool_)
 
@@ -237,6 +247,6 @@ def _seconds(cells: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.asarray(since.to_numpy(np.float64))
     size = float(np.nanmedian(np.abs(numbers))) if len(numbers) else 0.0
     per_second = 1.0
-    for most in EPOCH_UNITS.values():
-        per_second *= 1e3 if size > most else 1
+    for largest in EPOCH_UNITS.values():
+        per_second *= 1e3 if size > largest else 1
     return numbers / per_second

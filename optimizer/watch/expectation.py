@@ -267,7 +267,7 @@ def predict_slowness(estimate: SlownessEstimate, replicas: int) -> SlownessEstim
 
 def simulate_poisson(replica: Replica, rate: float, slowdown: Slowdown) -> SimulationResult:
     """Return the simulated behaviour for requests that arrive independently."""
-    return replica.serve(PoissonTraffic().of_replica(rate, 1, "random", RATE_REQUESTS, SEED), slowdown)
+    return replica.serve(PoissonTraffic().replica_arrivals_s(rate, 1, "random", RATE_REQUESTS, SEED), slowdown)
 
 
 def simulate_closed_loops(replica: Replica, rate: float, slowdown: Slowdown) -> list[SimulationResult]:
@@ -281,7 +281,7 @@ def simulate_closed_loops(replica: Replica, rate: float, slowdown: Slowdown) -> 
         simulated[concurrency] = replica.serve_closed_loop(concurrency, slowdown)
         return simulated[concurrency].throughput_infer_per_sec >= rate * replica.request_batch_size
 
-    low, high = 0, replica.fullest_concurrency
+    low, high = 0, replica.saturating_concurrency
     if not serves(high):
         return [simulated[high]]
     while high - low > 1:

@@ -60,7 +60,7 @@ def test_a_constant_rate_keeps_the_replicas_that_the_target_needs() -> None:
     assert result.target == 63
     assert result.mean_replicas == result.most_replicas == pytest.approx(8, abs=1)  # 500 / 63, within the tolerance
     assert (result.too_few_seconds, result.seconds) == (0.0, 3600.0)
-    assert result.late_share < 0.05
+    assert result.over_bound_share < 0.05
 
 
 def test_the_target_of_a_small_load_is_below_it() -> None:
@@ -73,7 +73,7 @@ def test_too_few_replicas_last_until_new_ones_have_started() -> None:
     assert fast.start_s == 10.0
     assert 10 < fast.too_few_seconds < slow.too_few_seconds
     assert slow.too_few_seconds >= 120
-    assert 0.0 < fast.late_share < slow.late_share < 1.0
+    assert 0.0 < fast.over_bound_share < slow.over_bound_share < 1.0
 
 
 def test_the_measured_deployment_and_a_probe_are_the_start_without_an_option() -> None:
@@ -87,7 +87,7 @@ def test_every_bound_counts() -> None:
         outcome(Autoscaler(max_replicas=20), rates, bounds_ms={"p95": 60.0, **more}) for more in ({}, {"p99": 65.0})
     )
     assert both.too_few_seconds > one.too_few_seconds
-    assert both.late_share == one.late_share, "the shortest bound is the same"
+    assert both.over_bound_share == one.over_bound_share, "the shortest bound is the same"
 
 
 def test_each_server_process_is_a_pod() -> None:
@@ -96,7 +96,7 @@ def test_each_server_process_is_a_pod() -> None:
     pair = outcome(Autoscaler(max_replicas=20), rates, both, processes=2)
     single = outcome(Autoscaler(min_replicas=2, max_replicas=40), rates)
     assert (pair.pods_per_replica, pair.target, single.target) == (2, 63, 63)
-    assert (2 * pair.mean_replicas, pair.late_share) == (single.mean_replicas, single.late_share)
+    assert (2 * pair.mean_replicas, pair.over_bound_share) == (single.mean_replicas, single.over_bound_share)
     odd = outcome(Autoscaler(), np.full(HOUR, 280.0), both, processes=2)
     assert (2 * odd.most_replicas) % 2 == 1, "five pods"
     limited = outcome(Autoscaler(max_replicas=2), jump(100, 800), both, processes=2)
@@ -119,7 +119,7 @@ def test_a_maximum_below_the_need_is_too_few_all_the_time() -> None:
     result = outcome(Autoscaler(max_replicas=4), np.full(HOUR, 500.0))
     assert result.most_replicas == 4
     assert result.too_few_seconds == result.seconds
-    assert result.late_share == 1.0
+    assert result.over_bound_share == 1.0
 
 
 def test_the_minimum_is_kept_without_traffic() -> None:

@@ -61,8 +61,9 @@ def test_the_probabilities_are_those_of_erlang() -> None:
 def test_the_highest_rate_permits_just_the_share(replica: ReplicaCurve) -> None:
     rate = replica.highest_rate()
     assert 0 < rate < replica.capacity
-    assert replica.late_shares(rate)[0] == pytest.approx(PERMITTED, rel=1e-3)
-    assert replica.late_shares(0.99 * rate)[0] < replica.late_shares(rate)[0] < replica.late_shares(1.01 * rate)[0]
+    shares = [replica.over_bound_shares(factor * rate)[0] for factor in (0.99, 1.0, 1.01)]
+    assert shares[1] == pytest.approx(PERMITTED, rel=1e-3)
+    assert shares[0] < shares[1] < shares[2]
 
 
 def test_the_highest_rate_rises_with_throughput_and_slots_and_falls_with_late_requests() -> None:
@@ -78,7 +79,9 @@ def test_the_highest_rate_rises_with_throughput_and_slots_and_falls_with_late_re
 
 
 def test_each_bound_counts() -> None:
-    both = replace(BATCHED, late=np.array([np.zeros(SLOTS), np.full(SLOTS, 0.04)]), permitted=np.array([0.05, 0.05]))
+    both = replace(
+        BATCHED, over_bound=np.array([np.zeros(SLOTS), np.full(SLOTS, 0.04)]), permitted=np.array([0.05, 0.05])
+    )
     assert both.highest_rate() == pytest.approx(curve(BATCHED.throughput, 0.04).highest_rate())
 
 

@@ -20,7 +20,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.emit.kubernetes import target_load
 from optimizer.emit.production import ProductionServer, read_repository
 from optimizer.emit.recommended import read_recommendation
-from optimizer.plan.capacity_plan import plan_by_simulation
+from optimizer.plan.capacity_plan import CapacityPlan, plan_by_simulation
 from optimizer.plan.plan_report import headline
 from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
@@ -115,9 +115,9 @@ def test_replicas_for_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert answer["cost"]["per_hour"] == 2.5 * answer["replicas"]
     assert answer["power"] == {"watts": None, "joules_per_1000": None}
     assert answer["gpus"] is None
-    assert "with a 20 ms bound on p95 one machine" in answer["sentence"]
-    assert "handles 47 concurrent requests of 4 samples, 13,300 ±" in answer["sentence"]
-    assert "1.776.030 recommendations/sec" in answer["published"]["sentence"]
+    assert "with a 20 ms bound on p95 one machine" in answer["capacity_sentence"]
+    assert "handles 47 concurrent requests of 4 samples, 13,300 ±" in answer["capacity_sentence"]
+    assert "1.776.030 recommendations/sec" in answer["published"]["quotation"]
 
 
 def test_the_newest_run_of_a_model_and_rates_in_either_unit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +206,7 @@ def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys
     assert f"{further['count']['safe']} replicas after 10 minutes of further measurements" in printed
     assert f"{saved} fewer, which saves {2 * saved:.2f} per hour" in printed
     (rates,) = planned(capsys, run, "--gpus", "50")["answers"]
-    assert rates["further_measuring"]["carries"]["safe"] > rates["carries_requests_per_sec"]["safe"]
+    assert rates["further_measuring"]["sustainable_rate"]["safe"] > rates["sustainable_requests_per_sec"]["safe"]
     (bound,) = planned(capsys, run, "--gpus", "50", "--rate", "100000/s")["answers"]
     assert bound["further_measuring"] is None
 
@@ -222,7 +222,7 @@ def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.Cap
     options = ("--target-utilization", "30%", "--max-replicas", "40", "--replica-start", "90s", "--cool-down", "10m")
     careful = planned(capsys, *words, *options)["answers"][0]["autoscaler_test"]
     assert careful["start_s"] == 90.0
-    assert careful["late_share"] < test["late_share"]
+    assert careful["over_bound_share"] < test["over_bound_share"]
     assert careful["too_few_seconds"] < test["too_few_seconds"]
     assert main([*map(str, words), "--max-replicas", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -255,7 +255,7 @@ def test_replicas_that_cannot_serve_the_rate_have_no_forecast_and_no_cost_of_an_
     assert main(list(map(str, words))) == 1
     text = capsys.readouterr().out
     shown = " ".join(text.split())
-    served = f"{4 * answer['carries_requests_per_sec']['safe']:,.0f} infer/s ("
+    served = f"{4 * answer['sustainable_requests_per_sec']['safe']:,.0f} infer/s ("
     assert shown.startswith(
         "dlrm: 2 replicas cannot safely serve 90,000 infer/s (22,500 req/s of 4) within any bound, but " + served
     )
@@ -280,14 +280,22 @@ def test_the_last_line_of_a_plan_is_not_empty(run: Path, capsys: pytest.CaptureF
     assert lines[-2]
 
 
+def test_fewer_gpus_than_a_replica_has_are_named(run: Path) -> None:
+    question = read_plan_arguments([str(run), "--gpus", "1"]).question
+    (answer,) = plan_by_simulation(question, [read_run(run)]).answers
+    two_gpus = replace(answer.configuration, gpus=2)
+    none = replace(answer, configuration=two_gpus, replicas=0, rate=0.0, sustainable_rate=None, at_rate=None)
+    assert headline(CapacityPlan(question, (none,)), none) == "dlrm: a replica needs 2 GPUs, more than --gpus 1"
+
+
 def test_a_latency_within_the_bound_is_not_given_as_the_reason_for_missing_it(run: Path) -> None:
     question = read_plan_arguments([str(run), "--rate", "1000/s"]).question
     found = plan_by_simulation(question, [read_run(run)])
-    unsafe = replace(found.answers[0], count=None, replicas=0, at_rate=None, unloaded_ms=5.0)
+    unsafe = replace(found.answers[0], count=None, replicas=0, at_rate=None, unloaded_latency_ms=5.0)
     assert headline(found, unsafe).endswith(
-        "safely: 5.00 ms is expected at almost no load, but the measured deployments differ too much"
+        "safely: 5.00 ms is expected without load, but the measured deployments differ too much"
     )
-    assert headline(found, replace(unsafe, unloaded_ms=500.0)).endswith("its latency is 500 ms at almost no load")
+    assert headline(found, replace(unsafe, unloaded_latency_ms=500.0)).endswith("its latency is 500 ms without load")
 
 
 def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,9 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate
 from optimizer.plan.evidence import (
     EXPECTED,
+    PRIOR_ERRORS,
     SAFE,
     TOO_LOW,
-    USUAL_ERRORS,
     Slowdown,
     SlownessEstimate,
     estimate_slowness,
@@ -47,7 +47,7 @@ def fleet(
 
 
 def gaps_of(traffic: Traffic, replicas: int, balancer: Balancer) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.diff(traffic.of_replica(1000.0, replicas, balancer, 20_000, seed=3))
+    return np.diff(traffic.replica_arrivals_s(1000.0, replicas, balancer, 20_000, seed=3))
 
 
 @pytest.mark.parametrize("balancer", BALANCERS)
@@ -77,7 +77,7 @@ def test_a_constant_rate_stays_constant_round_robin_only() -> None:
 
 def test_each_replica_gets_the_whole_recording() -> None:
     recorded = RecordedTraffic(np.array([0.001] * 900 + [1.0]))
-    times = recorded.of_replica(recorded.rate, 3, "round-robin", 10_000, seed=0)
+    times = recorded.replica_arrivals_s(recorded.rate, 3, "round-robin", 10_000, seed=0)
     assert len(times) == 901
     assert (np.diff(times) > 0).all()
 
@@ -167,7 +167,7 @@ def test_requests_of_several_samples_arrive_whole() -> None:
     assert result.latency_p95_s == pytest.approx(2 * SERVICE_MS / 1e3, rel=0.01)
 
 
-# -- belief -----------------------------------------------------------------------------------------------------
+# -- slowness estimate ------------------------------------------------------------------------------------------
 
 
 def test_more_slow_deployments_raise_the_estimate() -> None:
@@ -189,10 +189,10 @@ def test_further_deployments_narrow_the_estimate() -> None:
 
 def test_measured_errors_of_the_simulator_replace_the_usual_ones() -> None:
     exact, wrong = forecast_errors([0.0] * 6, [0.0] * 6), forecast_errors([0.1, -0.1] * 3, [0.2, -0.2] * 3)
-    assert exact.throughput < USUAL_ERRORS.throughput < wrong.throughput < 0.1
-    assert exact.latency < USUAL_ERRORS.latency < wrong.latency < 0.2
+    assert exact.throughput < PRIOR_ERRORS.throughput < wrong.throughput < 0.1
+    assert exact.latency < PRIOR_ERRORS.latency < wrong.latency < 0.2
     none = forecast_errors([], [])
-    assert (none.throughput, none.latency) == pytest.approx((USUAL_ERRORS.throughput, USUAL_ERRORS.latency))
+    assert (none.throughput, none.latency) == pytest.approx((PRIOR_ERRORS.throughput, PRIOR_ERRORS.latency))
     safe = [estimate_slowness([0.0] * 8, errors).quantile(0.99) for errors in (exact, wrong)]
     assert safe[0].slowness < safe[1].slowness
     assert safe[0].lateness < safe[1].lateness

@@ -120,7 +120,7 @@ def test_a_replica_has_the_instances_of_all_its_gpus() -> None:
     pair = fit_replica(collect_evidence(two, PROBLEM, [moved], PoissonArrivals()), SLA)
     assert pair.times is not None
     assert pair.times.expected.shape[1] == two.instances == 2
-    assert pair.fullest_concurrency == 2 * fitted(*trials).fullest_concurrency
+    assert pair.saturating_concurrency == 2 * fitted(*trials).saturating_concurrency
 
 
 def test_refusals_of_the_queue_limit_the_rate() -> None:
