@@ -241,19 +241,21 @@ def _add_autoscaler(parser: Parser) -> None:
 
 def _autoscaler(arguments: Namespace) -> Autoscaler | None:
     """Return the autoscaler to test; None without traffic whose rate changes. Raises BadInputError."""
-    given = [flag for flag in AUTOSCALER_OPTIONS if getattr(arguments, flag[2:].replace("-", "_")) is not None]
+    flags = [flag for flag in AUTOSCALER_OPTIONS if getattr(arguments, flag[2:].replace("-", "_")) is not None]
     if arguments.traffic != "diurnal" and arguments.trace is None:
-        if given:
-            raise BadInputError(f"{given[0]}: works only with --traffic diurnal or --trace; give one of them too")
+        if flags:
+            raise BadInputError(f"{flags[0]}: works only with --traffic diurnal or --trace; give one of them too")
         return None
     limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
     return Autoscaler(
-        limits.min_replicas,
-        limits.max_replicas,
-        limits.target_utilization,
-        parse_value("--metric-delay", arguments.metric_delay or f"{METRIC_DELAY_SECONDS:g}s", _seconds),
-        parse_value("--cool-down", arguments.cool_down or f"{COOL_DOWN_SECONDS:g}s", _seconds),
-        parse_optional("--replica-start", arguments.replica_start, _seconds),
+        min_replicas=limits.min_replicas,
+        max_replicas=limits.max_replicas,
+        target_utilization=limits.target_utilization,
+        metric_delay_s=parse_value(
+            "--metric-delay", arguments.metric_delay or f"{METRIC_DELAY_SECONDS:g}s", _seconds
+        ),
+        cool_down_s=parse_value("--cool-down", arguments.cool_down or f"{COOL_DOWN_SECONDS:g}s", _seconds),
+        start_s=parse_optional("--replica-start", arguments.replica_start, _seconds),
     )
 
 
@@ -275,7 +277,7 @@ def _hour_costs(texts: Sequence[str]) -> dict[str, float]:
 def main(argv: list[str]) -> int:
     """Run ``tune plan`` and return its exit code. Raises TuneError."""
     arguments = read_plan_arguments(argv)
-    runs = _runs(arguments)
+    runs = _find_runs(arguments)
     if not arguments.names_traffic:
         _refuse_shapes(runs)
     if any(run.problem.priorities for run in runs):
@@ -326,22 +328,23 @@ def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPl
     return plan_by_simulation(question, runs)
 
 
-def _runs(arguments: PlanArguments) -> list[FinishedRun]:
+def _find_runs(arguments: PlanArguments) -> list[FinishedRun]:
     """Return the runs that can be read. If there are several, print a line for each run that cannot."""
-    runs, fault = [], BadInputError("no runs")
+    if len(arguments.names) == 1:
+        return [_find_run(arguments.names[0], arguments)]
+    runs, errors = [], []
     for name in arguments.names:
         try:
-            runs.append(_run(name, arguments))
+            runs.append(_find_run(name, arguments))
         except BadInputError as error:
-            fault = error
-            if len(arguments.names) > 1:
-                print_message(f"left out: {error}")
+            errors.append(error)
+            print_message(f"left out: {error}")
     if not runs:
-        raise fault
+        raise errors[-1]
     return runs
 
 
-def _run(name: str, arguments: PlanArguments) -> FinishedRun:
+def _find_run(name: str, arguments: PlanArguments) -> FinishedRun:
     """Return the run in a folder, the newest run of all, or that of a model, preferably with a recommendation.
 
     A model without a run is tuned first.
@@ -355,7 +358,7 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
             f"{quote(name)}: no run.json there or in {one_line(arguments.results)}; give the folder of a run "
             f"(`{list_command(arguments.results)}` lists runs)"
         )
-    first: FinishedRun | None = None
+    newest: FinishedRun | None = None
     model, profile = _model_and_profile(name, arguments.results)
     for folder in runs_in(arguments.results, model):
         try:
@@ -363,12 +366,12 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
         except BadInputError as error:
             print_message(f"left out: {error}")
             continue
-        if profile is not None and not _has_profile(run, profile):
+        if profile is not None and not _was_tuned_with(run, profile):
             continue
         if run.outcome is not None and run.outcome.recommended is not None:
             return run
-        first = first or run
-    return first or _tune_model(name, arguments)
+        newest = newest or run
+    return newest or _tune_model(name, arguments)
 
 
 def _model_and_profile(name: str, results: str) -> tuple[str, Path | None]:
@@ -399,7 +402,7 @@ def _profile(options: RunOptions) -> Path | None:
     return find_profile(options.model).resolve() if names_profile(options) else None
 
 
-def _has_profile(run: FinishedRun, profile: Path) -> bool:
+def _was_tuned_with(run: FinishedRun, profile: Path) -> bool:
     try:
         return _profile(run.options) == profile
     except BadInputError:  # its profile was removed

@@ -265,9 +265,12 @@ def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, pods: int) 
         rate = share * capacity
         arrivals_s = fleet.traffic.replica_arrivals_s(rate * pods, pods, fleet.balancer, REQUESTS, fleet.seed)
         simulated = replica.serve(arrivals_s, slowdown)
-        quantiles_ms = [1e3 * replica.tail * slowdown.lateness * getattr(simulated, name) for name in LEVELS]
+        quantiles_ms = [
+            1e3 * replica.latency_ratio * slowdown.latency_factor * getattr(simulated, name) for name in LEVELS
+        ]
         excess_ms = max(
-            replica.latency_ms(simulated, bound.metric, slowdown.lateness) - bound.bound for bound in replica.sla
+            replica.latency_ms(simulated, bound.metric, slowdown.latency_factor) - bound.bound
+            for bound in replica.sla
         )
         in_flight = rate * max(0.0, simulated.latency_avg_s - network_s)
         rows.append((rate, excess_ms, _over_bound_share(quantiles_ms, _shortest_bound_ms(fleet)), in_flight))

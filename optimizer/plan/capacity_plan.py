@@ -352,7 +352,7 @@ class _Planner:
         if simulated.overloaded and self._fleet.traffic.is_steady:
             return math.inf
         replica = self._fleet.replica
-        return replica.latency_ms(simulated, replica.sla.judged_latency, slowdown.lateness)
+        return replica.latency_ms(simulated, replica.sla.judged_latency, slowdown.latency_factor)
 
     def _unloaded_latency_ms(self) -> float:
         return self._latency_ms(0.05 * self._fleet.replica.capacity(self._expected), 1, self._expected)

@@ -49,13 +49,13 @@ PRIOR_WEIGHT = 6.0  # the prior of a forecast error counts as this many measured
 class Slowdown:
     """How much slower a server is than the simulation.
 
-    Batches take ``slowness`` times as long. Latencies are those of the slowed simulation times ``lateness``. A batch
-    of an unmeasured size takes the expected time if ``unmeasured`` is 0. It takes the longest plausible time if it
-    is 1, and the shortest one if it is -1.
+    Batches take ``slowness`` times as long. Latencies are those of the slowed simulation times ``latency_factor``. A
+    batch of an unmeasured size takes the expected time if ``unmeasured`` is 0. It takes the longest plausible time if
+    it is 1, and the shortest one if it is -1.
     """
 
     slowness: float = 1.0
-    lateness: float = 1.0
+    latency_factor: float = 1.0
     unmeasured: float = 0.0
 
 
@@ -100,7 +100,7 @@ class SlownessEstimate:
         """Return the slowdown that replicas do not exceed with this probability.
 
         Near saturation the slowness alone decides what can be served. Below it, the uncertainty of a latency is that
-        of the slowness and of the simulated latency together; ``lateness`` is the ratio of the two quantiles.
+        of the slowness and of the simulated latency together; ``latency_factor`` is the ratio of the two quantiles.
         """
         slowness = self._quantile(probability, self.errors)
         both = self._quantile(probability, np.hypot(self.errors, self.forecast.latency))

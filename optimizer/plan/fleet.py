@@ -62,7 +62,7 @@ class Fleet:
 
     def accepts(self, simulated: SimulationResult, slowdown: Slowdown) -> bool:
         """Return True if the ``simulated`` behaviour meets the bounds."""
-        return self.replica.meets(simulated, slowdown.lateness) and not (
+        return self.replica.meets(simulated, slowdown.latency_factor) and not (
             simulated.overloaded and self.traffic.is_steady
         )
 

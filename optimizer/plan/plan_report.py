@@ -19,7 +19,7 @@ from optimizer.plan.measured_capacity import RequestLengths
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
-from optimizer.results.terminal_output import plain_table, print_line, print_table
+from optimizer.results.terminal_output import plain_table, print_line, print_table, print_unwrapped, print_wrapped
 
 SAFE_CONFIDENCE = f"{100 * SAFE:g} %"
 
@@ -171,7 +171,7 @@ def print_plan(console: Console, plan: CapacityPlan) -> None:
     if configuration.builder in PUBLISHED:
         print_line(console)
         published = PUBLISHED[configuration.builder]
-        _line(console, "published", f'"{published.quotation}" ({published.title})')
+        print_wrapped(console, "published", f'"{published.quotation}" ({published.title})')
 
 
 def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
@@ -219,10 +219,10 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
     print_line(console, headline(plan, answer), style)
     if is_undecided:
         print_line(console, f"the run is UNDECIDED: {configuration.undecided_cause}")
-        console.print(f"next  {configuration.next_command}", highlight=False, markup=False, soft_wrap=True)
+        print_unwrapped(console, "next", configuration.next_command)
     print_line(console)
     for label, text in (*_planned_lines(answer), *_configuration_lines(plan, answer)):
-        _line(console, label, text)
+        print_wrapped(console, label, text)
     if answer.headroom:
         print_line(console)
         _print_headroom(console, answer)
@@ -472,11 +472,3 @@ def _size(answer: FleetPlan) -> float:
 
 def _amount(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
-
-
-def _line(console: Console, label: str, text: str) -> None:
-    table = plain_table("", "")
-    table.show_header = False
-    table.columns[0].min_width = 12
-    table.add_row(label, text)
-    print_table(console, table)

@@ -110,17 +110,17 @@ FITS = 2  # the second one scales all deployments to the mean speed that the fir
 LATENCIES = tuple(f"latency_{name}_ms" for name in STATISTICS)
 PARTS = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
 MAX_REFUSED_SHARE = 0.99  # share of the requests
-MAX_TAIL = 1.5  # a larger factor between measured and simulated latency is an outlier
+MAX_LATENCY_RATIO = 1.5  # a larger factor between measured and simulated latency is an outlier
 
 
 @dataclass(frozen=True, eq=False)
 class Replica:
     """A simulated server of one configuration: all server processes, if it has several.
 
-    ``tail`` is the ratio of measured to simulated judged latency at equal throughput. ``request_batch_size`` is the
-    average number of samples of a request. ``sla`` has the latency bounds. ``times`` are the plausible service times;
-    without them those of the model are taken as known. ``refusals`` forecasts the requests that a limited queue
-    refuses; None if it refuses none, or if that is not simulated.
+    ``request_batch_size`` is the average number of samples of a request. ``sla`` has the latency bounds.
+    ``latency_ratio`` is the ratio of measured to simulated judged latency at equal throughput. ``times`` are the
+    plausible service times; without them those of the model are taken as known. ``refusals`` forecasts the requests
+    that a limited queue refuses; None if it refuses none, or if that is not simulated.
     """
 
     candidate: Candidate
@@ -128,12 +128,12 @@ class Replica:
     request_batch_size: float
     sla: Sla
     slowness_estimate: SlownessEstimate
-    tail: float = 1.0
+    latency_ratio: float = 1.0
     times: PlausibleTimes | None = None
     refusals: RefusalForecast | None = None
 
     def serve(self, arrivals_s: FloatArray, slowdown: Slowdown) -> SimulationResult:
-        """Return the simulated behaviour of a slower server; ``tail`` and ``lateness`` are not applied yet.
+        """Return the simulated behaviour of a slower server, without ``latency_ratio`` and ``latency_factor``.
 
         Its times are those of a queue that refuses nothing. ``rejected`` are the requests that its own queue is
         expected to refuse, for any reason.
@@ -165,15 +165,15 @@ class Replica:
         samples = instances * max(1, self.candidate.max_batch_size)
         return max(1, min(SATURATING_BATCHES * samples // self.model.request_batch_size, 4096))
 
-    def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
-        """Return the latency ``metric`` of ``simulated`` in ms, with ``tail`` and ``lateness``."""
-        return 1e3 * self.tail * lateness * simulated.latency_s(metric)
+    def latency_ms(self, simulated: SimulationResult, metric: str, latency_factor: float = 1.0) -> float:
+        """Return the latency ``metric`` of ``simulated`` in ms, with ``latency_ratio`` and ``latency_factor``."""
+        return 1e3 * self.latency_ratio * latency_factor * simulated.latency_s(metric)
 
-    def meets(self, simulated: SimulationResult, lateness: float = 1.0) -> bool:
+    def meets(self, simulated: SimulationResult, latency_factor: float = 1.0) -> bool:
         """Return True if ``simulated`` meets all bounds."""
         if self.refusals is not None and simulated.rejected_share > self.refusals.permitted:
             return False
-        return all(self.latency_ms(simulated, bound.metric, lateness) <= bound.bound for bound in self.sla)
+        return all(self.latency_ms(simulated, bound.metric, latency_factor) <= bound.bound for bound in self.sla)
 
     def capacity(self, slowdown: Slowdown) -> float:
         """Return the highest throughput in requests per second, regardless of latency."""
@@ -228,7 +228,7 @@ def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
         model, times = _fitted(with_latency, chosen, problem, latency)
         speeds = _Speeds(model, evidence, latency)
         log_slowness = [speeds.log_slowness(server) for server in evidence.deployments]
-    tail, errors = speeds.tail_and_errors()
+    latency_ratio, errors = speeds.ratio_and_errors()
     slowness = estimate_slowness(log_slowness, errors)
     closed = measured if problem.open_loop else [point for point in measured if point.load.concurrency]
     refusals = RefusalForecast(model, closed, problem)
@@ -240,7 +240,7 @@ def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
         request_batch_size=problem.request_batch_size,
         sla=sla,
         slowness_estimate=slowness,
-        tail=tail,
+        latency_ratio=latency_ratio,
         times=times,
         refusals=refusals if refuses else None,
     )
@@ -323,7 +323,7 @@ class _Speeds:
         misfit = sum((self._difference(point) ** 2 for point in deployment), np.zeros(len(FINE)))
         return math.log(FINE[int(np.argmin(misfit))])
 
-    def tail_and_errors(self) -> tuple[float, ForecastErrors]:
+    def ratio_and_errors(self) -> tuple[float, ForecastErrors]:
         """Return the median ratio of measured to simulated latency, and the errors of the simulation with this ratio.
 
         The ratio is 1 without measurements of the configuration. Each deployment is simulated with its own slowness.
@@ -345,12 +345,14 @@ class _Speeds:
                     )
                     latency[point.load].append(math.log(value / float(simulated_ms)))
         logs = [log for at_load in latency.values() for log in at_load]
-        log_tail = min(max(float(np.median(logs or [0.0])), -math.log(MAX_TAIL)), math.log(MAX_TAIL))
+        log_ratio = min(
+            max(float(np.median(logs or [0.0])), -math.log(MAX_LATENCY_RATIO)), math.log(MAX_LATENCY_RATIO)
+        )
         errors = forecast_errors(
             [statistics.fmean(at_load) for at_load in throughput.values()],
-            [statistics.fmean(at_load) - log_tail for at_load in latency.values()],
+            [statistics.fmean(at_load) - log_ratio for at_load in latency.values()],
         )
-        return math.exp(log_tail), errors
+        return math.exp(log_ratio), errors
 
     def _difference(self, point: Point) -> FloatArray:
         """Return log(measured / simulated) at each of FINE."""

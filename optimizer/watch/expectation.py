@@ -240,7 +240,7 @@ class Expectation:
             ),
             queue_ms=Range(0.0, math.inf if is_overloaded else longest_queue_ms),
             compute_ms=Range(execution_ms.low / self.overlap_factor, min(execution_ms.high, longest_execution_ms)),
-            meets_sla=self.replica.meets(independent[-1], slow.lateness) and not independent[-1].overloaded,
+            meets_sla=self.replica.meets(independent[-1], slow.latency_factor) and not independent[-1].overloaded,
         )
 
     def _longest_execution_ms(self, slowdown: Slowdown) -> float:

@@ -96,7 +96,7 @@ def test_the_smallest_fleet_of_a_known_server() -> None:
     constant = fleet(10.5, ConstantTraffic())
     assert constant.fewest_replicas(950.0, Slowdown()) == 10
     assert constant.fewest_replicas(950.0, Slowdown(slowness=0.9)) == 9
-    assert constant.fewest_replicas(950.0, Slowdown(lateness=1.1)) is None
+    assert constant.fewest_replicas(950.0, Slowdown(latency_factor=1.1)) is None
     assert constant.fewest_replicas(0.5, Slowdown()) == 1
 
 
@@ -173,9 +173,9 @@ def test_requests_of_several_samples_arrive_whole() -> None:
 def test_more_slow_deployments_raise_the_estimate() -> None:
     few, many = estimate_slowness([0.1] * 3), estimate_slowness([0.1] * 50)
     assert few.quantile(0.5).slowness == pytest.approx(math.exp(0.1))
-    assert few.quantile(0.5).lateness == 1.0
+    assert few.quantile(0.5).latency_factor == 1.0
     assert few.quantile(0.999).slowness > many.quantile(0.999).slowness > math.exp(0.1)
-    assert few.quantile(0.999).lateness > 1 > few.quantile(0.001).lateness
+    assert few.quantile(0.999).latency_factor > 1 > few.quantile(0.001).latency_factor
 
 
 def test_further_deployments_narrow_the_estimate() -> None:
@@ -195,7 +195,7 @@ def test_measured_errors_of_the_simulator_replace_the_usual_ones() -> None:
     assert (none.throughput, none.latency) == pytest.approx((PRIOR_ERRORS.throughput, PRIOR_ERRORS.latency))
     safe = [estimate_slowness([0.0] * 8, errors).quantile(0.99) for errors in (exact, wrong)]
     assert safe[0].slowness < safe[1].slowness
-    assert safe[0].lateness < safe[1].lateness
+    assert safe[0].latency_factor < safe[1].latency_factor
 
 
 def test_a_safe_plan_allows_for_slow_unmeasured_sizes_but_not_for_all_at_once() -> None:
