@@ -28,7 +28,7 @@ from objectives.server_spread import pool_server_spread
 from objectives.sla import Sla
 from objectives.verdict import is_disturbed
 
-ALLOWED_DIFFERENCE = 0.05  # of the log of the ratio; a smaller difference does not change a decision
+ALLOWED_DIFFERENCE = 0.05  # absolute log of the ratio; a smaller difference does not change a decision
 MIN_PAIRS = 2
 
 
@@ -37,7 +37,7 @@ class ServerPair:
     """The windows of the own client on one fresh server, and the measurement of perf_analyzer on the same server."""
 
     windows: Sequence[Measurement]
-    other: Measurement
+    perf_analyzer: Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class MetricRatio:
         return self._sign * (self.ratio - 1) > 0
 
     def __str__(self) -> str:
-        """Return such as ``perf_analyzer measured 12 % more p95 latency than tune's own client: 21.4 ms``."""
+        """Return a clause: ``perf_analyzer measured 12 % more p95 latency than tune's own client: 21.4 ms``."""
         metric, relation = METRICS[self.metric], "more" if self.ratio > 1 else "less"
         name = metric.name
         if metric.timing is LATENCY:
@@ -160,7 +160,7 @@ def compare_load_generators(
     undisturbed = [_usable(pair) for pair in pairs]
     usable = [pair for pair in undisturbed if pair]
     lost = [pair for pair, kept in zip(pairs, undisturbed, strict=True) if kept is None]
-    reason = (lost[0].other.reason or "its windows were disturbed") if lost else ""
+    reason = (lost[0].perf_analyzer.reason or "its windows were disturbed") if lost else ""
     ratios = [_ratio(usable, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics]
     return Agreement(len(pairs), len(usable), tuple(filter(None, ratios)), reason)
 
@@ -168,24 +168,26 @@ def compare_load_generators(
 def _usable(pair: ServerPair) -> ServerPair | None:
     """Return the pair with its undisturbed windows; None if one side has no undisturbed value."""
     windows = [window for window in pair.windows if not is_disturbed(window)]
-    is_usable = windows and pair.other.stable and pair.other.throughput_infer_per_sec
-    return ServerPair(windows, pair.other) if is_usable else None
+    is_usable = windows and pair.perf_analyzer.stable and pair.perf_analyzer.throughput_infer_per_sec
+    return ServerPair(windows, pair.perf_analyzer) if is_usable else None
 
 
 def _ratio(
     pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float, *, shares_cpus: bool
 ) -> MetricRatio | None:
     """Return the ratio of a metric over all ``pairs``; None if fewer than MIN_PAIRS have it."""
-    values = [(METRICS[metric].value(pair.other), _pooled(pair.windows, metric)) for pair in pairs]
-    known = [(theirs, ours) for theirs, ours in values if theirs and ours > 0]
-    if len(known) < MIN_PAIRS:
+    values = [(METRICS[metric].value(pair.perf_analyzer), _pooled(pair.windows, metric)) for pair in pairs]
+    compared = [
+        (perf_analyzer, own_client) for perf_analyzer, own_client in values if perf_analyzer and own_client > 0
+    ]
+    if len(compared) < MIN_PAIRS:
         return None
-    logs = [np.array([math.log(theirs / ours)]) for theirs, ours in known]
+    logs = [np.array([math.log(perf_analyzer / own_client)]) for perf_analyzer, own_client in compared]
     low, high = mean_bounds(logs, pool_server_spread([logs]), look_error(error, next_look(len(logs))))
     bounds = sla.bounds_on(metric)
     return MetricRatio(
         metric,
-        statistics.geometric_mean(theirs for theirs, _ in known),
+        statistics.geometric_mean(perf_analyzer for perf_analyzer, _ in compared),
         math.exp(float(np.mean(logs))),
         ConfidenceInterval(math.exp(low), math.exp(high)),
         (max(bounds) if METRICS[metric].better == "higher" else min(bounds)) if bounds else None,

@@ -31,7 +31,7 @@ MAX_MESSAGE = 1 << 17  # bytes of the uncompressed message
 MAX_COUNT = 2**31 - 1
 _MAPPING = LogarithmicMapping(RELATIVE_ACCURACY)
 _LOG_GAMMA = math.log(_MAPPING.gamma)
-_LARGEST_KEY = 5_000  # of a bin: far below a nanosecond and far above a year
+_MAX_KEY = 5_000  # absolute key of a bin: far below a nanosecond, or far above a year
 
 
 def count_over(latencies_ms: FloatArray, bounds_ms: Sequence[float]) -> str:
@@ -113,8 +113,8 @@ def share_over(sketch: str, bound_ms: float) -> float:
     Within the bin of the bound, latencies are taken as evenly distributed on a logarithmic scale.
     """
     counts, first_key = _read(sketch)
-    place = math.log(max(bound_ms, MIN_LATENCY_MS)) / _LOG_GAMMA - (first_key - 1)  # in bins
-    below = float(np.interp(place, np.arange(len(counts) + 1), np.concatenate(([0.0], np.cumsum(counts)))))
+    position = math.log(max(bound_ms, MIN_LATENCY_MS)) / _LOG_GAMMA - (first_key - 1)  # measured in bins
+    below = float(np.interp(position, np.arange(len(counts) + 1), np.concatenate(([0.0], np.cumsum(counts)))))
     return 1 - below / float(counts.sum())
 
 
@@ -164,7 +164,7 @@ def _read(text: str) -> tuple[FloatArray, int]:
     others = len(store.binCounts) + message.negativeValues.ByteSize() + message.zeroCount
     is_ours = math.isclose(mapping.gamma, _MAPPING.gamma, rel_tol=1e-12) and mapping.indexOffset == 0
     is_counted = len(counts) > 0 and bool(np.all((counts >= 0) & (counts <= MAX_COUNT))) and counts.sum() >= 1
-    is_in_range = first_key >= -_LARGEST_KEY and first_key + len(counts) <= _LARGEST_KEY
+    is_in_range = first_key >= -_MAX_KEY and first_key + len(counts) <= _MAX_KEY
     if len(text) > MAX_TEXT or not inflater.eof or others or not (is_ours and is_counted and is_in_range):
         raise ValueError(rule)
     return counts, first_key

@@ -261,11 +261,17 @@ STATISTICS = ("avg", *QUANTILES)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A value to optimize or constrain: its name on the command line, its unit, and which direction is better.
+    """A value to optimize or constrain.
 
-    ``timing`` and ``statistic`` say which time of a request it describes and how, such as ``p95`` of LATENCY. Other
-    metrics have neither. If ``needs_own_client``, perf_analyzer does not report it, and only tune's own client
-    measures it. ``counted`` returns the requests of which the metric is the percentage, None for other metrics.
+    Attributes:
+        name: The name on the command line.
+        unit: The unit of the value.
+        better: Which direction is better.
+        value: Returns the value of a measurement; None if it is unknown.
+        timing: The time of a request that the metric describes; None for other metrics.
+        statistic: Which statistic of this time it is, such as ``p95``; empty for other metrics.
+        needs_own_client: Whether perf_analyzer does not report it, so that only tune's own client measures it.
+        counted: Returns the requests of which the metric is the percentage; None for other metrics.
     """
 
     name: str
@@ -335,7 +341,7 @@ def _sketched_quantile_ms(sketch: str, level: float) -> float | None:
 
 def _sketched_requests(sketch: str) -> int:
     """Return the number of requests in a sketch."""
-    from objectives import latency_sketch  # as above
+    from objectives import latency_sketch
 
     return latency_sketch.count(sketch)
 
@@ -406,7 +412,7 @@ METRICS = MetricTable(
     (metric.name, metric)
     for metric in (
         Metric("throughput", "infer/s", "higher", lambda m: m.throughput_infer_per_sec),
-        # of the requests within all latency bounds
+        # inferences of the requests within all latency bounds
         Metric("goodput", "infer/s", "higher", lambda m: m.goodput_infer_per_sec, needs_own_client=True),
         # tokens of a model that streams its responses
         Metric("output-throughput", "tokens/s", "higher", lambda m: m.output_tokens_per_sec),

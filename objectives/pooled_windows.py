@@ -87,12 +87,13 @@ def pooled_average_ms(windows: Sequence[Measurement], timing: Timing = LATENCY) 
 def averages_and_requests(windows: Sequence[Measurement], timing: Timing = LATENCY) -> tuple[FloatArray, FloatArray]:
     """Return the average of ``timing`` in ms and the number of requests, of each window with a known average."""
     average = METRICS[timing.metric("avg")].value
-    known = [
+    averages = [
         (average_ms, requests_with(window, timing))
         for window in windows
         if (average_ms := average(window)) is not None and math.isfinite(average_ms)
     ]
-    return np.array([average_ms for average_ms, _ in known]), np.array([float(requests) for _, requests in known])
+    requests = [float(count) for _, count in averages]
+    return np.array([average_ms for average_ms, _ in averages]), np.array(requests)
 
 
 def requests_with(window: Measurement, timing: Timing) -> int:

@@ -54,9 +54,9 @@ class PriorityStatistic:
 def to_text(statistics: Iterable[PriorityStatistic]) -> str:
     """Return the statistics as text that ``from_text`` reads."""
     return " ".join(
-        f"{one.priority}:{one.served}:{one.rejected}:{one.timed_out}:{one.failed}:"
-        f"{one.throughput_infer_per_sec:.6f}:{one.sketch}"
-        for one in statistics
+        f"{statistic.priority}:{statistic.served}:{statistic.rejected}:{statistic.timed_out}:{statistic.failed}:"
+        f"{statistic.throughput_infer_per_sec:.6f}:{statistic.sketch}"
+        for statistic in statistics
     )
 
 
@@ -84,19 +84,19 @@ def pool(texts: Sequence[str]) -> str:
     """
     if not texts or not all(texts):
         return ""
-    windows = [{one.priority: one for one in from_text(text)} for text in texts]
+    windows = [{statistic.priority: statistic for statistic in from_text(text)} for text in texts]
     pooled = []
     for priority in sorted({priority for window in windows for priority in window}):
-        known = [window[priority] for window in windows if priority in window]
-        sketches = [one.sketch for one in known if one.sketch]
-        rate = math.fsum(one.throughput_infer_per_sec for one in known) / len(windows)
+        present = [window[priority] for window in windows if priority in window]
+        sketches = [statistic.sketch for statistic in present if statistic.sketch]
+        rate = math.fsum(statistic.throughput_infer_per_sec for statistic in present) / len(windows)
         pooled.append(
             PriorityStatistic(
                 priority,
-                sum(one.served for one in known),
-                sum(one.rejected for one in known),
-                sum(one.timed_out for one in known),
-                sum(one.failed for one in known),
+                sum(statistic.served for statistic in present),
+                sum(statistic.rejected for statistic in present),
+                sum(statistic.timed_out for statistic in present),
+                sum(statistic.failed for statistic in present),
                 rate,
                 latency_sketch.merge(sketches) if sketches else "",
             )

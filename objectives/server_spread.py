@@ -20,7 +20,7 @@ from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, Measurement, Timing
 from objectives.pooled_windows import averages_and_requests, served_nothing
 
-ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
+ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # windows of each fresh server, ordered by time
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
 PRIOR_STD = 0.05  # standard deviation of log latency between servers of one configuration
 PRIOR_DEGREES_OF_FREEDOM = 3.0  # degrees of freedom of the prior
@@ -183,15 +183,15 @@ def _average_logs(servers: ServerWindows, timing: Timing) -> list[FloatArray]:
     the server's windows. Their mean over windows and servers is log m. Their variances are those of log m by the
     delta method. The mean of a server is a ratio estimator (Cochran 1977, "Sampling Techniques", chapter 6).
     """
-    known = [averages_and_requests(own, timing) for own in servers]
-    known = [(averages_ms, requests) for averages_ms, requests in known if requests.any()]
-    means = [float(np.average(averages_ms, weights=requests)) for averages_ms, requests in known]
+    averages = [averages_and_requests(windows, timing) for windows in servers]
+    averages = [(averages_ms, requests) for averages_ms, requests in averages if requests.any()]
+    means = [float(np.average(averages_ms, weights=requests)) for averages_ms, requests in averages]
     mean = statistics.fmean(means) if means else 0.0
     if mean <= 0:
-        return [np.array([-math.inf]) for _ in known]
+        return [np.array([-math.inf]) for _ in averages]
     return [
-        math.log(mean) + (own - mean + requests / requests.mean() * (averages_ms - own)) / mean
-        for own, (averages_ms, requests) in zip(means, known, strict=True)
+        math.log(mean) + (server_mean - mean + requests / requests.mean() * (averages_ms - server_mean)) / mean
+        for server_mean, (averages_ms, requests) in zip(means, averages, strict=True)
     ]
 
 

@@ -267,8 +267,10 @@ def _judge_counted(
 
     The variance between servers is that of their shares beyond the binomial one, since no latency explains it.
     """
-    known = [[(window, count) for window in server if (count := counted(window)) is not None] for server in servers]
-    if not known or not all(known):
+    counts_by_server = [
+        [(window, count) for window in server if (count := counted(window)) is not None] for server in servers
+    ]
+    if not counts_by_server or not all(counts_by_server):
         return ConstraintVerdict(Verdict.UNDECIDED, "failed requests were not counted")
     # unanswered requests are in none of the counts
     if any(window.overloaded for server in servers for window in server):
@@ -277,8 +279,10 @@ def _judge_counted(
             "the server was overloaded, and requests stayed unanswered",
             excess=COUNTED_EXCESS,
         )
-    requests = [np.array([float((window.requests or 0) + count) for window, count in server]) for server in known]
-    misses = [np.array([float(count) for _, count in server]) for server in known]
+    requests = [
+        np.array([float((window.requests or 0) + count) for window, count in server]) for server in counts_by_server
+    ]
+    misses = [np.array([float(count) for _, count in server]) for server in counts_by_server]
     allowed = bound.bound / 100
     counts = MissCounts(requests, misses, misses, 1.0, -math.inf)
     spread = share_spread(counts, allowed, PRIOR_FAILED_STD)

@@ -34,7 +34,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.speed_correction import fit_speed_correction
 
-SHARES = (ERROR_SHARES, OTHER_ERROR_SHARES)  # of the error, for the candidates that are tested
+SHARES = (ERROR_SHARES, OTHER_ERROR_SHARES)  # shares of the error, for the first and the second tested candidate
 
 
 def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -> tuple[float, ...] | None:

@@ -36,7 +36,7 @@ from optimizer.simulator.performance_model import ModelFitter, PerformanceModel,
 from optimizer.simulator.predicted_metrics import is_complete, predicted_latencies
 from optimizer.simulator.speed_correction import fit_speed_correction
 
-MAX_ATTEMPTS = 2  # at a measurement on one server whose load generator fails
+MAX_ATTEMPTS = 2  # attempts to measure on one server if the load generator fails
 
 
 @dataclass
@@ -136,9 +136,9 @@ class Confirmer:
     # by trial, the first server whose measurement is repeated; the next server has its number
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
     _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
-    _start_seconds: list[float] = field(default_factory=list, init=False)  # of the fresh servers so far
-    _points: Sequence[Point] = field(default=(), init=False)  # of the search, as in the usual state of the machine
-    _plan: ConfirmationPlan = field(init=False)  # with the loads that were predicted so far
+    _start_seconds: list[float] = field(default_factory=list, init=False)  # start times of the fresh servers so far
+    _points: Sequence[Point] = field(default=(), init=False)  # points of the search, corrected
+    _plan: ConfirmationPlan = field(init=False)  # has the loads that were predicted so far
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
         """Return the trials with their confirmations.

@@ -132,10 +132,12 @@ def _usual_correction(
 
     points = [point for point in points if has_all_latencies(point, problem)]
     corrected = [correction(factor).correct_points(points) for factor in SLOPE_FACTORS]
-    known = [value for state in corrected if (value := _log_likelihood(state, problem, fit)) is not None]
-    if len(known) < len(SLOPE_FACTORS):
+    log_likelihoods = [value for state in corrected if (value := _log_likelihood(state, problem, fit)) is not None]
+    if len(log_likelihoods) < len(SLOPE_FACTORS):
         return correction(1.0)
-    return correction(float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(known) - max(known)))))
+    return correction(
+        float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(log_likelihoods) - max(log_likelihoods))))
+    )
 
 
 def _log_likelihood(points: Sequence[Point], problem: Problem, fit: ModelFitter) -> float | None:

@@ -14,9 +14,9 @@ from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.confirmation.verdicts import ConfirmedLoad, meets_sla
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.performance_model import PerformanceModel
-from optimizer.simulator.predicted_metrics import Performance
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, configuration_loads
 
 LOAD_STEP, RATE_STEP = 1.06, 1.03  # between neighboring loads; latency rises steeply with a request rate
 MIN_LOAD_FACTOR, MAX_LOAD_FACTOR = 0.3, 1.4  # tested loads, relative to the best one that the search measured
@@ -110,15 +110,15 @@ class LoadPredictions:
         last = measured[-1]
         if last.servers < COMPARED_SERVERS:
             return last.point.load
-        known = [entry.point.load for entry in measured]
-        if len(known) >= COMPARED_LOADS:
+        compared = [entry.point.load for entry in measured]
+        if len(compared) >= COMPARED_LOADS:
             return None
         corrected = self.corrected(last.point, problem)
         is_close = _log_metrics(last.point.measurement, problem)[0] > -2 * MARGIN
         if corrected is None or (meets_sla(last, problem) and is_close):
             return None
         chosen = corrected.first_compared_load
-        return None if chosen in known else chosen
+        return None if chosen in compared else chosen
 
     def _first(self, margin: float) -> int:
         """Return the index of the load at which the tests begin."""
@@ -153,61 +153,63 @@ def predict_loads(
         every_load: Whether the loads cover all concurrencies, for a candidate of which the search tried few loads.
     """
     loads = _possible_loads(point, problem, every_load=every_load)
-    known = [other for other in points if other.candidate == point.candidate and has_all_latencies(other, problem)]
-    known = known or [point]
-    expected = None if model is None or problem.open_loop else _modeled(model, known, loads, problem)
+    measured = [other for other in points if other.candidate == point.candidate and has_all_latencies(other, problem)]
+    measured = measured or [point]
+    expected = None if model is None or problem.open_loop else _modeled(model, measured, loads, problem)
     if expected is None:
-        expected = _extrapolated(known, loads, problem)
+        expected = _extrapolated(measured, loads, problem)
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     throughput = np.exp(expected[:, 1])
     least = min(THROUGHPUT_MARGIN_FACTOR * problem.sla.throughput_floor, throughput[loads.index(point.load)])
-    kept = np.flatnonzero(throughput >= least).tolist()
+    indices = np.flatnonzero(throughput >= least).tolist()
     return LoadPredictions(
-        tuple(loads[load] for load in kept), tuple(expected[kept, 0].tolist()), tuple(throughput[kept].tolist())
+        tuple(loads[load] for load in indices),
+        tuple(expected[indices, 0].tolist()),
+        tuple(throughput[indices].tolist()),
     )
 
 
 def _modeled(
-    model: PerformanceModel, known: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem
+    model: PerformanceModel, measured: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem
 ) -> FloatArray | None:
     """Return ``_log_metrics`` at ``loads`` [loads, 2] by ``model``; None where it predicts nothing.
 
-    The errors at ``known``, the points of one candidate, correct the predictions.
+    The errors at ``measured``, the points of one candidate, correct the predictions.
     """
-    known_loads = [point.load for point in known]
-    cells = [(known[0].candidate, load.concurrency) for load in (*loads, *known_loads)]
-    if (figures := _log_simulated(model, cells, problem)) is None:
+    measured_loads = [point.load for point in measured]
+    simulated_loads = [(measured[0].candidate, load.concurrency) for load in (*loads, *measured_loads)]
+    if (log_metrics := _log_simulated(model, simulated_loads, problem)) is None:
         return None
-    errors = _measured(known, problem) - figures[len(loads) :]
-    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known_loads, errors)
-    predicted: FloatArray = figures[: len(loads)] + correction
+    errors = _measured(measured, problem) - log_metrics[len(loads) :]
+    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, measured_loads, errors)
+    predicted: FloatArray = log_metrics[: len(loads)] + correction
     return predicted
 
 
 def prediction_errors(model: PerformanceModel, points: Sequence[Point], problem: Problem) -> FloatArray | None:
     """Return the log of measured over predicted latency and throughput [points, 2]; None if one is not predicted."""
-    figures = _log_simulated(model, [(point.candidate, point.load.concurrency) for point in points], problem)
-    return None if figures is None else _measured(points, problem) - figures
+    log_metrics = _log_simulated(model, configuration_loads(points), problem)
+    return None if log_metrics is None else _measured(points, problem) - log_metrics
 
 
 def _log_simulated(
-    model: PerformanceModel, cells: Sequence[tuple[Candidate, int]], problem: Problem
+    model: PerformanceModel, loads: Sequence[ConfigurationLoad], problem: Problem
 ) -> FloatArray | None:
-    """Return ``_log_metrics`` [cells, 2] as ``model`` predicts them; None if one of them is missing."""
-    figures = np.array([_log_predicted(performance, problem) for performance in model.simulate(cells)])
-    return figures if np.isfinite(figures).all() else None
+    """Return ``_log_metrics`` [loads, 2] as ``model`` predicts them; None if one of them is missing."""
+    log_metrics = np.array([_log_predicted(performance, problem) for performance in model.simulate(loads)])
+    return log_metrics if np.isfinite(log_metrics).all() else None
 
 
-def _extrapolated(known: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
-    """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between ``known``, the points of one candidate.
+def _extrapolated(measured: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
+    """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between the ``measured`` points of one candidate.
 
     Beyond them, latency is proportional to the load, and throughput no higher.
     """
-    known_loads = [point.load for point in known]
-    sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, known_loads))
+    measured_loads = [point.load for point in measured]
+    sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, measured_loads))
     beyond = sizes - np.clip(sizes, min(ends), max(ends))
-    inside = _interpolated(loads, known_loads, _measured(known, problem))
+    inside = _interpolated(loads, measured_loads, _measured(measured, problem))
     extrapolated: FloatArray = inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
     return extrapolated
 
@@ -222,9 +224,9 @@ def has_all_latencies(point: Point, problem: Problem) -> bool:
     return point.throughput_infer_per_sec > 0 and problem.sla.share_of_bound(point.measurement) < math.inf
 
 
-def _interpolated(loads: Sequence[LoadPoint], known: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
-    """Return ``values`` [known, columns] interpolated at ``loads``; values at the same load are averaged."""
-    distinct, indices = np.unique(list(map(_log_size, known)), return_inverse=True)
+def _interpolated(loads: Sequence[LoadPoint], measured_loads: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
+    """Return ``values`` [measured loads, columns] interpolated at ``loads``; values at the same load are averaged."""
+    distinct, indices = np.unique(list(map(_log_size, measured_loads)), return_inverse=True)
     averages = [np.bincount(indices, column) / np.bincount(indices) for column in values.T]
     sizes = list(map(_log_size, loads))
     return np.stack([np.interp(sizes, distinct, average) for average in averages], axis=1)

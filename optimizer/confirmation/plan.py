@@ -19,7 +19,7 @@ from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 MAX_FINALISTS = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
-NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
+MIN_RUNNER_UP_SHARE = 0.8  # share of the best throughput in the search that a runner-up serves at least
 MIN_ERROR = 1e-9  # below it, rounding is all that is left of the error
 
 
@@ -112,7 +112,7 @@ def compared_points(
         if point is not None:
             chosen[candidate] = point
     compared = {execution_settings(candidate) for candidate in (best[0].candidate, *chosen)}
-    least = NEARLY_AS_MUCH * (best[0].throughput_infer_per_sec or 0.0)
+    least = MIN_RUNNER_UP_SHARE * (best[0].throughput_infer_per_sec or 0.0)
     others = [
         point
         for point in best[1:]
@@ -142,8 +142,8 @@ def read_plan_document(document: object) -> ConfirmationPlan:
     for trial, predictions in plan.predictions.items():
         key = f"confirmation_plan.predictions.{trial}"
         count = len(predictions.loads)
-        figures = (*predictions.log_latency_ratios, *predictions.throughput_infer_per_sec)
-        if not count or len(figures) != 2 * count or not all(map(math.isfinite, figures)):
+        values = (*predictions.log_latency_ratios, *predictions.throughput_infer_per_sec)
+        if not count or len(values) != 2 * count or not all(map(math.isfinite, values)):
             raise ValueError(f"{key}: not a prediction for each load")
         if predictions.highest_first is not None and not 0 <= predictions.highest_first < count:
             raise ValueError(f"{key}: highest_first is not one of the loads")
@@ -167,13 +167,13 @@ def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Poin
     Disturbed measurements count with less weight, see ``SpeedCorrection.best_point``. If no point is stable, the best
     unstable one is returned: fresh servers decide about it.
     """
-    rest, chosen = points, list[Point]()
+    remaining, chosen = points, list[Point]()
     while len(chosen) < most:
-        best = SpeedCorrection().best_point(rest, problem.best_point)
+        best = SpeedCorrection().best_point(remaining, problem.best_point)
         if best is None and not chosen:
-            best = problem.best_point(rest, unstable=True)
+            best = problem.best_point(remaining, unstable=True)
         if best is None:
             break
         chosen.append(best)
-        rest = [point for point in rest if point.candidate != best.candidate]
+        remaining = [point for point in remaining if point.candidate != best.candidate]
     return chosen

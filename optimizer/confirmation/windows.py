@@ -116,7 +116,7 @@ def begun_error(trials: Sequence[Trial]) -> float:
 def lost_end(trial: Trial) -> tuple[ConfirmationWindow, ...]:
     """Return the lost measurements at the end of the confirmations of ``trial``, which a later session repeats."""
     windows = trial.confirmations
-    kept = max((place for place, window in enumerate(windows, 1) if not window.is_lost), default=0)
+    kept = max((count for count, window in enumerate(windows, 1) if not window.is_lost), default=0)
     return windows[kept:]
 
 

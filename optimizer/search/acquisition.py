@@ -131,13 +131,13 @@ def mixture_quantiles(
     """
     from scipy.special import ndtri
 
-    wanted = np.array(levels)[:, None]
-    component_quantiles = means[:, None, :] + stds[:, None, :] * ndtri(wanted)  # [components, levels, loads]
+    level_column = np.array(levels)[:, None]
+    component_quantiles = means[:, None, :] + stds[:, None, :] * ndtri(level_column)  # [components, levels, loads]
     low, high = component_quantiles.min(axis=0), component_quantiles.max(axis=0)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         below = _normal_cdf((middle - means[:, None, :]) / stds[:, None, :])
-        is_lower = np.tensordot(probabilities, below, axes=1) < wanted
+        is_lower = np.tensordot(probabilities, below, axes=1) < level_column
         low, high = np.where(is_lower, middle, low), np.where(is_lower, high, middle)
     return np.asarray((low + high) / 2)
 
@@ -172,11 +172,11 @@ class TrialCosts:
 
     def seconds(self, candidate: Candidate) -> float:
         """Return the expected time of a trial of ``candidate``; 0 if no times are known."""
-        known = self._deploy_seconds
-        if not known:
+        deploy_seconds = self._deploy_seconds
+        if not deploy_seconds:
             return self._measure_seconds
-        closest = min(known, key=lambda count: (abs(count - candidate.total_instances), count))
-        return statistics.median(known[closest]) + self._measure_seconds
+        closest = min(deploy_seconds, key=lambda count: (abs(count - candidate.total_instances), count))
+        return statistics.median(deploy_seconds[closest]) + self._measure_seconds
 
     def relative(self, candidate: Candidate) -> float:
         """Return the expected time relative to the mean of the trials so far; 1 if no times are known."""

@@ -94,18 +94,18 @@ class CandidateSelector:
         measurement the best candidate of a transferred study is selected, or else the first one of the space, or the
         one that differs most from those running.
         """
-        left = [candidate for candidate in self._candidates if candidate not in tried]
+        remaining = [candidate for candidate in self._candidates if candidate not in tried]
         inputs, measured = self._inputs(trials)
         if any(is_feasible(point, self._problem) for point in measured):
-            left += [candidate for candidate in self._candidates if candidate in repeatable]
-        if not left:
+            remaining += [candidate for candidate in self._candidates if candidate in repeatable]
+        if not remaining:
             return None
         if not measured:
-            return self._first_decision(left, tried, running)
+            return self._first_decision(remaining, tried, running)
         fitted = self._fit(inputs, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_loads(measured)])
         lowest = self._lowest_concurrencies(measured)
-        promising = self._promising_loads(fitted, surrogate, left)
+        promising = self._promising_loads(fitted, surrogate, remaining)
         loads = [(candidate, n) for candidate, n in promising if n >= lowest.get(candidate, 1)]
         if not loads:
             return None
@@ -121,21 +121,21 @@ class CandidateSelector:
         return Decision(*loads[chosen], math.inf if is_likely else 0.0)
 
     def _first_decision(
-        self, left: Sequence[Candidate], tried: Set[Candidate], running: Sequence[ConfigurationLoad]
+        self, remaining: Sequence[Candidate], tried: Set[Candidate], running: Sequence[ConfigurationLoad]
     ) -> Decision:
         """Return the decision before the first measurement."""
-        known = self._transferred.best(self._problem) if self._transferred else []
-        default = self._most_different(running, left) if running else left[0]
-        candidate = next((candidate for candidate in known if candidate not in tried), default)
+        transferred = self._transferred.best(self._problem) if self._transferred else []
+        default = self._most_different(running, remaining) if running else remaining[0]
+        candidate = next((candidate for candidate in transferred if candidate not in tried), default)
         return Decision(candidate, self._concurrencies(candidate)[0], math.inf)
 
     def _promising_loads(
-        self, fitted: Surrogate, surrogate: Surrogate, left: Sequence[Candidate]
+        self, fitted: Surrogate, surrogate: Surrogate, remaining: Sequence[Candidate]
     ) -> list[ConfigurationLoad]:
         """Return the remaining candidates at their loads; only the POOL most promising ones if there are many."""
-        loads = self._at_loads(self._followed(fitted, left))
+        loads = self._at_loads(self._followed(fitted, remaining))
         if len(loads) > POOL * LOADS:
-            loads = self._at_loads(list(_best_concurrencies(*self._screened(fitted, surrogate, left)))[:POOL])
+            loads = self._at_loads(list(_best_concurrencies(*self._screened(fitted, surrogate, remaining)))[:POOL])
         return loads
 
     def _finer_loads(self, loads: Sequence[ConfigurationLoad], gains: FloatArray) -> list[ConfigurationLoad]:
@@ -186,30 +186,30 @@ class CandidateSelector:
         return self._surrogate
 
     def _screened(
-        self, fitted: Surrogate, surrogate: Surrogate, left: Sequence[Candidate]
+        self, fitted: Surrogate, surrogate: Surrogate, remaining: Sequence[Candidate]
     ) -> tuple[list[ConfigurationLoad], FloatArray]:
         """Return all candidates that may be selected at some loads, and their improvements with few samples.
 
         While others run, the same list is evaluated again and again, because its predictions are cached.
         """
-        followed, remaining = self._followed(fitted, left), set(left)
+        followed, untried = self._followed(fitted, remaining), set(remaining)
         if surrogate is fitted:
             loads = self._at_loads(followed, every=2)
             return loads, fitted.improvements(loads, SCREENING_SAMPLES)
         if self._followed_loads is None:
             self._followed_loads = self._at_loads(followed, every=2)
         gains = surrogate.improvements(self._followed_loads, SCREENING_SAMPLES)
-        indices = [i for i, (candidate, _) in enumerate(self._followed_loads) if candidate in remaining]
+        indices = [i for i, (candidate, _) in enumerate(self._followed_loads) if candidate in untried]
         if not indices:  # all of them are being tried
             self._followed_loads = None
-            return self._screened(fitted, surrogate, left)
+            return self._screened(fitted, surrogate, remaining)
         return [self._followed_loads[i] for i in indices], gains[indices]
 
     def _at_loads(self, candidates: Sequence[Candidate], every: int = 1) -> list[ConfigurationLoad]:
         """Return the candidates at their loads, or at ``every`` second, third, ... of them."""
         return [(candidate, n) for candidate in candidates for n in self._concurrencies(candidate)[::every]]
 
-    def _most_different(self, running: Sequence[ConfigurationLoad], left: Sequence[Candidate]) -> Candidate:
+    def _most_different(self, running: Sequence[ConfigurationLoad], remaining: Sequence[Candidate]) -> Candidate:
         """Return the candidate of ``left`` with the largest distance from all ``running`` ones.
 
         This is a maximin design (Johnson, Moore and Ylvisaker 1990).
@@ -218,8 +218,8 @@ class CandidateSelector:
 
         space = self._problem.space
         occupied = [setting_features(space, *load) for load in running]
-        possible = [setting_features(space, candidate, self._concurrencies(candidate)[0]) for candidate in left]
-        return left[int(np.argmax(cdist(possible, occupied).min(axis=1)))]
+        possible = [setting_features(space, candidate, self._concurrencies(candidate)[0]) for candidate in remaining]
+        return remaining[int(np.argmax(cdist(possible, occupied).min(axis=1)))]
 
     def _source(self, latencies: tuple[str, ...]) -> SourceMachine | None:
         if self._transferred is None:
@@ -229,12 +229,12 @@ class CandidateSelector:
             self._sources[latency] = self._transferred.machine(self._problem, latencies, self._seed)
         return self._sources[latency]
 
-    def _followed(self, surrogate: Surrogate, left: Sequence[Candidate]) -> list[Candidate]:
+    def _followed(self, surrogate: Surrogate, remaining: Sequence[Candidate]) -> list[Candidate]:
         """Return the remaining candidates of the shortlist, or all remaining ones when it is used up."""
         if not self._shortlist:
             self._shortlist = self._rank(surrogate.after_first(RANKING_DEPLOYMENTS))
-        remaining = set(left)
-        return [candidate for candidate in self._shortlist if candidate in remaining] or list(left)
+        untried = set(remaining)
+        return [candidate for candidate in self._shortlist if candidate in untried] or list(remaining)
 
     def _rank(self, surrogate: Surrogate) -> list[Candidate]:
         """Return the shortlist: the best candidates of each execution setting in the simulation.
@@ -261,8 +261,8 @@ class CandidateSelector:
             order.append((ranks[group], -scores[candidate], candidate))
             ranks[group] += 1
         order.sort(key=lambda entry: entry[:2])  # the best of each group, then the second best, ...
-        known = self._transferred.best(self._problem)[:MAX_TRANSFERRED] if self._transferred else []
-        return list(dict.fromkeys([*known, *(candidate for *_, candidate in order)]))[:SHORTLIST]
+        transferred = self._transferred.best(self._problem)[:MAX_TRANSFERRED] if self._transferred else []
+        return list(dict.fromkeys([*transferred, *(candidate for *_, candidate in order)]))[:SHORTLIST]
 
     def _concurrencies(self, candidate: Candidate) -> tuple[int, ...]:
         """Return the concurrencies at which ``candidate`` is predicted."""

@@ -97,8 +97,8 @@ class CandidateTracker:
 
         Those that do not fit into the memory of a GPU, as another one has shown, are given up without a trial.
         """
-        known = {self._tried_by(trial) for trial in self.study.get_trials(deepcopy=False)}
-        candidates = {candidate for candidate in known if candidate is not None}
+        stored = {self._tried_by(trial) for trial in self.study.get_trials(deepcopy=False)}
+        candidates = {candidate for candidate in stored if candidate is not None}
         given_up = {candidate for candidate, times in self._times_abandoned().items() if times >= MAX_ABANDONED}
         return candidates | self._observed.keys() | self._started.keys() | given_up | self._beyond_gpu_memory()
 
@@ -130,7 +130,7 @@ class CandidateTracker:
         trial = self.study.ask(self._encoding.distributions)
         trial.set_user_attr(WORKER, self._workers.name)
         candidate = self._encoding.decode(trial.params)
-        if candidate is None or candidate in tried or self._is_tried(candidate, except_trial=trial.number):
+        if candidate is None or candidate in tried or not self._claim(candidate, except_trial=trial.number):
             self._drop(trial, candidate)
             return None
         self._started[candidate] = trial
@@ -161,7 +161,7 @@ class CandidateTracker:
             user_attrs=user_attrs if concurrency is None else {**user_attrs, EXPECTED: concurrency},
         )
         trial = optuna.Trial(self.study, enter_trial(self.study, running))
-        if not again and self._is_tried(canonical, before=trial.number):
+        if not again and not self._claim(canonical, before=trial.number):
             self._drop(trial, canonical)
             return False
         self._started[canonical] = trial
@@ -265,12 +265,13 @@ class CandidateTracker:
             for other in self.study.get_trials(deepcopy=False)
         )
 
-    def _is_tried(self, candidate: Candidate, *, before: int | None = None, except_trial: int | None = None) -> bool:
-        """Return whether another trial (with ``before``, one with a lower number) has the candidate.
+    def _claim(self, candidate: Candidate, *, before: int | None = None, except_trial: int | None = None) -> bool:
+        """Claim the candidate for a new trial. Return False if another trial has it already.
 
-        A trial that this process stored, but whose number it did not get from the database, is marked as failed.
+        With ``before``, only trials with a lower number count. Trials that this process stored, but whose number it
+        did not get from the database, are marked as failed.
         """
-        is_tried = False
+        is_free = True
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == except_trial or (before is not None and trial.number >= before):
                 continue
@@ -279,8 +280,8 @@ class CandidateTracker:
             if TRIAL not in trial.user_attrs and self._is_own(trial):
                 self._fail(trial)
             else:
-                is_tried = True
-        return is_tried
+                is_free = False
+        return is_free
 
     def _beyond_gpu_memory(self) -> set[Candidate]:
         """Return the candidates that need at least as much GPU memory as one that failed for lack of it."""

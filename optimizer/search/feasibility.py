@@ -46,7 +46,9 @@ class Feasibility:
             succeeds = any(map(bounds.is_met, measured))
             if succeeds or not measured or any(0 < b.violation(m) < math.inf for b in bounds for m in measured):
                 outcomes.append((space.canonical(trial.candidate), succeeds))
-        groups = dict.fromkeys(group for candidate, ok in outcomes if not ok for group in _groups(candidate))
+        groups = dict.fromkeys(
+            group for candidate, has_succeeded in outcomes if not has_succeeded for group in _groups(candidate)
+        )
         weights = {group: (1 - PRIOR_ALL_FEASIBLE) / len(groups) * _likelihood(group, outcomes) for group in groups}
         total = sum(weights.values()) + PRIOR_ALL_FEASIBLE * _likelihood(None, outcomes)
         self._infeasible = {group: weight / total for group, weight in weights.items()}
@@ -55,8 +57,8 @@ class Feasibility:
         """Return the probability [candidates] of success, relative to that outside of the infeasible group."""
         if not self._infeasible:
             return np.ones(len(candidates))
-        known = {candidate: self._probability(candidate) for candidate in dict.fromkeys(candidates)}
-        return np.array([known[candidate] for candidate in candidates])
+        by_candidate = {candidate: self._probability(candidate) for candidate in dict.fromkeys(candidates)}
+        return np.array([by_candidate[candidate] for candidate in candidates])
 
     def _probability(self, candidate: Candidate) -> float:
         infeasible = sum(weight for group, weight in self._infeasible.items() if _belongs(candidate, group))
@@ -83,9 +85,9 @@ def _belongs(candidate: Candidate, group: Group) -> bool:
 def _likelihood(infeasible: Group | None, outcomes: Sequence[tuple[Candidate, bool]]) -> float:
     """Return the probability of ``outcomes`` if the group ``infeasible`` is so, or no group if it is None."""
     likely = 1.0
-    for candidate, ok in outcomes:
+    for candidate, has_succeeded in outcomes:
         works = SUCCESS_IF_INFEASIBLE if infeasible and _belongs(candidate, infeasible) else 1 - FAILURE_IF_FEASIBLE
-        likely *= works if ok else 1 - works
+        likely *= works if has_succeeded else 1 - works
     return likely
 
 

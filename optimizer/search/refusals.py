@@ -20,9 +20,9 @@ from optimizer.simulator.predicted_metrics import ConfigurationLoad, configurati
 MIN_COMPARED = 4  # measurements before the simulation may be judged wrong
 TRUSTED_SHARE = 2 / 3  # share of the measurements on whose side of the bound the simulation has to be
 SOFTENING = 0.1  # share of the permitted failures that is added to each share before its logarithm is taken
-# Shares of the notifications that the batcher may miss (see ``Scenario``), and the prior deviation from
+# Shares of the notifications that the batcher may miss (see ``Scenario``), and the prior standard deviation around
 # MISSED_SHARE. The operating system decides about each of them, so the share depends on the machine and its load.
-MISSED_SHARES, MISSED_DEVIATION = (0.0, 0.2, 0.4, 0.7, 1.0), 0.3
+MISSED_SHARES, MISSED_STD = (0.0, 0.2, 0.4, 0.7, 1.0), 0.3
 PRIOR_VARIANCE = 1.0  # variance of the logarithm of a measured share over a simulated one, at a single load
 
 
@@ -46,7 +46,7 @@ class RefusalForecast:
         self._problem = problem
         self._model = model if isinstance(model, DynamicBatchingModel) else None
         self.permitted = permitted_share(problem)
-        self._bias, self._deviation = 0.0, math.sqrt(2 * PRIOR_VARIANCE)
+        self._bias, self._std = 0.0, math.sqrt(2 * PRIOR_VARIANCE)
         self.missed_share = MISSED_SHARE
         self.compared = self.agreed = 0
         if self.applies:
@@ -91,7 +91,7 @@ class RefusalForecast:
         rates = throughputs()[indices] / self._problem.request_batch_size
         shares = self._simulated([loads[i] for i in indices], rates, self.missed_share)
         slack = self._log(np.array([self.permitted])) - self._log(shares) - self._bias
-        scaled = slack / (math.sqrt(2) * self._deviation)
+        scaled = slack / (math.sqrt(2) * self._std)
         result[indices] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
         return result
 
@@ -106,14 +106,14 @@ class RefusalForecast:
         for missed in MISSED_SHARES:
             simulated = self._simulated(loads, rates, missed)
             squares = float(((self._log(shares) - self._log(simulated)) ** 2).sum())
-            fits.append((squares + ((missed - MISSED_SHARE) / MISSED_DEVIATION) ** 2, missed, simulated))
+            fits.append((squares + ((missed - MISSED_SHARE) / MISSED_STD) ** 2, missed, simulated))
         _, self.missed_share, simulated = min(fits, key=lambda fit: fit[0])
         errors = self._log(shares) - self._log(simulated)
-        count = len(loads) + 1  # with the prior one, whose error is 0
+        count = len(loads) + 1  # the prior counts as one measurement, whose error is 0
         self._bias = float(errors.sum()) / count
         squares = float(((errors - self._bias) ** 2).sum()) + self._bias**2
         variance = (PRIOR_VARIANCE + squares) / count
-        self._deviation = math.sqrt(variance * (1 + 1 / count))
+        self._std = math.sqrt(variance * (1 + 1 / count))
         self.compared = len(loads)
         self.agreed = int(np.count_nonzero((shares <= self.permitted) == (simulated <= self.permitted)))
 

@@ -83,10 +83,10 @@ class Incumbent:
         The confirmation tests a candidate that met the bounds anyway. So it is of use to measure it again only at a
         load with a higher objective value, and the errors of the prediction are the same at both loads.
         """
-        known = np.array([self.log_values.get(candidate, -math.inf) for candidate, _ in loads])
-        higher = np.maximum(0.0, posterior.log_values - np.maximum(known, self.value))
+        best_values = np.array([self.log_values.get(candidate, -math.inf) for candidate, _ in loads])
+        higher = np.maximum(0.0, posterior.log_values - np.maximum(best_values, self.value))
         again = probability_within_bounds(posterior, bounds_s) * higher
-        return np.where(np.isinf(known), expected_improvement(posterior, bounds_s, self.value), again)
+        return np.where(np.isinf(best_values), expected_improvement(posterior, bounds_s, self.value), again)
 
 
 class SimulatedPosterior:
@@ -101,7 +101,9 @@ class SimulatedPosterior:
         self._bounds_s = latency_bounds_s(inputs.problem, inputs.latencies)
         self._share = ShareWithinBounds.from_problem(inputs.problem, inputs.latencies)
         self._model = model
-        self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}  # with its features
+        self._cache: dict[
+            ConfigurationLoad, tuple[Performance, list[float]]
+        ] = {}  # values are results and their features
         self._features: list[tuple[Sequence[ConfigurationLoad], FloatArray]] = []
         errors = compute_residuals(model, measured, self._problem, self._latencies, inputs.speed)
         self._longer_tail = errors.longer_tail
@@ -205,7 +207,7 @@ class SimulatedPosterior:
         for load, result in zip(new, self._model.simulate(new, SIMULATION_THREADS), strict=True):
             self._cache[load] = result, features(self._problem.space, *load, result)
         cached = [self._cache[load] for load in loads]
-        rows = next((array for known, array in self._features if known is loads), None)
+        rows = next((array for cached_loads, array in self._features if cached_loads is loads), None)
         if rows is None:
             rows = np.array([features for _, features in cached])
             self._features.append((loads, rows))

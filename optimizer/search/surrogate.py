@@ -46,9 +46,9 @@ class Surrogate:
 
     def missing_trials(self, inputs: SurrogateInputs) -> float:
         """Return how many trials of ``inputs`` this surrogate lacks; infinity if it was fitted to others."""
-        fitted, wanted = ({(t.number, t.candidate) for t in each.trials} for each in (self._inputs, inputs))
-        is_earlier = inputs.latencies == self._inputs.latencies and fitted <= wanted
-        return len(wanted) - len(fitted) if is_earlier else math.inf
+        fitted, current = ({(t.number, t.candidate) for t in each.trials} for each in (self._inputs, inputs))
+        is_earlier = inputs.latencies == self._inputs.latencies and fitted <= current
+        return len(current) - len(fitted) if is_earlier else math.inf
 
     def missing_loads(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
         """Return the candidates and loads of ``measured`` that this surrogate was not fitted to."""

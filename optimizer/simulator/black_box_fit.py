@@ -195,7 +195,7 @@ def _squared(vector: FloatArray) -> float:
 def _error_covariance(settings: Sequence[Hashable]) -> FloatArray:
     """Return the covariance [2 points, 2 points] of the errors of log throughput, then of log tail ratio."""
     count = len(settings)
-    numbers = np.array([list(dict.fromkeys(settings)).index(one) for one in settings])
+    numbers = np.array([list(dict.fromkeys(settings)).index(setting) for setting in settings])
     covariance = np.diag(np.repeat([THROUGHPUT_ERROR**2, TAIL_ERROR**2], count))
     covariance[:count, :count] += SETTING_ERROR**2 * np.equal.outer(numbers, numbers)
     return covariance

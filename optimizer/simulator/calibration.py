@@ -181,16 +181,16 @@ def _isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 def _over_busy(busy: FloatArray, seconds: FloatArray, instances: int, contention: float) -> FloatArray:
     """Return ``seconds[size, group]``, observed at ``busy[group]`` instances, for 1 to ``instances`` of them."""
-    wanted = np.arange(1, instances + 1, dtype=np.float64)
+    counts = np.arange(1, instances + 1, dtype=np.float64)
     if len(busy) == 1:
-        return np.outer(seconds[:, 0] / (1 + contention * (busy[0] - 1)), 1 + contention * (wanted - 1))
-    inside = np.array([np.interp(wanted, busy, row) for row in seconds])
+        return np.outer(seconds[:, 0] / (1 + contention * (busy[0] - 1)), 1 + contention * (counts - 1))
+    inside = np.array([np.interp(counts, busy, row) for row in seconds])
     first, last = seconds[:, 0], seconds[:, -1]
     down = (seconds[:, 1] - first) / (busy[1] - busy[0])
     up = np.minimum((last - seconds[:, -2]) / (busy[-1] - busy[-2]), last / busy[-1])
-    below = np.minimum(0, wanted - busy[0])
-    above = np.maximum(0, wanted - busy[-1])
-    lowest = np.outer(first, wanted / busy[0])
+    below = np.minimum(0, counts - busy[0])
+    above = np.maximum(0, counts - busy[-1])
+    lowest = np.outer(first, counts / busy[0])
     extended = inside + np.outer(down, below) + np.outer(up, above)
     return np.where(below < 0, np.maximum(extended, lowest), extended)
 

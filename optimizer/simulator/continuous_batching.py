@@ -127,11 +127,11 @@ def estimated_latency(latencies: Sequence[float], metric: str) -> float:
     """Return the latency of a metric from those of LATENCY_METRICS."""
     if metric in LATENCY_METRICS:
         return latencies[LATENCY_METRICS.index(metric)]
-    wanted, timing = METRICS[metric].quantile, METRICS[metric].timing
-    assert wanted is not None, "averages are in LATENCY_METRICS"
+    metric_level, timing = METRICS[metric].quantile, METRICS[metric].timing
+    assert metric_level is not None, "averages are in LATENCY_METRICS"
     assert timing is not None, "only latencies are predicted"
-    known = {level: latencies[LATENCY_METRICS.index(timing.metric(name))] for name, level in QUANTILES.items()}
-    return quantile_at(known, wanted)
+    quantiles = {level: latencies[LATENCY_METRICS.index(timing.metric(name))] for name, level in QUANTILES.items()}
+    return quantile_at(quantiles, metric_level)
 
 
 def simulate_continuous_batching(

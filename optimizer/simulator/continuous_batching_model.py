@@ -46,7 +46,7 @@ from optimizer.simulator.predicted_metrics import (
 )
 from optimizer.simulator.scenario import concurrency_of_process
 
-ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # those of forecasts of tinygpt, without the largest ones
+ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # errors of forecasts of tinygpt, without the largest ones
 # Medians and standard deviations of the prior: the log of the time of a pass of one sequence, relative to a guess;
 # the log-odds of the share of it that is fixed; the exponent of the running sequences; the log of the time of a token
 # of a prompt, relative to that of a sequence; the log of the time outside of the instance, relative to a pass; the

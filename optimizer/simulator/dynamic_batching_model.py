@@ -112,7 +112,7 @@ class DynamicBatchingModel:
             )
             results.update(zip(chosen, simulated, strict=True))
             above = up_to
-        servers = [n / of_process for (_, n), of_process in zip(loads, concurrencies, strict=True)]
+        servers = [n / in_flight for (_, n), in_flight in zip(loads, concurrencies, strict=True)]
         return [results[key].scaled_to_servers(count) for key, count in zip(keys, servers, strict=True)]
 
     def refused_shares(
@@ -252,8 +252,8 @@ def _observations(points: Sequence[Point], problem: Problem) -> dict[ExecutionSe
     """Return the server's statistics at ``points`` by execution settings."""
     groups: dict[ExecutionSettings, list[Observation]] = {}
     for point in points:
-        if (seen := observe_point(point)) is not None:
-            groups.setdefault(execution_settings(problem.space.canonical(point.candidate)), []).append(seen)
+        if (observation := observe_point(point)) is not None:
+            groups.setdefault(execution_settings(problem.space.canonical(point.candidate)), []).append(observation)
     return groups
 
 

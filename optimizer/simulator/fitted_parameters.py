@@ -181,15 +181,15 @@ def occupancy(settings: ExecutionSettings, busy: float, problem: Problem) -> Occ
     instance.
     """
     instances, fields = settings
-    known = _cpu_count(fields) or problem.cpu_count
-    cores = known or _most_threads(problem)
+    known_cores = _cpu_count(fields) or problem.cpu_count
+    cores = known_cores or _most_threads(problem)
     threads, processes = _threads(fields, problem), server_processes(fields)
     gpus = _gpu_count(fields)
     active = max(1.0, busy / gpus)
     idle = 0.0 if str(dict(fields).get(SPINNING)) == "0" else max(0.0, instances / gpus - active)
     if threads == 0 and cores is not None:  # the processes divide the cores
         threads = max(1.0, cores / processes)
-    return Occupancy(processes * active, processes * idle, threads or None, cores, not known)
+    return Occupancy(processes * active, processes * idle, threads or None, cores, not known_cores)
 
 
 def _scale(

@@ -90,9 +90,9 @@ class ShareWithinBounds:
 
         least = np.full(len(log_latencies), np.inf)
         for columns, scores, deadline in self.deadlines:
-            known = np.maximum.accumulate(log_latencies[:, columns], axis=1)
-            below = np.clip((known < deadline).sum(axis=1) - 1, 0, len(columns) - 2)
-            low, high = (np.take_along_axis(known, below[:, None] + i, axis=1)[:, 0] for i in (0, 1))
+            quantiles = np.maximum.accumulate(log_latencies[:, columns], axis=1)
+            below = np.clip((quantiles < deadline).sum(axis=1) - 1, 0, len(columns) - 2)
+            low, high = (np.take_along_axis(quantiles, below[:, None] + i, axis=1)[:, 0] for i in (0, 1))
             slope = (scores[below + 1] - scores[below]) / np.maximum(high - low, MIN_DISTANCE)
             least = np.minimum(least, scores[below] + (deadline - low) * slope)
         return np.asarray(log_ndtr(least))

@@ -48,12 +48,12 @@ class ServiceTimes:
         Beyond the known sizes the times rise as they do over the larger half of these. If there is only one size,
         half of its time is taken to be fixed.
         """
-        known, rows = len(self.seconds), -(-samples // self.step)
-        if rows <= known:
+        sizes, rows = len(self.seconds), -(-samples // self.step)
+        if rows <= sizes:
             return self
-        last, half = self.seconds[-1], known // 2
-        rise = (last - self.seconds[half - 1]) / (known - half) if half else last / 2
-        further = last + np.outer(np.arange(1, rows - known + 1), np.maximum(rise, 0.0))
+        last, half = self.seconds[-1], sizes // 2
+        rise = (last - self.seconds[half - 1]) / (sizes - half) if half else last / 2
+        further = last + np.outer(np.arange(1, rows - sizes + 1), np.maximum(rise, 0.0))
         return ServiceTimes(np.concatenate([self.seconds, further]), self.step)
 
 
@@ -253,8 +253,8 @@ class SimulationResult:
         definition = METRICS[metric]
         if definition.quantile is None or definition.statistic in QUANTILES:
             return float(getattr(self, f"latency_{definition.statistic}_s"))
-        known = {level: float(getattr(self, f"latency_{name}_s")) for name, level in QUANTILES.items()}
-        return quantile_at(known, definition.quantile)
+        quantiles_s = {level: float(getattr(self, f"latency_{name}_s")) for name, level in QUANTILES.items()}
+        return quantile_at(quantiles_s, definition.quantile)
 
     def scaled_to_servers(self, servers: float) -> SimulationResult:
         """Return the result of ``servers`` equal servers, each with this load."""

@@ -129,8 +129,8 @@ def test_a_value_over_its_bound_without_a_clear_difference_contradicts_nothing()
 
 def test_disturbed_and_lost_measurements_have_no_pair() -> None:
     disturbed = replace(pair().windows[0], stable=False, latency_p95_ms=90.0)
-    partly = ServerPair((pair().windows[0], disturbed), pair().other)
-    wholly = ServerPair((disturbed,), pair().other)
+    partly = ServerPair((pair().windows[0], disturbed), pair().perf_analyzer)
+    wholly = ServerPair((disturbed,), pair().perf_analyzer)
     lost = ServerPair(pair().windows, Measurement(reason="perf_analyzer timed out"))
     agreement = compared(partly, pair(), wholly, lost, pair(stable=False, reason="others took 60 % of the CPUs"))
     assert (agreement.servers, agreement.pairs) == (5, 2)
