@@ -12,7 +12,7 @@ from optimizer.cli.output import EXIT_CODES, INTERRUPTED, fail, progress_on_term
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import Parser, add_json
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.record import RECORD, BatchFolder, BatchRecord, EntryRecord, new_record, resumed_record
@@ -120,7 +120,7 @@ def build_parser() -> Parser:
         help="Return exit code 1 if the throughput of a run fell by this share: 5%%",
     )
     parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
-    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(parser)
     return parser
 
 

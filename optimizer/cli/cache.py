@@ -18,7 +18,7 @@ from optimizer.deploy.cache import (
     read_cache,
     remove_cached,
 )
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import Parser, add_json
 from optimizer.options.values import quote
 
 FLAG = "--clean"
@@ -58,7 +58,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument(FLAG, metavar="KIND", nargs="*", help="Remove these kinds (default: all)")
     parser.add_argument("--yes", action="store_true", help="Remove without a question; needed without a terminal")
-    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(parser)
     return parser
 
 

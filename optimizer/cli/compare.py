@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from optimizer.cli.output import EXIT_CODES
-from optimizer.options.command_line import RUN_HELP, Parser, add_results
+from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_regression
 
 EPILOG = """\
@@ -39,7 +39,7 @@ def build_parser() -> Parser:
         help="Return exit code 1 if the throughput of B is lower by this share or more: 5%%",
     )
     add_results(parser)
-    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(parser)
     return parser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from optimizer.cli.output import busy, progress_on_terminal
-from optimizer.options.command_line import RUN_HELP, Parser, add_results
+from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
 from optimizer.options.values import number_where, parse_optional
 
 SHARE = number_where(lambda value: 0 < value <= 1, "write a share above 0 and up to 1, such as 0.5")
@@ -32,7 +32,7 @@ def build_parser() -> Parser:
         action="store_true",
         help="Measure on this machine, for about a minute, what shared memory between client and server changes",
     )
-    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(parser)
     return parser
 
 

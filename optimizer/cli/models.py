@@ -14,7 +14,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.model.input_data import TensorSpec
 from optimizer.model.profile import inputs_and_source, load_profile
 from optimizer.model.profile_lookup import list_profiles
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import Parser, add_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def build_parser() -> Parser:
         usage="[options]",
         description="List the built-in models and those with a profile in ./configs.",
     )
-    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(parser)
     return parser
 
 

@@ -15,7 +15,7 @@ from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_te
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.model.profile_lookup import find_profile
-from optimizer.options.command_line import Parser, add_results, values_of
+from optimizer.options.command_line import Parser, add_json, add_results, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
@@ -169,7 +169,7 @@ def build_parser() -> Parser:
         help="Price of a GPU (of a machine without one) per hour; NAME: part of the hardware's name; repeatable",
     )
     add_results(results)
-    results.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(results)
     return parser
 
 

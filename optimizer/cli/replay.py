@@ -5,7 +5,7 @@ from __future__ import annotations
 from optimizer.cli.output import fail, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.options.command_line import Parser, values_of
+from optimizer.options.command_line import Parser, add_json, values_of
 from optimizer.options.option_reader import latency_bounds_ms
 from optimizer.options.run_options import SEARCHERS
 from optimizer.options.table import SLA_OPTIONS
@@ -55,7 +55,7 @@ def build_parser() -> Parser:
         "--max-trials", default=MAX_TRIALS, metavar="N", help=f"Configurations per search (default: {MAX_TRIALS})"
     )
     parser.add_argument("--warm-start", metavar="RUN", help="Learn from a run or a table of another machine")
-    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(parser)
     return parser
 
 

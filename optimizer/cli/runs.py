@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, show_path
-from optimizer.options.command_line import Parser, add_results
+from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.option import DEFAULTS
 from optimizer.options.values import quote
 from optimizer.store.run_list import FLAG, ListedRun, delete_run, find_deletable, list_runs
@@ -87,7 +87,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--yes", action="store_true", help="Delete without a question; needed without a terminal")
     add_results(parser)
-    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    add_json(parser)
     return parser
 
 

@@ -23,7 +23,7 @@ from optimizer.deploy.target_settings import (
     choose_ports,
 )
 from optimizer.options.addresses import MAX_PORT
-from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
+from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_model_of_run, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_value, whole_number
@@ -82,12 +82,7 @@ def build_parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="Model of the run. Needed only if another user or another machine wrote the run folder.",
-    )
+    add_model_of_run(parser)
     for name, (title, default) in PORTS.items():
         text = f"Port of {title} (default: {default} if it is free, otherwise a free one)"
         parser.add_argument(f"--{name}-port", metavar="PORT", help=text)
@@ -106,9 +101,7 @@ def build_parser() -> Parser:
     parser.add_argument("--force", action="store_true", help="Serve also an UNDECIDED recommendation")
     add_results(parser)
     parser.add_options((), hidden=EXTERNAL)
-    parser.add_argument(
-        "--json", action="store_true", help="Print one JSON document on standard output when the server is ready"
-    )
+    add_json(parser, " when the server is ready")
     return parser
 
 

@@ -8,7 +8,7 @@ from optimizer.cli.output import EXIT_CODES, exit_code, progress_on_terminal, sh
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.options.addresses import server_address
-from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
+from optimizer.options.command_line import RUN_HELP, Parser, add_model_of_run, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options, retarget
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
@@ -79,12 +79,7 @@ def build_parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="Model of the run. Needed only if another user or another machine wrote the run folder.",
-    )
+    add_model_of_run(parser)
     parser.add_argument(
         "--fresh", action="store_true", help="Make a separate test, also on another server or machine"
     )

@@ -9,7 +9,7 @@ from objectives.sla import parse_duration_ms
 from optimizer.cli.output import EXIT_CODES, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
-from optimizer.options.command_line import RUN_HELP, Parser, add_results
+from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
 from optimizer.options.values import parse_value, whole_number
 
 DEFAULT_INTERVAL, DEFAULT_INTERVALS = "5s", 12
@@ -71,9 +71,7 @@ def build_parser() -> Parser:
         help="Continue until Ctrl-C: judge the newest intervals after each one, in one line each",
     )
     add_results(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="Print one JSON document on standard output; one a line with --follow"
-    )
+    add_json(parser, "; one a line with --follow")
     return parser
 
 

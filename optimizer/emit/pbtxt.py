@@ -14,10 +14,12 @@ from dataclasses import replace
 from optimizer.config import model_config
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
-from optimizer.core.request_sizes import parse_input_shape
-from optimizer.core.safe_text import one_line
+from optimizer.core.request_sizes import InputShape, parse_input_shape
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.emit.production import commented, header
 from optimizer.emit.recommended import Recommendation
+from optimizer.options.values import quote
+from optimizer.results.finished_run import FinishedRun
 
 MAX_DEVICE_CHARACTERS = 60
 _MADE_BY_TUNE = "tritune: "
@@ -98,19 +100,23 @@ def with_warm_up(recommendation: Recommendation) -> Recommendation:
     The shapes of the run are those of the model that clients send requests to, and its warm-up requests are kept.
     Raises BadInputError for an input whose size is not known, and for models that do not load with such requests.
     """
-    try:
-        shapes = [parse_input_shape(text) for text in recommendation.run.options.shapes]
-    except ValueError as error:
-        raise BadInputError(
-            f"{recommendation.run.name}: the shapes in run.json cannot be read: {error}; restore the file, or leave "
-            "--model-warmup out"
-        ) from None
+    shapes = [_read_shape(recommendation.run, text) for text in recommendation.run.options.shapes]
     dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}
     configs = {
         name: _warmed_up(config, dims if name == recommendation.model else {})
         for name, config in recommendation.configs.items()
     }
     return replace(recommendation, configs=configs, warms_up=True)
+
+
+def _read_shape(run: FinishedRun, text: str) -> InputShape:
+    try:
+        return parse_input_shape(text)
+    except ValueError as error:
+        raise BadInputError(
+            f"{show_path(run.folder.info)}: the shape {quote(text)} cannot be read: {error}; restore the file, or "
+            "leave --model-warmup out"
+        ) from None
 
 
 def _warmed_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelConfig:

@@ -234,6 +234,18 @@ def add_results(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--results", default=DEFAULTS.out, metavar="DIR", help=text)
 
 
+def add_json(parser: argparse._ActionsContainer, condition: str = "") -> None:
+    """Add the option that prints the result as JSON; ``condition`` is added to its help."""
+    text = f"Print one JSON document on standard output{condition}"
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_model_of_run(parser: argparse._ActionsContainer) -> None:
+    """Add the argument that repeats the model of a run from someone else (see docs/running.md)."""
+    text = "Model of the run. Needed only if another user or another machine wrote the run folder."
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=text)
+
+
 def values_of(namespace: argparse.Namespace) -> dict[str, object]:
     """Return the values of the table's options that were given, by option name."""
     values = {option.name: getattr(namespace, option.keyword, None) for option in OPTIONS}

@@ -735,6 +735,14 @@ def test_only_a_separate_test_can_decide_after_a_crash(tmp_path: Path) -> None:
     assert f"# WARNING: the verdict is UNDECIDED: run `{command}` before" in text
 
 
+def test_a_damaged_shape_of_the_run_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path, options=RunOptions("", shapes=("x:",)))
+    with pytest.raises(
+        BadInputError, match=r"/run\.json: the shape x: cannot be read: write sizes such as .*; restore"
+    ):
+        emit.main([str(run), "--model-warmup"])
+
+
 def test_a_repository_in_the_home_of_no_user_is_a_folder() -> None:
     assert read_repository("~no-such-user/models").text == str(Path.cwd() / "~no-such-user/models")
 
