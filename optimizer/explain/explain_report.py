@@ -130,22 +130,22 @@ def _no_bound_binds(explanation: Explanation) -> str:
     """Return why no bound binds, with the measurement that had more throughput if there is one."""
     outcome, subject, problem = explanation.run.outcome, explanation.subject.point, explanation.run.problem
     assert outcome is not None
-    most = max(outcome.points, key=lambda point: point.throughput_infer_per_sec, default=subject)
-    if most.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
+    fastest = max(outcome.points, key=lambda point: point.throughput_infer_per_sec, default=subject)
+    if fastest.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
         if subject.load.concurrency and subject.load.concurrency >= problem.max_concurrency:
-            tried = max(point.load.concurrency for point in outcome.points)
+            highest = max(point.load.concurrency for point in outcome.points)
             return (
-                f"None: no measurement had more throughput. The run tried at most {tried:,} "
+                f"None: no measurement had more throughput. The run tried at most {highest:,} "
                 "requests in flight, so more of them may serve more."
             )
         return (
             "None: no measurement had more throughput. Among the tried configurations and loads, the capacity of the "
             "server is the limit."
         )
-    shown = _measured(explanation, most)
-    if not most.measurement.stable:
+    shown = _measured(explanation, fastest)
+    if not fastest.measurement.stable:
         return f"Only an unstable measurement had more throughput, so none is known to bind: {shown}."
-    missed = problem.sla.missed(most.measurement)
+    missed = problem.sla.missed(fastest.measurement)
     if missed:
         bounds = formatting.bounds(missed)
         return f"Several together. The measurement with the most throughput misses {bounds}: {shown}."
@@ -157,11 +157,11 @@ def _more_within(explanation: Explanation) -> Iterator[str]:
     outcome, subject, sla = explanation.run.outcome, explanation.subject.point, explanation.run.problem.sla
     assert outcome is not None
     within = [point for point in outcome.points if point.measurement.stable and sla.is_met(point.measurement)]
-    most = max(within, key=lambda point: point.throughput_infer_per_sec, default=subject)
-    if most.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
+    fastest = max(within, key=lambda point: point.throughput_infer_per_sec, default=subject)
+    if fastest.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
         return
-    why = outcome_values.why_not_recommended(outcome, most)
-    yield f"Another measurement within the bounds had more throughput: {_measured(explanation, most)}."
+    why = outcome_values.why_not_recommended(outcome, fastest)
+    yield f"Another measurement within the bounds had more throughput: {_measured(explanation, fastest)}."
     yield f"It is not recommended, because {why}."
 
 
@@ -188,7 +188,7 @@ def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanat
     effect = (
         f", which misses {' and '.join(missed)}"
         if missed
-        else ", within the bounds on times"
+        else ", within the latency bounds"
         if problem.sla.latencies
         else ""
     )
@@ -208,9 +208,9 @@ def _latencies(forecast: Forecast) -> str:
 
 def _print_changes(console: Console, explanation: Explanation, changes: ChangeForecasts) -> None:
     _heading(console, "What would help")
-    _sentences(console, _source(changes))
-    if explanation.forecasts.throughput:
-        _sentences(console, str(explanation.forecasts))
+    _sentences(console, _origin(changes))
+    if explanation.forecast_checks.throughput:
+        _sentences(console, str(explanation.forecast_checks))
     for remedy in changes.remedies:
         if remedy.kind == "no_copying" and explanation.shared_memory is not None:
             continue  # it is measured
@@ -310,7 +310,7 @@ def _best_tried(forecast: Forecast) -> str:
     )
 
 
-def _source(changes: ChangeForecasts) -> str:
+def _origin(changes: ChangeForecasts) -> str:
     """Return the origin of the gains: the model, the number of measurements it was fitted to, and its errors."""
     bounds = [
         formatting.bound(Constraint(latency.metric, latency.bound_ms))
@@ -362,8 +362,8 @@ def _gain(gain: Gain | None, forecast: Forecast | None, explanation: Explanation
         return f"{gain.estimate:+.0%} ({low:+.0%} to {high:+.0%})"
     if gain.estimate < 0 and not of_sla:
         return "less is expected"
-    ours = explanation.subject.point.throughput_infer_per_sec
-    return f"{gain.estimate:+.0%}, about {formatting.quantity(METRICS['throughput'], ours * (1 + gain.estimate))}"
+    expected = explanation.subject.point.throughput_infer_per_sec * (1 + gain.estimate)
+    return f"{gain.estimate:+.0%}, about {formatting.quantity(METRICS['throughput'], expected)}"
 
 
 def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator[str]:
@@ -433,8 +433,8 @@ def document(explanation: Explanation) -> dict[str, Any]:
             "used_share": binding.used_shares,
         },
         "forecasts": {
-            "throughput": _forecasts_document(explanation.forecasts.throughput),
-            "latency": _forecasts_document(explanation.forecasts.latency),
+            "throughput": _forecasts_document(explanation.forecast_checks.throughput),
+            "latency": _forecasts_document(explanation.forecast_checks.latency),
         },
         "predicted_changes": _changes_document(changes) if changes else None,
         "shared_memory": explanation.shared_memory.document() if explanation.shared_memory else None,

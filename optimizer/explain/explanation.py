@@ -173,7 +173,7 @@ class Explanation:
     bottleneck: Bottleneck
     binding: BindingConstraint
     changes: ChangeForecasts | None
-    forecasts: ForecastChecks
+    forecast_checks: ForecastChecks
     runner_up: RunnerUp | None
     shared_memory: SharedMemoryEffect | None
 
@@ -203,7 +203,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         bottleneck=_bottleneck(subject, changes),
         binding=find_binding_constraint(point, measured, run.problem.sla, met=has_recommendation),
         changes=changes,
-        forecasts=check_forecasts(run.trials),
+        forecast_checks=check_forecasts(run.trials),
         runner_up=find_runner_up(run),
         shared_memory=effect_of_trial(run.folder.path, point.trial),
     )
@@ -260,7 +260,7 @@ def _forecast_changes(
         next_load = _next_load(predicted, subject.point, problem)
     best = forecaster.best(tried, sla)
     # the simulator forecasts the lowest latency with one request in flight: where that is measured, it is known
-    unmeasured = [each for each in tried if not (problem.is_simulated and find_measurement(outcome, each, 1))]
+    unmeasured = [other for other in tried if not (problem.is_simulated and find_measurement(outcome, other, 1))]
     lowest_ms = forecaster.lowest_latencies_ms(unmeasured) if unmeasured else {}
     error, *latency_errors = forecaster.errors
     latencies = [

@@ -201,14 +201,14 @@ def forecast_other_slas(
     The gains are relative to ``best``, the best candidate within ``sla``.
     """
     bounds_ms = {metric: sla.latency_bound_ms(metric) for metric in forecaster.latencies}
-    others = []
+    forecasts = []
     for metric, factor in product((m for m, bound in bounds_ms.items() if math.isfinite(bound)), SLA_FACTORS):
         bound_ms = factor * bounds_ms[metric]
         other = Sla((*sla.without(metric), Constraint(metric, bound_ms)))
         forecast = forecaster.best(tried, other)
         expected = compute_gain(forecast, best)
-        others.append(OtherSla(metric, factor, bound_ms, other, forecast, expected, expected))
-    return tuple(others)
+        forecasts.append(OtherSla(metric, factor, bound_ms, other, forecast, expected, expected))
+    return tuple(forecasts)
 
 
 def find_measurement(outcome: Outcome, candidate: Candidate, concurrency: int) -> Point | None:

@@ -130,8 +130,8 @@ def simulate_autoscaler(
     start_s = math.ceil(deploy_seconds) + READY_SECONDS if autoscaler.start_s is None else autoscaler.start_s
     processes = fleet.replica.candidate.server_processes
     fleet = replace(fleet, replica=fleet.replica.server_process())
-    least, most = processes * autoscaler.min_replicas, processes * autoscaler.max_replicas
-    limits = replace(autoscaler, min_replicas=least, max_replicas=most)
+    min_pods, max_pods = processes * autoscaler.min_replicas, processes * autoscaler.max_replicas
+    limits = replace(autoscaler, min_replicas=min_pods, max_replicas=max_pods)
     target = target_load((measured.request_rate or measured.concurrency) / processes, autoscaler.target_utilization)
     is_rate = bool(measured.request_rate)
     capacity = fleet.replica.capacity(slowdown)

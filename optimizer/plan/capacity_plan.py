@@ -357,11 +357,11 @@ class _Planner:
     def _unloaded_latency_ms(self) -> float:
         return self._latency_ms(0.05 * self._fleet.replica.capacity(self._expected), 1, self._expected)
 
-    def _for_hour(self, rate: float, most: int) -> int:
+    def _for_hour(self, rate: float, max_replicas: int) -> int:
         if rate <= 0:
             return 1
         count = self._fleet.fewest_replicas_at_quantile(rate, SAFE)
-        return most if count is None else min(count, most)
+        return max_replicas if count is None else min(count, max_replicas)
 
 
 def _check_bounds_measured(configuration: PlannedConfiguration) -> None:
@@ -438,7 +438,7 @@ def _measured_answer(
         replicas = count.safe
     else:
         sustainable_rate = RateEstimate(
-            *(replicas * each for each in (capacity.safe, capacity.likely, capacity.high))
+            *(replicas * replica_rate for replica_rate in (capacity.safe, capacity.likely, capacity.high))
         )
         rate = sustainable_rate.safe
         if not rate:
@@ -469,7 +469,9 @@ def replicas_for(rate: float, capacity: MeasuredCapacity) -> ReplicaCount:
     """
     if rate > MAX_REPLICAS * capacity.safe:
         raise too_many_replicas(rate)
-    low, likely, safe = (math.ceil(rate / each) for each in (capacity.high, capacity.likely, capacity.safe))
+    low, likely, safe = (
+        math.ceil(rate / replica_rate) for replica_rate in (capacity.high, capacity.likely, capacity.safe)
+    )
     return ReplicaCount(low, likely, safe)
 
 

@@ -98,14 +98,14 @@ class Fleet:
 
         ``sufficient`` replicas are known to meet them. Raises BadInputError if more than MAX_REPLICAS are needed.
         """
-        least = rate / self.replica.capacity(slowdown)
-        if least > MAX_REPLICAS:
+        needed = rate / self.replica.capacity(slowdown)
+        if needed > MAX_REPLICAS:
             raise too_many_replicas(rate)
         if not self.traffic.is_steady:
-            least *= 0.5  # the late requests of a recording's peaks may be few enough to be allowed
-        most = max(4, math.ceil(MAX_REPLICA_FACTOR * least))
-        failed = max(0, math.ceil(least) - 1)
-        for count in _upwards(failed + 1, most) if sufficient is None else [sufficient]:
+            needed *= 0.5  # so few requests of a recording's peaks may be over the bound that it permits them
+        highest = max(4, math.ceil(MAX_REPLICA_FACTOR * needed))
+        failed = max(0, math.ceil(needed) - 1)
+        for count in _upwards(failed + 1, highest) if sufficient is None else [sufficient]:
             if self.meets(rate, count, slowdown):
                 return bisected(failed, count, lambda replicas: self.meets(rate, replicas, slowdown))
             failed = count
@@ -131,10 +131,10 @@ def too_many_replicas(rate: float) -> BadInputError:
     return BadInputError(f"--rate: {rate:,.6g} requests/s need more than {MAX_REPLICAS:,} replicas; check the unit")
 
 
-def _upwards(first: int, most: int) -> Iterator[int]:
-    """Yield numbers from ``first`` to ``most`` in growing steps, beginning with steps of one."""
+def _upwards(first: int, last: int) -> Iterator[int]:
+    """Yield numbers from ``first`` to ``last`` in growing steps, beginning with steps of one."""
     count = first
-    while count <= most:
+    while count <= last:
         yield count
         count = max(count + 1, math.floor(count * STEP))
 

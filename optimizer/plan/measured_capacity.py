@@ -189,7 +189,7 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
     if load.concurrency:
         curve, loads = _curve(run, confirmed)
         curves = [curve.faster(end / throughput) for end in (lower, middle, upper)]
-        safe, likely, high = (each.highest_rate() for each in curves)
+        safe, likely, high = (curve.highest_rate() for curve in curves)
         if safe:
             mean_in_flight = curves[0].mean_in_flight(safe)
             full_share = float(curves[0].in_flight(safe)[-1])

@@ -282,8 +282,8 @@ def _planned(answer: FleetPlan, measured: Point) -> str:
         for point in configuration.evidence.points
         if point.candidate == configuration.candidate and configuration.sla.is_met(point.measurement)
     ]
-    most = max(within, key=lambda point: point.throughput_infer_per_sec, default=measured)
-    shown = formatting.performance(most, configuration.sla.judged_latency)
+    fastest = max(within, key=lambda point: point.throughput_infer_per_sec, default=measured)
+    shown = formatting.performance(fastest, configuration.sla.judged_latency)
     return f"{text}. This is a forecast from other loads of the same servers, where one server had {shown}."
 
 
@@ -349,10 +349,10 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
             lines.append(("scaled hourly", f"{scaled}, with {range_} over the day"))
     if answer.power is not None:
         watts, joules = answer.power.watts, answer.power.joules_per_1000
-        known = f"{formatting.number(watts)} W of all GPUs at the measured load"
+        text = f"{formatting.number(watts)} W of all GPUs at the measured load"
         if joules is not None:
-            known += f", {formatting.number(joules)} J per 1,000 inferences"
-        lines.append(("power", formatting.UNKNOWN if watts is None else known))
+            text += f", {formatting.number(joules)} J per 1,000 inferences"
+        lines.append(("power", formatting.UNKNOWN if watts is None else text))
     return lines
 
 
