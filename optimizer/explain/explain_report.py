@@ -130,8 +130,8 @@ def _no_bound_binds(explanation: Explanation) -> str:
     """Return why no bound binds, with the measurement that had more throughput if there is one."""
     outcome, subject, problem = explanation.run.outcome, explanation.subject.point, explanation.run.problem
     assert outcome is not None
-    fastest = max(outcome.points, key=lambda point: point.throughput_infer_per_sec, default=subject)
-    if fastest.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
+    faster = [point for point in outcome.points if point.throughput_infer_per_sec > subject.throughput_infer_per_sec]
+    if not faster:
         if subject.load.concurrency and subject.load.concurrency >= problem.max_concurrency:
             highest = max(point.load.concurrency for point in outcome.points)
             return (
@@ -142,8 +142,10 @@ def _no_bound_binds(explanation: Explanation) -> str:
             "None: no measurement had more throughput. Among the tried configurations and loads, the capacity of the "
             "server is the limit."
         )
+    stable = [point for point in faster if point.measurement.stable]
+    fastest = max(stable or faster, key=lambda point: point.throughput_infer_per_sec)
     shown = _measured(explanation, fastest)
-    if not fastest.measurement.stable:
+    if not stable:
         return f"Only an unstable measurement had more throughput, so none is known to bind: {shown}."
     missed = problem.sla.missed(fastest.measurement)
     if missed:

@@ -500,6 +500,9 @@ def requested_replicas(
 
 
 def hour_cost_of(hour_costs: Mapping[str, float], hardware: str) -> float | None:
-    """Return the price of a device per hour by the name of its hardware; None if there is none."""
-    named = [cost for name, cost in hour_costs.items() if name and name.lower() in hardware.lower()]
-    return named[0] if named else hour_costs.get("")
+    """Return the price of a device per hour by the name of its hardware; None if there is none.
+
+    The longest name that is a part of it counts, because A10 is a part of A100. A price without a name comes last.
+    """
+    names = [name for name in hour_costs if name.lower() in hardware.lower()]
+    return hour_costs[max(names, key=len)] if names else None

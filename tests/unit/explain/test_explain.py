@@ -397,6 +397,22 @@ def test_explain_and_plan_show_the_same_throughput() -> None:
     assert "46 concurrent requests of 4 samples, 18,400 ± 2,000 infer/s" in capacity_sentence(source, source.measured)
 
 
+def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faster_unstable_one() -> None:
+    explanation = explain(read_run(SAMPLE))
+    run, point = explanation.run, explanation.subject.point
+    assert run.outcome is not None
+    rate = point.throughput_infer_per_sec
+    slow = replace(point.measurement, throughput_infer_per_sec=1.1 * rate, latency_p50_ms=15.0, latency_p95_ms=30.0)
+    overload = replace(slow, throughput_infer_per_sec=1.2 * rate, stable=False)
+    points = (point, *(replace(point, load=LoadPoint(4, 90), measurement=m) for m in (slow, overload)))
+    sla = Sla.from_bounds({"p50": 14.0, "p95": 20.0})
+    other = replace(run, problem=replace(run.problem, sla=sla), outcome=replace(run.outcome, points=points))
+    binding = find_binding_constraint(point, points, sla, met=True)
+    text = " ".join(text_of(replace(explanation, run=other, binding=binding)).split())
+    assert "Several together. The measurement with the most throughput misses p50 <= 14 ms and p95 <= 20 ms" in text
+    assert f"{1.1 * rate:,.0f} infer/s" in text
+
+
 @pytest.mark.parametrize(("most", "said"), [(47, "The run tried at most 47 requests"), (64, "Among the tried conf")])
 def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_limit(most: int, said: str) -> None:
     explanation = explain(read_run(SAMPLE))

@@ -320,7 +320,8 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
 
 def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu = edited(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]}, server_uses_gpus=True)
-    words = ("--rate", "12000/s", "--gpu-hour-cost", "Xeon=0.1", "--gpu-hour-cost", "t4=0.5")
+    prices = ("t=9", "Xeon=0.1", "t4=0.5")  # "t" is a part of both names, and the longest part counts
+    words = ("--rate", "12000/s", *(word for price in prices for word in ("--gpu-hour-cost", price)))
     plain, tesla = planned(capsys, run, gpu, *words)["answers"]
     assert (plain["hardware"], tesla["hardware"]) == ("Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs", "2x Tesla T4")
     assert tesla["gpus"] == 2 * tesla["replicas"]
