@@ -95,11 +95,11 @@ class RemoteTarget:
         if candidate.server_cpus is not None:
             raise DeploymentError(f"the CPUs of the server at {self.connection.address} cannot be changed")
         with self._stopwatch.count("server"):
-            wanted = self._deployment(candidate)
-            self._warn_of_other_baseline(wanted)
-            gpus = gpu_placement.used_gpus(self._serve(wanted).values())
+            models = self._deployment(candidate)
+            self._warn_of_other_baseline(models)
+            gpus = gpu_placement.used_gpus(self._serve(models).values())
         try:
-            yield self._endpoint(wanted, candidate, gpus)
+            yield self._endpoint(models, candidate, gpus)
         except ServerCrashed as error:
             if self._server.responds():
                 raise

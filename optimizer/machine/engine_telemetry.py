@@ -132,15 +132,15 @@ def summarize(readings: Sequence[EngineReading]) -> ResourceUsage:
 
 
 class EngineTelemetry:
-    """Adds the values of the engine, if the server exports them, to what ``others`` records."""
+    """Adds the values of the engine, if the server exports them, to what ``telemetry`` records."""
 
-    def __init__(self, others: Telemetry) -> None:
-        self._others = others
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Sample within the context; the values are filled in when it ends."""
-        with self._others.record(endpoint) as usage:
+        with self._telemetry.record(endpoint) as usage:
             if not endpoint.metrics:
                 yield usage
                 return

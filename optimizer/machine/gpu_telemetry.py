@@ -65,18 +65,18 @@ class GpuTelemetry:
     (MIG, no library), and everything for a remote server. Other values stay unknown.
 
     Args:
-        others: Telemetry of the other resources.
+        telemetry: Telemetry of the other resources.
         gpus: GPUs that the server sees, in CUDA's order.
     """
 
-    def __init__(self, others: Telemetry, gpus: Sequence[Gpu]) -> None:
-        self._others = others
+    def __init__(self, telemetry: Telemetry, gpus: Sequence[Gpu]) -> None:
+        self._telemetry = telemetry
         self._gpus = gpus
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Sample within the context; the values are filled in when it ends."""
-        with contextlib.ExitStack() as sampling, self._others.record(endpoint) as usage:
+        with contextlib.ExitStack() as sampling, self._telemetry.record(endpoint) as usage:
             recordings = [
                 (sampling.enter_context(sampled(read)), summary) for read, summary in self._sources(endpoint)
             ]

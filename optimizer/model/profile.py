@@ -229,7 +229,7 @@ def _validate(
             error,
             source,
             str(path),
-            known=_known_keys,
+            allowed_keys=_allowed_keys,
             ignore=ignore,
             section_of=functools.partial(_section_of, values),
         )
@@ -242,7 +242,7 @@ def _validate(
     return profile
 
 
-def _known_keys(location: Sequence[str | int], keys: Sequence[str]) -> Collection[str]:
+def _allowed_keys(location: Sequence[str | int], keys: Sequence[str]) -> Collection[str]:
     if not location:
         return [*Profile.model_fields, *(["gpu"] if not keys else [])]
     if len(location) > 2 and location[:2] == ("space", "models"):
@@ -294,7 +294,7 @@ def _check_builder(profile: Profile) -> None:
     except ValidationError as error:
         source = profile._source.at(("model", "settings"))
         setting_names = list(builder.settings.model_fields)
-        lines = fault_lines(error, source, str(profile.path), known=lambda *_: setting_names)
+        lines = fault_lines(error, source, str(profile.path), allowed_keys=lambda *_: setting_names)
         raise ProfileError(lines) from None
 
 

@@ -47,21 +47,21 @@ def fault_lines(
     source: LocatedValue,
     file: str,
     *,
-    known: Callable[[Sequence[str | int], Sequence[str]], Collection[str]],
+    allowed_keys: Callable[[Sequence[str | int], Sequence[str]], Collection[str]],
     ignore: Collection[str] = (),
     section_of: Callable[[Sequence[str]], Sequence[str] | None] = lambda _: None,
 ) -> list[str]:
     """Return a line for each error: ``file:line: key.path: value, problem and allowed values``.
 
-    ``source`` is the validated tree. ``known(location, keys)`` returns the keys that a section may have; ``location``
-    is pydantic's name of the section, ``keys`` its path in the file. ``ignore``: steps of locations that are no keys.
-    ``section_of(keys)`` returns the path of the section that has a key of this name, or None.
+    ``source`` is the validated tree. ``allowed_keys(location, keys)`` returns the keys that a section may have;
+    ``location`` is pydantic's name of the section, ``keys`` its path in the file. ``ignore`` has steps of locations
+    that are no keys. ``section_of(keys)`` returns the path of the section that has a key of this name, or None.
     """
     lines = []
     for detail in error.errors(include_url=False):
         node = source.at([step for step in detail["loc"] if step not in ignore])
         if detail["type"] == "extra_forbidden":
-            problem = _unknown_key(node.keys, known(detail["loc"][:-1], node.keys[:-1]), section_of(node.keys))
+            problem = _unknown_key(node.keys, allowed_keys(detail["loc"][:-1], node.keys[:-1]), section_of(node.keys))
         else:
             problem = _problem(detail, node.keys)
         lines.append(str(located_error(file, node.line, node.keys, problem)))

@@ -74,8 +74,8 @@ class Draft:
         return self.repository / "input_data.json"
 
     def copy_model(self, file: str) -> None:
-        """Copy ``file`` of this folder, a Triton Python model, as the model.py of the version."""
-        shutil.copyfile(Path(__file__).with_name(file), self.version / "model.py")
+        """Copy ``file`` of ``python_models`` as the model.py of the version."""
+        shutil.copyfile(Path(__file__).parent / "python_models" / file, self.version / "model.py")
 
     def sibling(self, name: str) -> Draft:
         """Add another model to the repository, such as a step of an ensemble."""

@@ -59,7 +59,7 @@ def write_accumulator(settings: AccumulatorSettings, draft: Draft) -> ModelFacts
     """Write the model and its request data."""
     draft.on_progress("building accumulator: a running sum of each sequence")
     (requests,) = settings.generators(1)
-    draft.copy_model("accumulator_model.py")
+    draft.copy_model("accumulator.py")
     samples = requests.standard_normal((settings.samples, ACCUMULATOR_WIDTH), dtype=np.float32)
     write_input_data(draft.input_data, {"input": samples})
     return {"precision": "fp32", "parameters": 0}
@@ -69,7 +69,7 @@ def write_gru(settings: GruSettings, draft: Draft) -> ModelFacts:
     """Write the model, the ONNX graph of one step and request data."""
     draft.on_progress(f"building gru: a recurrent layer of {settings.hidden_width}")
     weights, requests = settings.generators(2)
-    draft.copy_model("gru_model.py")
+    draft.copy_model("gru.py")
     graph = draw_gru(settings.hidden_width, weights)
     graph.save(draft.version / "step.onnx")
     samples = requests.standard_normal((settings.samples, INPUT_WIDTH), dtype=np.float32)

@@ -11,7 +11,7 @@ The file ``decoder.onnx`` computes one step of a batch of sequences. It has thes
     new_key.LAYER    FP64   [batch, heads, features, tokens] of the new tokens, to be put into the cache
     new_value.LAYER  FP64   [batch, heads, tokens, features]
 
-``past`` is at least 1. The served model is ``tinygpt_serve.py``, a Python model with continuous batching.
+``past`` is at least 1. The served model is ``python_models/tinygpt.py`` with continuous batching.
 
 The arithmetic has double precision. Batches of different sizes differ by rounding, and in single precision such a
 difference may change which token is the most likely one, and with it all tokens that follow.
@@ -243,7 +243,7 @@ def write(settings: TinyGptSettings, draft: Draft) -> ModelFacts:
     weights, requests = settings.generators(2)
     graph = draw(settings, draft.version / "weights.bin", weights)
     graph.save(draft.version / "decoder.onnx")
-    draft.copy_model("tinygpt_serve.py")
+    draft.copy_model("tinygpt.py")
     limits = {"positions": settings.positions, "vocabulary": settings.vocabulary}
     (draft.version / "limits.json").write_text(json.dumps(limits) + "\n", encoding="utf-8")
     lengths = requests.integers(*PROMPT_TOKENS, settings.samples, endpoint=True)

@@ -129,13 +129,13 @@ def read_suite(path: Path) -> Suite:
     try:
         file = SuiteFile.model_validate(source.plain())
     except ValidationError as error:
-        raise BadInputError("\n".join(fault_lines(error, source, str(path), known=_known_keys))) from None
+        raise BadInputError("\n".join(fault_lines(error, source, str(path), allowed_keys=_allowed_keys))) from None
     entries = _read_entries(file, source, path)
     budget_seconds = file.budget or DEFAULTS.budget_seconds * len(entries)
     return Suite(file.name or path.stem, path, budget_seconds, tuple(entries))
 
 
-def _known_keys(location: Sequence[str | int], keys: Sequence[str]) -> list[str]:
+def _allowed_keys(location: Sequence[str | int], keys: Sequence[str]) -> list[str]:
     sections: dict[str | int, type[ProfileSection]] = {
         "sla": SlaSection,
         "defaults": DefaultsSection,

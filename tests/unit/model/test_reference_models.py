@@ -20,7 +20,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInsta
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.model import input_data as request_data
-from optimizer.model.builders import build, minilm_tokenize
+from optimizer.model.builders import build
 from optimizer.model.builders.convolutional import (
     ResnextSettings,
     TextRecognitionSettings,
@@ -36,6 +36,7 @@ from optimizer.model.builders.encoders import (
     draw_minilm,
     make_tokenizer,
 )
+from optimizer.model.builders.python_models import minilm_tokenize
 from optimizer.model.builders.request_data import vocabulary
 from optimizer.model.builders.stateful import draw_gru
 

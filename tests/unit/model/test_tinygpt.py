@@ -20,8 +20,9 @@ from scipy import special
 
 from optimizer.config.model_source import ModelSource
 from optimizer.model import input_data as request_data
-from optimizer.model.builders import build, tinygpt, tinygpt_serve
-from optimizer.model.builders.tinygpt_serve import (
+from optimizer.model.builders import build, tinygpt
+from optimizer.model.builders.python_models import tinygpt as tinygpt_model
+from optimizer.model.builders.python_models.tinygpt import (
     CACHE_STEP,
     CANCELLED,
     Generation,
@@ -257,7 +258,7 @@ def test_a_short_request_ends_before_a_long_one_that_came_first(session: Any, sc
 
 
 def test_cancelled_requests_leave_their_slots(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tinygpt_serve, "CANCELLATION_SECONDS", 0.0)
+    monkeypatch.setattr(tinygpt_model, "CANCELLATION_SECONDS", 0.0)
     running = [submit(scheduler, np.arange(5), POSITIONS - 5, is_held=True) for _ in range(2)]
     waiting = submit(scheduler, np.arange(5), 4)
     for client in (*running, waiting):
