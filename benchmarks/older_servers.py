@@ -28,8 +28,8 @@ from optimizer.deploy import runtime
 from optimizer.deploy.local_target import find_installation
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.wheels import Wheel, install
-from tests.own_server import write_installation
 from tests.repositories import write_sleeper
+from tests.user_installation import write_installation
 
 ROOT = Path(__file__).parents[1]
 SERVER = "TRITUNE_TEST_SERVER"  # read by the contract suite

@@ -201,9 +201,7 @@ class Output(Protocol):
 
 
 class Tune(Protocol):
-    def __call__(
-        self, *arguments: str | Path, cwd: Path | None = None, timeout: float = RUN_SECONDS, env: Env | None = None
-    ) -> Ended: ...
+    def __call__(self, *arguments: str | Path, cwd: Path | None = None, env: Env | None = None) -> Ended: ...
 
 
 @contextlib.contextmanager
@@ -226,7 +224,6 @@ def run_tune(
     sandbox: Sandbox,
     *arguments: str | Path,
     cwd: Path | None = None,
-    timeout: float = RUN_SECONDS,
     env: Env | None = None,
     forks: bool = True,
 ) -> Ended:
@@ -237,7 +234,7 @@ def run_tune(
     is_forked = forks and not env
     process = sandbox.fork(*arguments, cwd=cwd) if is_forked else sandbox.start(*arguments, cwd=cwd, env=env)
     try:
-        stdout, stderr = process.communicate(timeout=timeout)
+        stdout, stderr = process.communicate(timeout=RUN_SECONDS)
     finally:
         process.kill()
     assert sandbox.shared_memory(process.pid) == []
@@ -260,13 +257,9 @@ def call_tune(
     output: Output,
     *arguments: str | Path,
     cwd: Path | None = None,
-    timeout: float = RUN_SECONDS,
     env: Env | None = None,
 ) -> Ended:
-    """Call the entry point of ``tune`` in this process; afterwards restore the state that it changes.
-
-    ``timeout`` does not apply: the test's own timeout interrupts the command.
-    """
+    """Call the entry point of ``tune`` in this process; afterwards restore the state that it changes."""
     settings = {"TMPDIR": sandbox.temporary, **(env or {})}
     output.readouterr()
     with (

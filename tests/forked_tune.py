@@ -19,7 +19,7 @@ from optimizer.cli.start import main
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
-        *("__main__", "tests.forked_tune", "tests.warm_run", "tests.shared_run"),
+        *("__main__", "tests.forked_tune", "tests.preload", "tests.worker_process"),
         *("sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql", "sqlalchemy.orm"),
     ]
 )

@@ -20,7 +20,7 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.files import write_atomically
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
-from tests import recorded_run
+from tests import recorded_process
 from tests.command_fixtures import Ended, Sandbox, open_sandbox
 from tests.conftest import measure_known_server, measurement
 from tests.forked_tune import FORKS
@@ -44,7 +44,7 @@ class RecordedRuns:
         assert rows(folder) == self.undisturbed
         assert recommended(folder) == self.recommended
         left = {path.name for path in folder.iterdir()} - {"study.journal"}
-        assert left == {"trials.csv", recorded_run.RESULT, recorded_run.PLAN}
+        assert left == {"trials.csv", recorded_process.RESULT, recorded_process.PLAN}
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +122,7 @@ class RecordedProcess:
 def start(folder: Path, runs: RecordedRuns, storage: str | None = None) -> RecordedProcess:
     """Start a process that begins or resumes the run in ``folder``."""
     words = [str(runs.table), str(folder), runs.search, *([storage] if storage else [])]
-    return started(recorded_run.main, words, folder.parent)
+    return started(recorded_process.main, words, folder.parent)
 
 
 def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path) -> RecordedProcess:
@@ -136,17 +136,17 @@ def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path
 
 def hold(folder: Path, count: int) -> None:
     """Let a run in ``folder`` that has ``count`` rows measure nothing more until ``release``."""
-    folder.with_name(folder.name + recorded_run.HELD).unlink(missing_ok=True)
-    write_atomically(folder.with_name(folder.name + recorded_run.HOLD), str(count))
+    folder.with_name(folder.name + recorded_process.HELD).unlink(missing_ok=True)
+    write_atomically(folder.with_name(folder.name + recorded_process.HOLD), str(count))
 
 
 def release(folder: Path) -> None:
-    folder.with_name(folder.name + recorded_run.HOLD).unlink()
+    folder.with_name(folder.name + recorded_process.HOLD).unlink()
 
 
 def is_held(folder: Path) -> bool:
     """Return whether the run has come to the row at which ``hold`` stops it."""
-    return folder.with_name(folder.name + recorded_run.HELD).exists()
+    return folder.with_name(folder.name + recorded_process.HELD).exists()
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -160,7 +160,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def recommended(folder: Path) -> dict[str, object]:
-    result = json.loads((folder / recorded_run.RESULT).read_text())
+    result = json.loads((folder / recorded_process.RESULT).read_text())
     assert isinstance(result, dict)
     return result
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.command_fixtures import Sandbox, eventually
 from tests.recorded_fixtures import RecordedRuns, hold, is_held, quick_runs, recorded_runs, release, rows, start
-from tests.recorded_run import MEASURE_SECONDS
+from tests.recorded_process import MEASURE_SECONDS
 
 __all__ = ["quick_runs", "recorded_runs"]
 

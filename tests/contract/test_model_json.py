@@ -23,7 +23,7 @@ from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 from tests.podman import Engine
-from tests.production import Production
+from tests.remote_server import RunningServer
 from tests.repositories import stored, write_reader
 
 FIELD = "model_json.limit"
@@ -105,23 +105,23 @@ class TestDocker(ModelJsonContract):
 
 
 @pytest.fixture(scope="module")
-def production(reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
-    with contextlib.closing(Production(reader, tmp_path_factory.mktemp("production") / "log")) as server:
+def production(reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with contextlib.closing(RunningServer(reader, tmp_path_factory.mktemp("production") / "log")) as server:
         server.load("reader")
         yield server
 
 
 class TestRemote(ModelJsonContract):
     @pytest.fixture(autouse=True)
-    def _remember(self, production: Production) -> None:
+    def _remember(self, production: RunningServer) -> None:
         self.production = production
 
     @pytest.fixture
-    def connection(self, production: Production) -> Connection:
+    def connection(self, production: RunningServer) -> Connection:
         return production.grpc
 
     @pytest.fixture
-    def target(self, production: Production, connection: Connection, tmp_path: Path) -> Iterator[Target]:
+    def target(self, production: RunningServer, connection: Connection, tmp_path: Path) -> Iterator[Target]:
         with contextlib.closing(RemoteTarget(connection, production.source, state_folder=tmp_path)) as target:
             yield target
 
@@ -147,7 +147,7 @@ class TestRemote(ModelJsonContract):
 
 class TestRemoteOverHttp(TestRemote):
     @pytest.fixture
-    def connection(self, production: Production) -> Connection:
+    def connection(self, production: RunningServer) -> Connection:
         return production.http
 
 

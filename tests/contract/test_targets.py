@@ -37,9 +37,9 @@ from optimizer.measure.server_calls import open_client
 from optimizer.options.run_options import TARGETS, RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
 from tests.conftest import measurement
-from tests.own_server import write_installation
 from tests.podman import Engine
 from tests.repositories import stored, write_sleeper
+from tests.user_installation import write_installation
 
 GOOD = (
     Candidate(max_batch_size=64),

@@ -14,8 +14,8 @@ from optimizer.cli.commands import COMMANDS
 from optimizer.deploy import runtime
 from tests.command_fixtures import FINISHED, Sandbox, run_tune
 from tests.documents import PAGES_WITH_COMMANDS, ROOT, blocks, run_commands
-from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
+from tests.user_installation import write_installation
 
 RUN_PAGES = [page for page in PAGES_WITH_COMMANDS if run_commands(page)]
 RUNS, TABLE = Path("results/dlrm"), "benchmarks/tables/dlrm.csv"

@@ -28,8 +28,8 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.model.repository import read_source
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task
-from tests.own_server import write_installation
 from tests.repositories import SLEEPER_CONFIG, stored
+from tests.user_installation import write_installation
 
 BACKEND = Path(__file__).parents[1] / "vllm_backend.py"
 CONFIG = """\

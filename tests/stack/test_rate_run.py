@@ -16,7 +16,7 @@ import pytest
 from optimizer.deploy import runtime
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Run, open_sandbox, run_tune
-from tests.production import Production
+from tests.remote_server import RunningServer
 from tests.repositories import write_sleeper
 
 BATCH_MS = 8
@@ -90,7 +90,7 @@ def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verifica
     """``--target remote`` restores what the server served before."""
     models = tmp_path / "models"
     write_sleeper(models, milliseconds=1.2 * SLA_MS)
-    slower = Production(read_repository_model(models, "sleeper", gpu=False), tmp_path / "log")
+    slower = RunningServer(read_repository_model(models, "sleeper", gpu=False), tmp_path / "log")
     with contextlib.closing(slower):
         slower.load("sleeper")
         before = slower.serving()

@@ -35,19 +35,19 @@ from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.server_calls import open_client
 from optimizer.model.repository import read_source
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Sandbox, eventually
-from tests.production import Production
+from tests.remote_server import RunningServer
 from tests.repositories import stored, write_ensemble, write_sleeper
 
 TUNED = Candidate(16, True, 500, (4, 8))
 
 
 @pytest.fixture(scope="module")
-def production(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
-    with contextlib.closing(Production(mlp, tmp_path_factory.mktemp("production") / "log")) as server:
+def production(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with contextlib.closing(RunningServer(mlp, tmp_path_factory.mktemp("production") / "log")) as server:
         yield server
 
 
-def attached(production: Production, keep: Path) -> RemoteTarget:
+def attached(production: RunningServer, keep: Path) -> RemoteTarget:
     return RemoteTarget(production.grpc, production.source, state_folder=keep)
 
 
@@ -60,7 +60,7 @@ BEFORE = ("from its repository", "with an override", "not loaded")
 
 
 @pytest.fixture
-def before(request: pytest.FixtureRequest, production: Production) -> ModelConfig | None:
+def before(request: pytest.FixtureRequest, production: RunningServer) -> ModelConfig | None:
     """Return the configurations that the server had before."""
     production.unload(production.model)
     if request.param != "not loaded":
@@ -76,7 +76,7 @@ def before(request: pytest.FixtureRequest, production: Production) -> ModelConfi
     ("before", "is_fresh"), [*zip(BEFORE, (True, False, False), strict=True)], indirect=["before"]
 )
 def test_the_former_configuration_is_restored(
-    production: Production, before: ModelConfig | None, tmp_path: Path, *, is_fresh: bool
+    production: RunningServer, before: ModelConfig | None, tmp_path: Path, *, is_fresh: bool
 ) -> None:
     target = attached(production, tmp_path)
     deploy = target.deploy_fresh if is_fresh else target.deploy
@@ -92,7 +92,7 @@ def test_the_former_configuration_is_restored(
 
 @pytest.mark.parametrize("before", ["with an override"], indirect=True)
 def test_the_next_target_restores_after_a_killed_process(
-    production: Production, before: ModelConfig | None, tmp_path: Path
+    production: RunningServer, before: ModelConfig | None, tmp_path: Path
 ) -> None:
     killed = attached(production, tmp_path)
     with killed.deploy(TUNED):
@@ -137,7 +137,7 @@ def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path
         pytest.skip("the server serves no models in Python here")
     write_sleeper(tmp_path / "models", milliseconds=1, loading_seconds=SLOW_SECONDS)
     source, keep = stored(tmp_path / "models")("sleeper"), tmp_path / "keep"
-    with contextlib.closing(Production(source, tmp_path / "log")) as server:
+    with contextlib.closing(RunningServer(source, tmp_path / "log")) as server:
         server.load("sleeper")
         before = server.serving()
         command = [sys.executable, "-c", INTERRUPTED, str(source.repository), server.server.grpc, str(keep)]
@@ -153,7 +153,7 @@ def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path
 
 
 @pytest.fixture
-def two_versions(tmp_path: Path) -> Iterator[Production]:
+def two_versions(tmp_path: Path) -> Iterator[RunningServer]:
     """Yield a server with two versions of the model ``sleeper``, both loaded."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
@@ -161,12 +161,12 @@ def two_versions(tmp_path: Path) -> Iterator[Production]:
     shutil.copytree(folder / "1", folder / "2")
     with (folder / "config.pbtxt").open("a") as config:
         config.write("version_policy { all { } }\n")
-    with contextlib.closing(Production(stored(tmp_path / "models")("sleeper"), tmp_path / "log")) as server:
+    with contextlib.closing(RunningServer(stored(tmp_path / "models")("sleeper"), tmp_path / "log")) as server:
         server.load("sleeper")
         yield server
 
 
-def test_the_requests_of_all_versions_are_counted(two_versions: Production) -> None:
+def test_the_requests_of_all_versions_are_counted(two_versions: RunningServer) -> None:
     samples = InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.zeros((1, 4), np.float32))
     with InferenceServerClient(two_versions.server.grpc) as client:
         client.infer("sleeper", [samples])
@@ -179,7 +179,7 @@ def test_the_requests_of_all_versions_are_counted(two_versions: Production) -> N
     assert eventually(lambda: counts() == {2}, HANG_SECONDS)
 
 
-def test_a_model_is_loaded_while_any_version_is(two_versions: Production) -> None:
+def test_a_model_is_loaded_while_any_version_is(two_versions: RunningServer) -> None:
     config = two_versions.serving()
     assert config is not None
     config.version_policy.specific.versions.append(1)
@@ -194,7 +194,7 @@ def test_a_model_is_loaded_while_any_version_is(two_versions: Production) -> Non
 
 
 @contextlib.contextmanager
-def other_client(production: Production) -> Iterator[None]:
+def other_client(production: RunningServer) -> Iterator[None]:
     """Send requests one after another while the context is open."""
     ended, sent = threading.Event(), threading.Event()
     samples = InferInput("input", [1, 64], "FP32").set_data_from_numpy(np.zeros((1, 64), np.float32))
@@ -216,7 +216,7 @@ def other_client(production: Production) -> Iterator[None]:
 
 
 def test_requests_of_other_clients_are_reported_before_the_first_change(
-    production: Production, tmp_path: Path
+    production: RunningServer, tmp_path: Path
 ) -> None:
     production.load(production.model)
     messages: list[str] = []
@@ -231,7 +231,7 @@ def test_requests_of_other_clients_are_reported_before_the_first_change(
 
 @pytest.mark.parametrize("served", [None, Candidate(32, True, 7)])
 def test_a_baseline_that_the_server_did_not_have_is_reported_once(
-    served: Candidate | None, production: Production, tmp_path: Path
+    served: Candidate | None, production: RunningServer, tmp_path: Path
 ) -> None:
     production.unload(production.model)  # it may have the configuration of another test
     production.load(production.model)
@@ -252,7 +252,7 @@ def test_a_baseline_that_the_server_did_not_have_is_reported_once(
         assert "dynamic_batching is on, wanted off" in message
 
 
-def test_a_second_target_on_the_same_server_is_refused(production: Production, tmp_path: Path) -> None:
+def test_a_second_target_on_the_same_server_is_refused(production: RunningServer, tmp_path: Path) -> None:
     with (
         contextlib.closing(attached(production, tmp_path)),
         pytest.raises(EnvironmentFault, match=r"the server at .*: process .* is tuning on it; wait"),
@@ -260,7 +260,7 @@ def test_a_second_target_on_the_same_server_is_refused(production: Production, t
         attached(production, tmp_path)
 
 
-def test_an_unreadable_saved_state_is_reported_with_its_path(production: Production, tmp_path: Path) -> None:
+def test_an_unreadable_saved_state_is_reported_with_its_path(production: RunningServer, tmp_path: Path) -> None:
     with contextlib.closing(attached(production, tmp_path)) as target:
         kept = target._state_file.path
     kept.write_text("{")
@@ -268,7 +268,7 @@ def test_an_unreadable_saved_state_is_reported_with_its_path(production: Product
         attached(production, tmp_path)
 
 
-def test_a_model_that_the_server_lacks_is_reported(production: Production, tmp_path: Path) -> None:
+def test_a_model_that_the_server_lacks_is_reported(production: RunningServer, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"has no model 'other' in its repository \(mlp\)"):
         RemoteTarget(production.grpc, replace(production.source, name="other"), state_folder=tmp_path)
     assert saved_states(tmp_path) == []
@@ -286,7 +286,7 @@ def test_an_address_without_a_server_is_reported(mlp: ModelSource, tmp_path: Pat
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_a_server_that_manages_its_models_is_refused_unchanged(mode: str, mlp: ModelSource, tmp_path: Path) -> None:
     options = (f"--model-control-mode={mode}", *(["--repository-poll-secs=60"] if mode == "poll" else []))
-    with contextlib.closing(Production(mlp, tmp_path / "log", *options)) as production:
+    with contextlib.closing(RunningServer(mlp, tmp_path / "log", *options)) as production:
         before = production.serving()
         assert before is not None
         with pytest.raises(EnvironmentFault, match="by itself; start it with --model-control-mode=explicit"):
@@ -296,7 +296,7 @@ def test_a_server_that_manages_its_models_is_refused_unchanged(mode: str, mlp: M
 
 
 def test_a_server_that_dies_ends_the_run_with_the_path_of_its_state(mlp: ModelSource, tmp_path: Path) -> None:
-    with contextlib.closing(Production(mlp, tmp_path / "log")) as production:
+    with contextlib.closing(RunningServer(mlp, tmp_path / "log")) as production:
         production.load(production.model)
         target = attached(production, tmp_path / "keep")
         with pytest.raises(ServerFault, match="no longer answers"), target.deploy(TUNED):  # noqa: PT012
@@ -313,7 +313,7 @@ def test_a_server_that_dies_ends_the_run_with_the_path_of_its_state(mlp: ModelSo
 def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
     mlp: ModelSource, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    with contextlib.closing(Production(mlp, tmp_path / "log")) as production:
+    with contextlib.closing(RunningServer(mlp, tmp_path / "log")) as production:
         production.load(production.model)
         words = ("--target", "remote", "--url", production.server.grpc, "--sla-p95", "500ms", "--budget", "60s")
         run = sandbox.fork(*words, "--measurement-interval", "100ms", "mlp")
@@ -354,7 +354,7 @@ def pass_on(source: socket.socket, sink: socket.socket) -> None:
 
 
 @pytest.fixture
-def tunnel(production: Production) -> Iterator[str]:
+def tunnel(production: RunningServer) -> Iterator[str]:
     """Return the local end of a tunnel to the server, as ``ssh -L`` makes one, which this process serves."""
     host, _, port = production.server.grpc.rpartition(":")
     with contextlib.ExitStack() as sockets:
@@ -373,7 +373,7 @@ def tunnel(production: Production) -> Iterator[str]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_the_process_of_a_tunnel_is_not_measured(production: Production, tunnel: str, tmp_path: Path) -> None:
+def test_the_process_of_a_tunnel_is_not_measured(production: RunningServer, tunnel: str, tmp_path: Path) -> None:
     """Otherwise its memory would be the limit that is emitted for the server."""
     production.load(production.model)
     target = RemoteTarget(Connection(tunnel), production.source, state_folder=tmp_path)
@@ -407,19 +407,19 @@ with RemoteTarget(Connection(sys.argv[2]), source, state_folder=Path(sys.argv[3]
 
 
 @pytest.fixture(scope="module")
-def chained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+def chained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     folder = tmp_path_factory.mktemp("chained")
     (folder / "models").mkdir()
     write_ensemble(folder / "models", milliseconds=1)
     source = read_source(stored(folder / "models"), "chain", batcher="second")
-    with contextlib.closing(Production(source, folder / "log")) as server:
+    with contextlib.closing(RunningServer(source, folder / "log")) as server:
         yield server
 
 
 @pytest.fixture
-def all_before(request: pytest.FixtureRequest, chained: Production) -> dict[str, ModelConfig | None]:
+def all_before(request: pytest.FixtureRequest, chained: RunningServer) -> dict[str, ModelConfig | None]:
     """Return the configurations of the ensemble and its steps; overrides are of the second step and the ensemble."""
     for name in reversed(chained.source.models):
         chained.unload(name)
@@ -440,14 +440,14 @@ def all_before(request: pytest.FixtureRequest, chained: Production) -> dict[str,
     return configs
 
 
-def sizes(production: Production) -> tuple[int, ...]:
+def sizes(production: RunningServer) -> tuple[int, ...]:
     configs = production.all_serving().values()
     return tuple(0 if config is None else config.max_batch_size for config in configs)
 
 
 @pytest.mark.parametrize("all_before", ["with an override"], indirect=True)
 def test_an_ensemble_and_its_steps_are_served_and_restored(
-    chained: Production, all_before: dict[str, ModelConfig | None], tmp_path: Path
+    chained: RunningServer, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
     with contextlib.closing(attached(chained, tmp_path)) as target:
         for deploy, candidate, wanted in (
@@ -469,7 +469,7 @@ def test_an_ensemble_and_its_steps_are_served_and_restored(
 
 @pytest.mark.parametrize("all_before", ["not loaded"], indirect=True)
 def test_several_models_are_restored_after_a_kill(
-    chained: Production, all_before: dict[str, ModelConfig | None], tmp_path: Path
+    chained: RunningServer, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
     """The models are restored even if one of them was not loaded before."""
     where = [str(chained.source.repository), chained.server.grpc, str(tmp_path)]
@@ -483,7 +483,7 @@ def test_several_models_are_restored_after_a_kill(
     assert not [name for name in saved_states(tmp_path) if name.endswith(".json")]
 
 
-def test_an_ensemble_of_other_steps_is_refused_unchanged(chained: Production, tmp_path: Path) -> None:
+def test_an_ensemble_of_other_steps_is_refused_unchanged(chained: RunningServer, tmp_path: Path) -> None:
     for name in reversed(chained.source.models):
         chained.unload(name)
     other = ModelConfig()

@@ -23,7 +23,7 @@ from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import all_servers_respond
 from tests.certificates import Certificates, tls_proxy
-from tests.production import SECRET, Production, secured
+from tests.remote_server import SECRET, RunningServer, secured
 
 TUNED = Candidate(16, True, 500, (4, 8))
 LOAD = LoadPoint(1, 4)
@@ -38,14 +38,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="module")
 def production(
     mlp: ModelSource, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Production]:
+) -> Iterator[RunningServer]:
     with contextlib.closing(secured(mlp, tmp_path_factory.mktemp("production") / "log", certificates)) as server:
         server.load(server.model)
         yield server
 
 
 @pytest.fixture
-def generators(production: Production, tmp_path: Path) -> tuple[PerfAnalyzer, OpenLoopGenerator, ClosedLoopGenerator]:
+def generators(
+    production: RunningServer, tmp_path: Path
+) -> tuple[PerfAnalyzer, OpenLoopGenerator, ClosedLoopGenerator]:
     installed, logs, data = runtime.ensure(print), tmp_path / "logs", str(production.source.input_data)
     logs.mkdir()
     return (
@@ -71,7 +73,7 @@ def endpoint(connection: Connection) -> Endpoint:
 
 
 def test_everything_that_asks_a_server_gets_through(
-    production: Production,
+    production: RunningServer,
     certificates: Certificates,
     generators: tuple[PerfAnalyzer, OpenLoopGenerator, ClosedLoopGenerator],
     tmp_path: Path,
@@ -129,7 +131,7 @@ def test_everything_that_asks_a_server_gets_through(
 
 
 def test_what_keeps_out_is_told_in_one_line_and_nothing_is_changed(
-    production: Production, certificates: Certificates, tmp_path: Path
+    production: RunningServer, certificates: Certificates, tmp_path: Path
 ) -> None:
     before, grpc, http = production.serving(), production.grpc, production.http
     wrong = {"triton-grpc-protocol-key": "guessed-9a7b"}

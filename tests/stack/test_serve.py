@@ -28,9 +28,9 @@ from optimizer.options.run_options import RunOptions
 from tests.command_fixtures import HANG_SECONDS, Sandbox, Tune, eventually
 from tests.emitted_files import recommendation_of
 from tests.forked_tune import ForkedTune
-from tests.own_server import write_installation
 from tests.repositories import SLEEPER_CONFIG, doubler, write_model, write_python_model, write_sleeper
 from tests.run_folders import write_run
+from tests.user_installation import write_installation
 
 CURRENT = """\
 name: "doubler"

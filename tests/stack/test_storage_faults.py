@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import recorded_run
+from tests import recorded_process
 from tests.command_fixtures import Ended, Sandbox, eventually
 from tests.recorded_fixtures import (
     RecordedProcess,
@@ -63,7 +63,7 @@ def only_line(ended: Ended, code: int) -> str:
 def on(disk: SmallDisk, runs: RecordedRuns) -> RecordedProcess:
     """Start or resume a run whose folder is on ``disk``."""
     words = [str(runs.table), str(disk.mount), runs.search]
-    return started(partial(disk.run, recorded_run.main), words, disk.mount.parent)
+    return started(partial(disk.run, recorded_process.main), words, disk.mount.parent)
 
 
 def begun_on(disk: SmallDisk, runs: RecordedRuns) -> RecordedProcess:

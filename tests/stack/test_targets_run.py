@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.config.model_source import ModelSource
 from tests.command_fixtures import FOUND, Run, Sandbox, Tune
 from tests.podman import Engine
-from tests.production import Production
+from tests.remote_server import RunningServer
 
 BRIEFLY = ("--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms", "--confidence", "80%")
 
@@ -27,7 +27,7 @@ def test_what_a_container_serves_best_is_verified_on_a_server_that_runs(
     assert f"{engine.image} tritonserver " in (run.folder / "logs" / "commands.log").read_text()
     assert f"{engine.image} -m mlp" in (run.folder / "logs" / "commands.log").read_text()
 
-    with contextlib.closing(Production(mlp, tmp_path / "log")) as server:
+    with contextlib.closing(RunningServer(mlp, tmp_path / "log")) as server:
         server.load("mlp")
         before = server.serving()
         verified = tune("verify", "--fresh", run.folder, "--json", "--target", "remote", "--url", server.server.grpc)

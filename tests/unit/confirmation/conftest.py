@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optimizer.config.search_space import Problem
-from tests.drawn_server import drawn_problem
+from tests.random_server import drawn_problem
 
 
 @pytest.fixture

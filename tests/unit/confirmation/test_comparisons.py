@@ -23,14 +23,14 @@ from optimizer.results import outcome_values
 from optimizer.results.recommendation import assess
 from tests.conftest import known_problem, measurement
 from tests.curve_model import CurveModel
-from tests.drawn_server import (
+from tests.random_server import (
     BASELINE,
     BOUND_MS,
     FAST,
     FASTER,
     LOADS,
     SERVED,
-    Drawing,
+    RandomServer,
     confirm,
     searched,
 )
@@ -42,7 +42,7 @@ GOODPUT = replace(known_problem(), objectives=(METRICS["goodput"],))
 ERRORS = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "error-rate": 0.1}))
 
 
-class Counted(Drawing):
+class Counted(RandomServer):
     """Records the loads on fresh servers."""
 
     def __init__(self, slow: dict[Candidate, tuple[float, ...]] | None = None) -> None:
@@ -84,7 +84,7 @@ def test_a_comparison_is_made_at_its_own_highest_safe_load(
 
 
 def test_a_comparison_that_was_not_confirmed_has_no_gain(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(broken=(BASELINE,))
+    server = RandomServer(broken=(BASELINE,))
     outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
     assert outcome.baseline.gain is None
     assert outcome.dynamic_batching is not None
@@ -92,7 +92,7 @@ def test_a_comparison_that_was_not_confirmed_has_no_gain(problem: Problem, tmp_p
 
 
 def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: Problem) -> None:
-    server, trials = Drawing(), searched(Drawing(), LOADS)
+    server, trials = RandomServer(), searched(RandomServer(), LOADS)
     for place, (candidate, load) in enumerate({BASELINE: 6, FAST: 9, FASTER: 10}.items()):
         server.deployed.append(candidate)
         for number in range(1, LOOKS[0] + 1):

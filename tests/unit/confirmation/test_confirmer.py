@@ -46,7 +46,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.summary import next_step, undecided_cause
 from optimizer.store.trials_table import TrialsTable
-from tests.drawn_server import (
+from tests.random_server import (
     BASELINE,
     BOUND_MS,
     COMPARISONS,
@@ -54,7 +54,7 @@ from tests.drawn_server import (
     FASTER,
     LOADS,
     SERVED,
-    Drawing,
+    RandomServer,
     confirm,
     drawn_problem,
     searched,
@@ -68,7 +68,7 @@ def judged_loads(trials: list[Trial], problem: Problem) -> dict[tuple[Candidate,
 
 
 def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
     outcome = assess(trials, problem, BASELINE, FAST)
@@ -100,7 +100,7 @@ def test_the_runner_up_has_other_execution_settings_if_it_serves_nearly_as_much(
     loads = {BASELINE: 3, FASTER: 13, **dict.fromkeys(batching, 13), more: 13}
 
     def compared(throughput: float) -> set[Candidate]:
-        server = Drawing(served={**served, more: throughput})
+        server = RandomServer(served={**served, more: throughput})
         path = tmp_path / f"{throughput:.0f}"
         path.mkdir()
         confirm(server, searched(server, loads), problem, path)
@@ -111,7 +111,7 @@ def test_the_runner_up_has_other_execution_settings_if_it_serves_nearly_as_much(
 
 
 def test_after_a_disturbed_search_comparisons_wait_for_a_pass(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     trials = [
         replace(
             trial,
@@ -130,12 +130,12 @@ def test_a_candidate_that_met_the_bound_only_undisturbed_is_tested(problem: Prob
 
     measured = [(0.9 * BOUND_MS, 0.0), (2.0 * BOUND_MS, 0.5), (2.2 * BOUND_MS, 0.5)]
     loads = [(LoadPoint(1, load), seen(*values)) for load, values in enumerate(measured, 10)]
-    server = Drawing()
+    server = RandomServer()
     confirm(server, [Trial(0, FAST, tuple(loads))], replace(problem, cpu_count=2), tmp_path)
     assert server.deployed[: LOOKS[0]] == [FAST] * LOOKS[0]
 
 
-class Rising(Drawing):
+class Rising(RandomServer):
     """A server whose latency and throughput rise with the load, by Little's law."""
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
@@ -167,7 +167,7 @@ def test_no_load_below_the_bound_on_the_throughput_is_tested(
 
 
 def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(slow={FASTER: (3.0,), FAST: (3.0,)})
+    server = RandomServer(slow={FASTER: (3.0,), FAST: (3.0,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     inherited_once = {(own.point.trial, own.error) for own in judged_loads(trials, problem).values()}
     assert len(inherited_once) > 1
@@ -175,7 +175,7 @@ def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, t
 
 
 def test_a_higher_load_that_serves_no_more_is_not_tested(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     trials = confirm(server, searched(server, {BASELINE: 3, FASTER: 8}), problem, tmp_path, seconds=6000)
     ((_, load),) = judged_loads(trials, problem)
     assert 8 < load < LOADS[FASTER]
@@ -188,14 +188,14 @@ def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path
         def trial_finished(self, trial: Trial, best: Point | None) -> None:
             self.seen.append(best)
 
-    server, observer = Drawing(), Seeing()
+    server, observer = RandomServer(), Seeing()
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
     Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
     assert {point.candidate if point else None for point in observer.seen} == {FASTER}
 
 
 def test_the_runner_up_is_tested_if_no_load_of_the_best_candidate_passes(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(slow={FASTER: (9.0,)})
+    server = RandomServer(slow={FASTER: (9.0,)})
     outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
     assert outcome.recommended is not None
     assert outcome.recommended.candidate == FAST
@@ -210,8 +210,8 @@ def test_a_runner_up_that_serves_clearly_more_on_fresh_servers_is_tested_too(
     """The search has chosen the luckier one of two noisy measurements."""
     if not is_bounded:
         problem = replace(problem, sla=Sla())
-    server = Drawing(served={**SERVED, FAST: 1500.0})
-    trials = confirm(server, searched(Drawing(), LOADS), problem, tmp_path)
+    server = RandomServer(served={**SERVED, FAST: 1500.0})
+    trials = confirm(server, searched(RandomServer(), LOADS), problem, tmp_path)
     assert {candidate for candidate, _ in judged_loads(trials, problem)} == {FASTER, FAST}
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.recommended is not None
@@ -224,7 +224,7 @@ def test_a_runner_up_that_serves_clearly_more_on_fresh_servers_is_tested_too(
 
 def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison(problem: Problem) -> None:
     """It may get to higher loads after a PASS."""
-    server, trial = Drawing(), Trial(1, FASTER)
+    server, trial = RandomServer(), Trial(1, FASTER)
     for number in range(1, COMPARED_SERVERS + 1):
         server.deployed.append(FASTER)
         for window in server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 4), 0.5, WINDOWS):
@@ -250,7 +250,7 @@ def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison
 
 
 def test_a_lower_load_is_tested_if_the_first_one_does_not_pass(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(slow={FASTER: (1.5,)})
+    server = RandomServer(slow={FASTER: (1.5,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     loads = [load for candidate, load in judged_loads(trials, problem) if candidate == FASTER]
     assert loads[1] < loads[0]
@@ -263,17 +263,17 @@ def test_a_lower_load_is_tested_if_the_first_one_does_not_pass(problem: Problem,
 
 
 def test_a_hopeless_load_is_given_up_before_the_first_look(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(slow={FASTER: (2.0,)})
+    server = RandomServer(slow={FASTER: (2.0,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     first = next(own for (candidate, _), own in judged_loads(trials, problem).items() if candidate == FASTER)
     assert first.servers < LOOKS[0]
     assert first.judged.verdict is Verdict.UNDECIDED
 
 
-class Biased(Drawing):
+class Biased(RandomServer):
     """A load generator next to another one; its latencies are ``latency_ratio`` times those of the server."""
 
-    def __init__(self, server: Drawing, latency_ratio: float, crashes: bool = False) -> None:
+    def __init__(self, server: RandomServer, latency_ratio: float, crashes: bool = False) -> None:
         super().__init__()
         self.deployed, self.slow, self.crashes = server.deployed, {FASTER: (latency_ratio,)}, crashes
         self.loads = list[LoadPoint]()
@@ -285,7 +285,7 @@ class Biased(Drawing):
         return super().measure(endpoint, load, seconds)
 
 
-def cross_checked(perf_analyzer: Biased, server: Drawing, problem: Problem, path: Path) -> list[Trial]:
+def cross_checked(perf_analyzer: Biased, server: RandomServer, problem: Problem, path: Path) -> list[Trial]:
     table = TrialsTable(path / "trials.csv", "drawn", {})
     measuring = Measurer(server, server, table, QuietObserver(), cross_checking=perf_analyzer)
     trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
@@ -294,7 +294,7 @@ def cross_checked(perf_analyzer: Biased, server: Drawing, problem: Problem, path
 
 
 def test_perf_analyzer_measures_each_server_of_the_tested_configuration(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     perf_analyzer = Biased(server, 1.0)
     trials = cross_checked(perf_analyzer, server, problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
@@ -311,7 +311,7 @@ def test_perf_analyzer_measures_each_server_of_the_tested_configuration(problem:
 
 
 def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, tmp_path: Path) -> None:
-    problem, server = replace(problem, client_shares_cpus=True), Drawing()
+    problem, server = replace(problem, client_shares_cpus=True), RandomServer()
     trials = cross_checked(Biased(server, 1.6), server, problem, tmp_path)
     contradicted = [
         own for own in judged_loads(trials, problem).values() if own.agreement and own.agreement.contradicts_pass
@@ -333,7 +333,7 @@ def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, 
 
 
 def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     trials = cross_checked(Biased(server, 1.0, crashes=True), server, problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
     confirmed = outcome.confirmed
@@ -355,7 +355,7 @@ def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: P
 
 def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(problem: Problem) -> None:
     def judged(*slow: float) -> ConfirmedLoad:
-        server, trial = Drawing(slow={FASTER: slow}), Trial(1, FASTER)
+        server, trial = RandomServer(slow={FASTER: slow}), Trial(1, FASTER)
         for number in range(1, LOOKS[0] + 1):
             server.deployed.append(FASTER)
             for window in server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 13), 0.5, WINDOWS):
@@ -375,7 +375,7 @@ def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: 
         for _ in range(WINDOWS):
             latencies = random.gamma(16, 0.02 * slowness, size=600)
             latencies[0] = 1.2 * BOUND_MS
-            drawn = Drawing().measured(latencies, served=1200.0)
+            drawn = RandomServer().measured(latencies, served=1200.0)
             trial = trial.with_confirmation(ConfirmationWindow(number, load, drawn, 0.01))
     (confirmed,) = judge_confirmations([trial], problem)
     assert confirmed.judged.verdict is Verdict.PASS
@@ -385,7 +385,7 @@ def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: 
 
 
 def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     probes = itertools.cycle([0.02, 0.02, 0.03, 0.03])  # the faster of two counts, before and after each load
     trials = confirm(server, searched(server, LOADS), problem, tmp_path, speed=SpeedMeter(probes.__next__))
     windows = [window.measurement for trial in trials for window in trial.confirmations]
@@ -394,7 +394,7 @@ def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path
 
 def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Problem) -> None:
     def judged(disturbed: int) -> ConfirmedLoad:
-        server, trial = Drawing(), Trial(1, FASTER)
+        server, trial = RandomServer(), Trial(1, FASTER)
         for number in range(1, LOOKS[0] + 1):
             windows = server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 11), 0.5, WINDOWS)
             for place, window in enumerate(windows):
@@ -412,7 +412,7 @@ def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Proble
 
 
 def test_a_lower_load_than_the_failed_one_is_recommended_unconfirmed(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(slow={FASTER: (20.0,)})
+    server = RandomServer(slow={FASTER: (20.0,)})
     (baseline, trial) = searched(server, {BASELINE: 64, FASTER: LOADS[FASTER]})
     low = LoadPoint(1, 2)
     trial = replace(trial, measurements=((low, server.measure(Endpoint("", FAST), low)), *trial.measurements))
@@ -423,7 +423,7 @@ def test_a_lower_load_than_the_failed_one_is_recommended_unconfirmed(problem: Pr
 
 
 def test_the_reason_names_a_failed_confirmation(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(slow={BASELINE: (9.0,)})
+    server = RandomServer(slow={BASELINE: (9.0,)})
     outcome = assess(confirm(server, searched(server, {BASELINE: 3}), problem, tmp_path), problem, BASELINE, FAST)
     assert outcome.recommended is None
     assert re.match(
@@ -433,7 +433,7 @@ def test_the_reason_names_a_failed_confirmation(problem: Problem, tmp_path: Path
 
 
 def test_an_unstable_candidate_is_confirmed_if_none_is_stable(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     measured = [
         replace(trial, measurements=tuple((at, replace(m, stable=False)) for at, m in trial.measurements))
         for trial in searched(server, {BASELINE: 3, FASTER: 13})
@@ -445,7 +445,7 @@ def test_an_unstable_candidate_is_confirmed_if_none_is_stable(problem: Problem, 
     assert outcome.confirmed.judged.verdict is Verdict.PASS
 
 
-class Losing(Drawing):
+class Losing(RandomServer):
     """Gives no figures for ``never``; if that is None, none for the first confirmation on each server."""
 
     def __init__(self, never: Candidate | None = None) -> None:
@@ -481,7 +481,7 @@ def test_repeatedly_lost_measurements_give_an_undecided_verdict(problem: Problem
 
 
 def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_path: Path) -> None:
-    class Crashing(Drawing):
+    class Crashing(RandomServer):
         left = 2
 
         def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
@@ -581,7 +581,7 @@ def test_wrong_outputs_of_a_later_server_fail_the_candidate(problem: Problem, tm
 
 @pytest.mark.parametrize(("rise_ms", "verdict"), [(0.0, Verdict.PASS), (0.5, Verdict.UNDECIDED)])
 def test_a_queue_that_grows_on_each_server_is_no_pass(rise_ms: float, verdict: Verdict, problem: Problem) -> None:
-    load, server = LoadPoint(1, request_rate=1000.0), Drawing()
+    load, server = LoadPoint(1, request_rate=1000.0), RandomServer()
     confirmations = []
     for number in range(1, LOOKS[0] + 1):
         for window in range(WINDOWS):
@@ -598,7 +598,7 @@ def test_a_pass_does_not_depend_on_later_measurements(
     is_measured_later: bool, verdict: Verdict, problem: Problem
 ) -> None:
     """The servers of the other candidate differ by so much that a test with their variance between servers fails."""
-    server, load, others = Drawing(), LoadPoint(1, 12), 6
+    server, load, others = RandomServer(), LoadPoint(1, 12), 6
 
     def trial(number: int, candidate: Candidate, factors: Sequence[float], first_server: int, error: float) -> Trial:
         confirmations = []
@@ -631,7 +631,7 @@ def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verd
 def test_a_candidate_passes_on_a_machine_that_is_always_disturbed(
     loads: dict[Candidate, int], problem: Problem, tmp_path: Path
 ) -> None:
-    class Disturbed(Drawing):
+    class Disturbed(RandomServer):
         @contextlib.contextmanager
         def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
             yield ResourceUsage(other_cpu_share=0.5)
@@ -646,7 +646,7 @@ def test_a_candidate_passes_on_a_machine_that_is_always_disturbed(
 
 
 def test_the_next_candidate_replaces_one_that_cannot_be_deployed_as_written(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing(broken=(FAST, FASTER))
+    server = RandomServer(broken=(FAST, FASTER))
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert [trial.status for trial in trials] == ["ok", "failed", "failed"]
     outcome = assess(trials, problem, BASELINE, FAST)
@@ -656,7 +656,7 @@ def test_the_next_candidate_replaces_one_that_cannot_be_deployed_as_written(prob
 
 def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, tmp_path: Path) -> None:
     other = Candidate(64, True, 500)
-    server = Drawing(
+    server = RandomServer(
         broken=(BASELINE, FAST, FASTER), served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, other: 900.0}
     )
     trials = confirm(server, searched(server, {**LOADS, other: 10}), problem, tmp_path)
@@ -668,7 +668,7 @@ def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, t
 
 
 def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Path) -> None:
-    class Interrupting(Drawing):
+    class Interrupting(RandomServer):
         left = 5
 
         def measure_windows(
@@ -679,7 +679,7 @@ def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Pa
                 raise KeyboardInterrupt
             return super().measure_windows(endpoint, load, seconds, count)
 
-    cut, server = Interrupting(), Drawing()
+    cut, server = Interrupting(), RandomServer()
     table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
     measuring = Measurer(cut, cut, table, QuietObserver())
     confirmer = Confirmer(problem, cut, measuring, Budget(600), searched(cut, LOADS))
@@ -702,7 +702,7 @@ def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Pa
 
 
 def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     measured = searched(server, LOADS)
     point = Point(2, FASTER, *measured[2].measurements[0])
     enough = (LOOKS[0] + 0.5) * plan_server(point, point.load, None).server_seconds
@@ -713,7 +713,7 @@ def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_
 
 def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_path: Path) -> None:
     other = Candidate(64, True, 500)
-    server = Drawing(served={**SERVED, other: 1100.0})
+    server = RandomServer(served={**SERVED, other: 1100.0})
     measured = searched(server, {**LOADS, other: 12})
     point = Point(2, FASTER, *measured[2].measurements[0])
     planned = plan_server(point, point.load, None)
@@ -723,7 +723,7 @@ def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_
 
 
 def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     measured = searched(server, LOADS)
     planned = plan_server(Point(2, FASTER, *measured[2].measurements[0]), LoadPoint(1, 8), None)
     before, seconds = len(server.deployed), replace(planned, windows=FEWER_WINDOWS).server_seconds
@@ -735,7 +735,7 @@ def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Pr
     assert undecided_cause(outcome) == f"the time ended after {LOOKS[0] - 1} of {LOOKS[0]} servers"
 
 
-class Timed(Drawing):
+class Timed(RandomServer):
     """A server whose deployments and windows take as long as planned on the clock of ``budget``."""
 
     seconds = 0.0
@@ -828,7 +828,7 @@ def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: 
 def test_tests_that_miss_the_bound_are_a_fail_on_a_quiet_machine_only(
     share: float, verdict: Verdict, problem: Problem, tmp_path: Path
 ) -> None:
-    class Shared(Drawing):
+    class Shared(RandomServer):
         @contextlib.contextmanager
         def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
             yield ResourceUsage(other_cpu_share=share)
@@ -843,7 +843,7 @@ def test_tests_that_miss_the_bound_are_a_fail_on_a_quiet_machine_only(
 
 
 def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     trials = confirm(server, searched(server, LOADS), problem, tmp_path, seconds=1e-9)
     assert not any(trial.confirmations for trial in trials)
     outcome = assess(trials, problem, BASELINE, FAST)
@@ -852,13 +852,13 @@ def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> No
 
 
 def test_nothing_is_confirmed_if_nothing_meets_the_bound(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     confirm(server, searched(server, {BASELINE: 64, FAST: 64}), problem, tmp_path)
     assert server.deployed == []
 
 
 def test_a_constraint_on_memory_is_part_of_the_verdict(problem: Problem, tmp_path: Path) -> None:
-    class Heavy(Drawing):
+    class Heavy(RandomServer):
         @contextlib.contextmanager
         def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
             yield ResourceUsage(server_memory_bytes=2e9 if endpoint.candidate == FASTER and self.deployed else 1e9)
@@ -875,7 +875,7 @@ def test_a_constraint_on_memory_is_part_of_the_verdict(problem: Problem, tmp_pat
 
 
 def test_intervals_are_finite_and_ordered(problem: Problem, tmp_path: Path) -> None:
-    server = Drawing()
+    server = RandomServer()
     for confirmed in judge_confirmations(confirm(server, searched(server, LOADS), problem, tmp_path), problem):
         for interval in (confirmed.throughput, confirmed.latency_ms):
             assert math.isfinite(interval.low)

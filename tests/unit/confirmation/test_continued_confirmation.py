@@ -29,14 +29,14 @@ from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, Loa
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
-from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, SERVED, Drawing, drawn_problem, searched
+from tests.random_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, SERVED, RandomServer, drawn_problem, searched
 
 COMPARISONS = (BASELINE, FAST)
 BEST = 2  # trial of FASTER
 SLOWER = {FASTER: (1.25, 1.35, 1.2), FAST: (1.3, 1.2)}  # the highest loads of the search fail
 
 
-class Timed(Drawing):
+class Timed(RandomServer):
     """A server whose measurements take time on a clock of its own, interrupted after ``left`` servers.
 
     With ``is_lossy``, the load generator fails in each measurement on a fresh server.
@@ -70,7 +70,7 @@ class Sessions:
 
     def __post_init__(self) -> None:
         self.table = TrialsTable(self.folder / "trials.csv", "drawn", {})
-        self.add(searched(Drawing(), LOADS))
+        self.add(searched(RandomServer(), LOADS))
 
     def add(self, trials: list[Trial]) -> None:
         for trial in trials:
@@ -188,7 +188,7 @@ def test_what_the_next_verdict_needs_is_known(new_sessions: Callable[..., Sessio
 
 
 def test_a_pass_needs_a_planned_number_of_servers(problem: Problem) -> None:
-    server, trial, load = Drawing(), Trial(1, FASTER), LoadPoint(1, 9)
+    server, trial, load = RandomServer(), Trial(1, FASTER), LoadPoint(1, 9)
     verdicts = []
     for number in range(1, LOOKS[1] + 1):
         for window in server.measure_windows(Endpoint("", FASTER), load, 0.5, WINDOWS):

@@ -23,7 +23,7 @@ from optimizer.confirmation.disturbances import (
 from optimizer.confirmation.plan import plan_tests
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from tests.curve_model import CurveModel
-from tests.drawn_server import BOUND_MS, FAST, FASTER, drawn_problem
+from tests.random_server import BOUND_MS, FAST, FASTER, drawn_problem
 
 PROBLEM = replace(drawn_problem(), cpu_count=2)
 HALF = 0.5  # CPU share of other processes

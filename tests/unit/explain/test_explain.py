@@ -29,7 +29,7 @@ from optimizer.plan.plan_report import capacity_sentence
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from optimizer.simulator.simulate import lognormal_jitter
-from tests import played_server
+from tests import simulated_results
 from tests.simulation import linear_times, simulate
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -172,7 +172,7 @@ def played(candidate: Candidate, load: int, *, faster: float = 1.0) -> Measureme
     times = linear_times(faster * 3e-3, faster * 3e-4, max(candidate.max_batch_size, 1), 8, contention=0.5)
     overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
     result = simulate(candidate, ClosedLoopLoad(load), times, overheads, jitter=lognormal_jitter(0.1))
-    return played_server.simulated_measurement(result, candidate)
+    return simulated_results.measurement_of(result, candidate)
 
 
 def best(candidate: Candidate, bound_ms: float, *, faster: float = 1.0) -> float:

@@ -40,7 +40,7 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLo
 from optimizer.measure.load_client.measured_requests import SATURATED_CPU_SHARE, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.store.trials_table import TrialsTable
-from tests.answering_server import AnsweringServer, Array
+from tests.inference_server import Array, FakeInferenceServer
 
 LOAD = LoadPoint(request_batch_size=2, concurrency=3)
 SIZES = np.array([2])
@@ -190,7 +190,7 @@ def test_the_concurrency_is_kept_and_all_requests_are_answered(
 
     monkeypatch.setattr(ClosedLoopGenerator, "_run_client", kept)
     model = Counting(seconds=0.02)
-    with AnsweringServer(model).serving() as endpoint:
+    with FakeInferenceServer(model).serving() as endpoint:
         result = generator.measure(endpoint, LOAD, seconds=0.8)
     assert model.most == LOAD.concurrency
     assert model.in_flight == 0
@@ -207,7 +207,7 @@ def test_the_concurrency_is_kept_and_all_requests_are_answered(
 
 def test_windows_are_cut_from_one_load(generator: ClosedLoopGenerator) -> None:
     model = Counting(seconds=0.002)
-    with AnsweringServer(model).serving() as endpoint:
+    with FakeInferenceServer(model).serving() as endpoint:
         windows = generator.measure_windows(endpoint, LOAD, 0.2, 4)
     assert len(windows) == 4
     assert len((generator.log.parent / "commands.log").read_text().splitlines()) == 1, "one start of the client"
@@ -220,7 +220,7 @@ def test_windows_are_cut_from_one_load(generator: ClosedLoopGenerator) -> None:
 
 
 def test_a_model_slower_than_the_windows_is_measured_for_longer(generator: ClosedLoopGenerator) -> None:
-    with AnsweringServer(Counting(seconds=0.5)).serving() as endpoint:
+    with FakeInferenceServer(Counting(seconds=0.5)).serving() as endpoint:
         result = generator.measure(endpoint, LOAD, seconds=0.1)
     assert result.latency_p50_ms is not None
     assert result.latency_p50_ms >= 500
@@ -231,7 +231,7 @@ def test_a_request_that_fails_is_reported(generator: ClosedLoopGenerator) -> Non
         raise RuntimeError("index out of range")
 
     with (
-        AnsweringServer(refuse).serving() as endpoint,
+        FakeInferenceServer(refuse).serving() as endpoint,
         pytest.raises(MeasurementError, match="index out of range"),
     ):
         generator.measure(endpoint, LOAD, seconds=0.2)
@@ -247,7 +247,7 @@ def test_a_request_that_is_sent_alone_may_take_longer_than_a_large_bound(
         time.sleep(1.0)
         return {"y": feeds["x"]}
 
-    with AnsweringServer(wait).serving() as endpoint:
+    with FakeInferenceServer(wait).serving() as endpoint:
         messages = ClosedLoopGenerator(log=tmp_path / "log")._messages_for(endpoint, LOAD).serialized
         run_here(ClosedLoopClient(SendPlan(endpoint.grpc, bound_ms, concurrency=1, seconds=0.5), messages), tmp_path)
     happened = SendRecord.read(tmp_path)
@@ -265,7 +265,7 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
         time.sleep(0.2)
         return {"y": feeds["x"]}
 
-    with AnsweringServer(refuse_one).serving() as endpoint:
+    with FakeInferenceServer(refuse_one).serving() as endpoint:
         messages = generator._messages_for(endpoint, LOAD).serialized
         run_here(ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path)
     happened = SendRecord.read(tmp_path)
@@ -295,7 +295,7 @@ def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, loa
         seen.update(feeds["x"][:, 0].tolist())
         return {"y": feeds["x"]}
 
-    with AnsweringServer(note).serving() as endpoint:
+    with FakeInferenceServer(note).serving() as endpoint:
         for seconds in (0.8, 8.0, 60.0):  # until the machine has had time for all of them
             with contextlib.suppress(LateError):  # on a busy machine
                 replace(sender, input_data=str(data)).measure(endpoint, load, seconds)
@@ -309,7 +309,7 @@ def test_a_large_first_entry_leaves_no_others_out(generator: ClosedLoopGenerator
     others = [{"content": [number], "shape": [1]} for number in range(299)]
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": value} for value in (first, *others)]}))
-    with AnsweringServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
+    with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
         for sender in (generator, OpenLoopGenerator(log=tmp_path / "client.log")):
             made = replace(sender, input_data=str(data))._messages_for(endpoint, replace(LOAD, request_batch_size=1))
             assert len(made.serialized) == len(set(made.serialized)) == 300
@@ -328,7 +328,7 @@ def test_a_server_that_stops_answering_is_reported(
             freed.wait(ANSWER_SECONDS)
         return {"y": feeds["x"]}
 
-    with AnsweringServer(hang).serving() as endpoint:
+    with FakeInferenceServer(hang).serving() as endpoint:
         messages = generator._messages_for(endpoint, LOAD).serialized
         run_here(ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path)
         freed.set()
@@ -345,7 +345,7 @@ def test_a_server_that_never_answers_counts_as_crashed(
     silent = SendRecord(never, never, never, ended_ns=10**9)
     monkeypatch.setattr(ClosedLoopGenerator, "_run_client", lambda *_: (silent, 1.0))
     with (
-        AnsweringServer(Counting()).serving() as endpoint,
+        FakeInferenceServer(Counting()).serving() as endpoint,
         pytest.raises(ServerCrashed, match="no request was answered within"),
     ):
         generator.measure(endpoint, LOAD, seconds=0.1)
@@ -369,7 +369,7 @@ def test_requests_go_to_the_server_with_the_fewest_unanswered_ones(generator: Cl
         assert counts[1] <= WARM_UPS or released.wait(ANSWER_SECONDS)
         return {"y": feeds["x"]}
 
-    with AnsweringServer(answer).serving() as fast, AnsweringServer(keep).serving() as slow:
+    with FakeInferenceServer(answer).serving() as fast, FakeInferenceServer(keep).serving() as slow:
         load = LoadPoint(1, concurrency=concurrency)
         measured = generator.measure(replace(fast, replicas=(slow,)), load, seconds=1.0)
     assert kept[0] <= concurrency // 2 <= counts[1] - WARM_UPS

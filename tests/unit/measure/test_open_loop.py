@@ -21,7 +21,7 @@ from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendReco
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LATE_MS, LateError, lateness_note, summarize_open_loop
-from tests.answering_server import AnsweringServer, Array
+from tests.inference_server import Array, FakeInferenceServer
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
 LOAD = LoadPoint(request_batch_size=4, request_rate=RATE)
@@ -289,7 +289,7 @@ def test_a_pause_is_no_overload_if_the_largest_bound_permits_it(
     bounds: dict[str, float], overloaded: bool, tmp_path: Path
 ) -> None:
     generator = OpenLoopGenerator(log=tmp_path / "log", sla=Sla.from_bounds(bounds))
-    with AnsweringServer(Pausing()).serving() as endpoint:
+    with FakeInferenceServer(Pausing()).serving() as endpoint:
         assert generator.measure(endpoint, LoadPoint(1, request_rate=50.0), 2.0).overloaded is overloaded
 
 

@@ -29,7 +29,7 @@ from optimizer.measure.output_comparison import (
     mean_magnitudes,
     with_precision,
 )
-from tests.answering_server import AnsweringServer, Model
+from tests.inference_server import FakeInferenceServer, Model
 
 Array = npt.NDArray[Any]
 EXACT = ["INT8", "INT64", "UINT8", "BOOL", "BYTES"]
@@ -165,7 +165,7 @@ def times(factor: float) -> Callable[[dict[str, Array]], dict[str, Array]]:
 class Served:
     """A server whose model can be replaced between two requests."""
 
-    def __init__(self, server: AnsweringServer, endpoint: Endpoint, file: Path) -> None:
+    def __init__(self, server: FakeInferenceServer, endpoint: Endpoint, file: Path) -> None:
         self.server = server
         self.endpoint = endpoint
         self.file = file
@@ -182,7 +182,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    server = AnsweringServer(double)
+    server = FakeInferenceServer(double)
     with ExitStack() as stack:
         yield Served(server, stack.enter_context(server.serving()), tmp_path / "reference.npz")
 
@@ -391,7 +391,7 @@ def test_a_damaged_file_is_refused_on_one_line(damaged: tuple[Path, bytes], plac
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     path = tmp_path_factory.mktemp("damaged") / "reference.npz"
-    server = AnsweringServer(double)
+    server = FakeInferenceServer(double)
     with server.serving() as endpoint:
         Served(server, endpoint, path).referred()
     return path, path.read_bytes()

@@ -21,7 +21,7 @@ from optimizer.measure.model_statistics import add_statistics, executions_by_siz
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import read_windows
 from optimizer.store.trials_table import TrialsTable
-from tests.answering_server import AnsweringServer
+from tests.inference_server import FakeInferenceServer
 
 
 def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
@@ -107,7 +107,7 @@ def test_the_longest_window_is_tried_before_a_slow_model_is_given_up(
 
     tool = PerfAnalyzer(Path("perf_analyzer"), find_nothing, tmp_path / "log", window_ms=first_ms)
     expected_text = "no request was answered within 15 s at concurrency 1,"
-    with AnsweringServer(dict).serving() as endpoint, pytest.raises(ServerCrashed, match=expected_text):
+    with FakeInferenceServer(dict).serving() as endpoint, pytest.raises(ServerCrashed, match=expected_text):
         tool.measure(endpoint, LoadPoint(1, 1), seconds)
     assert tried == expected
 

@@ -24,7 +24,7 @@ from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_types import SCORES
 from optimizer.model.recorded_samples import read_npz
-from tests.answering_server import AnsweringServer, Model
+from tests.inference_server import FakeInferenceServer, Model
 
 Array = npt.NDArray[Any]
 X = np.random.default_rng(0).standard_normal((150, 2)).astype(np.float32)
@@ -59,7 +59,7 @@ def scorer(**arrays: Array) -> Scorer:
     return read_scorer(section("{data: labelled.npz, metric: accuracy}"))
 
 
-def scored(made: Scorer, server: AnsweringServer) -> float:
+def scored(made: Scorer, server: FakeInferenceServer) -> float:
     with server.serving() as endpoint:
         return made.measure(endpoint)
 
@@ -172,7 +172,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -> No
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("max_batch_size", "largest"), [(8, 8), (1000, MAX_REQUEST), (1, 1)])
 def test_all_samples_are_sent_in_order_in_requests_of_allowed_size(max_batch_size: int, largest: int) -> None:
-    server = AnsweringServer(classifier, max_batch_size=max_batch_size)
+    server = FakeInferenceServer(classifier, max_batch_size=max_batch_size)
     assert scored(scorer(), server) == 1.0
     assert max(shape[0] for shape in server.request_shapes) == largest
     assert sum(shape[0] for shape in server.request_shapes) == len(X)
@@ -180,23 +180,23 @@ def test_all_samples_are_sent_in_order_in_requests_of_allowed_size(max_batch_siz
 
 @pytest.mark.usefixtures("folder")
 def test_without_a_batch_dimension_a_sample_is_a_request() -> None:
-    server = AnsweringServer(classifier, inputs=[("x", "FP32", (2,))], max_batch_size=0)
+    server = FakeInferenceServer(classifier, inputs=[("x", "FP32", (2,))], max_batch_size=0)
     assert scored(scorer(), server) == 1.0
     assert server.request_shapes == [(2,)] * len(X)
 
 
 @pytest.mark.usefixtures("folder")
 def test_samples_are_cast_to_the_models_types_without_loss() -> None:
-    assert scored(scorer(x=X.astype(np.float64)), AnsweringServer(classifier)) == 1.0
+    assert scored(scorer(x=X.astype(np.float64)), FakeInferenceServer(classifier)) == 1.0
     whole = (10 * X).round()
-    server = AnsweringServer(classifier, inputs=[("x", "INT32", (-1, 2))])
+    server = FakeInferenceServer(classifier, inputs=[("x", "INT32", (-1, 2))])
     assert scored(scorer(x=whole, labels=whole[:, 0] > whole[:, 1]), server) == 1.0
     with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: \S+ is not INT32"):
         scored(scorer(), server)
     with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: 300 is not INT8"):
-        scored(scorer(x=np.full((150, 2), 300)), AnsweringServer(classifier, inputs=[("x", "INT8", (-1, 2))]))
+        scored(scorer(x=np.full((150, 2), 300)), FakeInferenceServer(classifier, inputs=[("x", "INT8", (-1, 2))]))
     with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: 70000\.0 is too large for FP16"):
-        scored(scorer(x=np.full((150, 2), 7e4)), AnsweringServer(classifier, inputs=[("x", "FP16", (-1, 2))]))
+        scored(scorer(x=np.full((150, 2), 7e4)), FakeInferenceServer(classifier, inputs=[("x", "FP16", (-1, 2))]))
 
 
 @pytest.mark.usefixtures("folder")
@@ -204,9 +204,9 @@ def test_samples_that_do_not_fit_the_model_are_reported_on_one_line() -> None:
     with pytest.raises(
         BadInputError, match=r"labelled\.npz: input x: has the shape \[150, 3\], which is not .* the model's \[2\]"
     ):
-        scored(scorer(x=np.zeros((150, 3))), AnsweringServer(classifier))
+        scored(scorer(x=np.zeros((150, 3))), FakeInferenceServer(classifier))
     with pytest.raises(BadInputError, match=r"labelled\.npz: has the inputs x, z, but the model's inputs are x$"):
-        scored(scorer(z=X), AnsweringServer(classifier))
+        scored(scorer(z=X), FakeInferenceServer(classifier))
 
 
 @pytest.mark.usefixtures("folder")
@@ -216,7 +216,7 @@ def test_a_queue_that_refuses_requests_is_scored_with_fewer_at_once(refusal: str
         time.sleep(0.005)  # so that requests overlap
         return classifier(feeds)
 
-    server = AnsweringServer(slow, refusal=refusal)
+    server = FakeInferenceServer(slow, refusal=refusal)
     assert scored(scorer(), server) == 1.0
     assert sum(shape[0] for shape in server.request_shapes) > len(X), "the first attempt was refused"
 
@@ -227,7 +227,7 @@ def test_a_failed_request_is_a_deployment_error() -> None:
         raise RuntimeError("no such row")
 
     with pytest.raises(DeploymentError, match="the server failed a request: no such row"):
-        scored(scorer(), AnsweringServer(fails))
+        scored(scorer(), FakeInferenceServer(fails))
 
 
 # -- metrics ------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def function(program: str) -> Scorer:
 def test_a_metric_function_gets_all_outputs_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
     program = "def score(outputs, labels):\n    print('hm')\n    return -abs(outputs['y']).sum() - labels.sum()\n"
     expected = -np.abs(X[:, 0] - X[:, 1]).sum() - LABELS.sum()
-    assert scored(function(program), AnsweringServer(classifier)) == pytest.approx(expected)
+    assert scored(function(program), FakeInferenceServer(classifier)) == pytest.approx(expected)
     assert capsys.readouterr() == ("", "hm\n")
 
 
@@ -263,7 +263,7 @@ def test_a_metric_function_gets_all_outputs_and_labels(capsys: pytest.CaptureFix
 )
 def test_an_error_in_a_metric_function_is_one_line(program: str, says: str) -> None:
     with pytest.raises(BadInputError) as error:
-        scored(function(program), AnsweringServer(classifier))
+        scored(function(program), FakeInferenceServer(classifier))
     assert str(error.value).startswith(f"metric accuracy.py:score: {says}")
     assert "\n" not in str(error.value)
 
@@ -272,7 +272,7 @@ def test_an_error_in_a_metric_function_is_one_line(program: str, says: str) -> N
 def test_a_score_that_is_not_finite_is_a_deployment_error() -> None:
     made = function("def score(outputs, labels): return float('nan')")
     with pytest.raises(DeploymentError, match=r"the score of its outputs is nan \(accuracy.py:score\)"):
-        scored(made, AnsweringServer(classifier))
+        scored(made, FakeInferenceServer(classifier))
 
 
 def test_every_metric_of_the_profile_schema_exists() -> None:
@@ -321,7 +321,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, b
 )
 def test_unsuitable_outputs_for_a_built_in_metric_are_one_line(model: Model, labels: Array, says: str) -> None:
     with pytest.raises(BadInputError) as error:
-        scored(scorer(labels=labels), AnsweringServer(model))
+        scored(scorer(labels=labels), FakeInferenceServer(model))
     assert str(error.value).startswith(f"metric accuracy: {says}")
 
 

@@ -23,7 +23,7 @@ from optimizer.measure.load_client.client_files import SendPlan, SendRecord
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
-from tests.answering_server import AnsweringServer
+from tests.inference_server import FakeInferenceServer
 
 METADATA = ModelMetadataResponse()
 ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")
@@ -118,7 +118,7 @@ def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
     data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(1000)]}))
     classes = RecordedClasses(((1, 0), (2, 0)), np.array([0] * 4 + [1] * 4), (2, 99))
     recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), classes), input_data=str(data))
-    with AnsweringServer(lambda feeds: feeds).serving() as endpoint:
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
         messages = recorded._messages_for(endpoint, LoadPoint(1.5, request_rate=10.0))
     sent = [
         np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32) for m in messages.serialized

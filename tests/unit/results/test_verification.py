@@ -29,7 +29,7 @@ from optimizer.results.verification import (
 )
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, confirm, drawn_problem, searched
+from tests.random_server import BASELINE, FAST, FASTER, LOADS, RandomServer, confirm, drawn_problem, searched
 
 
 @pytest.fixture
@@ -40,12 +40,12 @@ def problem() -> Problem:
 def verified(
     path: Path, problem: Problem, budget_seconds: float = 600, before: Sequence[Trial] = (), **server: object
 ) -> Verification:
-    before = list(before) or searched(Drawing(), LOADS)
+    before = list(before) or searched(RandomServer(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
-    now = Drawing(**server)  # type: ignore[arg-type]
+    now = RandomServer(**server)  # type: ignore[arg-type]
     measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
     trials = Confirmer(problem, now, measuring, Budget(budget_seconds), before).test_recommendation(
         recommended, candidates[1:]
@@ -54,7 +54,7 @@ def verified(
 
 
 def test_perf_analyzer_checks_the_recommendation_only(problem: Problem) -> None:
-    trials = searched(Drawing(), LOADS)
+    trials = searched(RandomServer(), LOADS)
     recommended = assess(trials, problem, BASELINE, FAST).recommended
     assert recommended is not None
     checked = verification_candidates(recommended, trials, problem, is_cross_checked=True)
@@ -73,7 +73,7 @@ def test_a_recommendation_holds_on_the_same_server(problem: Problem, tmp_path: P
 
 def test_a_crash_in_the_test_of_the_run_does_not_count(problem: Problem, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    server = Drawing()
+    server = RandomServer()
     before = confirm(server, searched(server, LOADS), problem, tmp_path / "run")
     confirmed = assess(before, problem, BASELINE, FAST).confirmed
     assert confirmed is not None
@@ -96,10 +96,10 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
 
 
 def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path) -> None:
-    before = searched(Drawing(), LOADS)
+    before = searched(RandomServer(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
-    now = Drawing()
+    now = RandomServer()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)[:1]
     confirmer = Confirmer(problem, now, measuring, Budget(600), before)
@@ -130,10 +130,10 @@ def stored(verification: Verification, before: Outcome, problem: Problem) -> Ver
 
 
 def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp_path: Path) -> None:
-    before = searched(Drawing(), LOADS)
+    before = searched(RandomServer(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
-    now = Drawing()
+    now = RandomServer()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
     trials = Confirmer(problem, now, measuring, Budget(600), before).test_recommendation(recommended, [])
@@ -150,7 +150,7 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
 
 def test_time_that_the_test_leaves_is_used_for_the_runners_up(problem: Problem, tmp_path: Path) -> None:
     """The time seems too short at first, but these measurements take none."""
-    before = searched(Drawing(), LOADS)
+    before = searched(RandomServer(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
     tested, *_ = verification_candidates(recommended, before, problem, is_cross_checked=False)
@@ -165,7 +165,7 @@ def test_a_candidate_that_cannot_be_deployed_is_reported(problem: Problem, tmp_p
     assert verification.failed == ((broken, "config.pbtxt does not load"),)
     assert verification.holds == (broken == FAST)
     assert verification.verdict is (Verdict.PASS if broken == FAST else Verdict.FAIL)
-    before, text = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST), io.StringIO()
+    before, text = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST), io.StringIO()
     print_verification(Console(file=text, width=80), stored(verification, before, problem))
     assert ("recommended, trial " in text.getvalue()) == ("  was  " in text.getvalue()) == (broken == FAST)
 
@@ -181,7 +181,7 @@ def test_other_configurations_do_not_take_the_time_that_the_recommendation_lacks
 @pytest.mark.parametrize("slow", [False, True])
 def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem: Problem, tmp_path: Path) -> None:
     verification = verified(tmp_path, problem, slow={FASTER: (1.6,)} if slow else {})
-    before = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST)
+    before = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
     print_verification(Console(file=text, width=80), stored(verification, before, problem))
     assert ("next    deploy it: tune emit r/1" in text.getvalue()) is not slow
@@ -190,7 +190,7 @@ def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem
 
 def test_a_test_that_measured_nothing_is_shown_as_undecided(problem: Problem, tmp_path: Path) -> None:
     verification = verified(tmp_path, problem, budget_seconds=0)
-    before = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST)
+    before = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
     print_verification(Console(file=text, width=80), stored(verification, before, problem))
     assert "the recommendation is UNDECIDED" in text.getvalue()

@@ -31,7 +31,7 @@ from optimizer.simulator.fitted_parameters import (
 from optimizer.simulator.predicted_metrics import ModelErrors, binding_latency
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from optimizer.simulator.simulate import lognormal_jitter
-from tests import played_server
+from tests import simulated_results
 from tests.simulation import linear_times, simulate
 
 ERRORS = ModelErrors(throughput=0.1, tail=0.1)
@@ -50,7 +50,7 @@ def served(candidate: Candidate, concurrency: int, *, counted: bool = True) -> M
     overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
     s = simulate(candidate, ClosedLoopLoad(concurrency), service, overheads, jitter=lognormal_jitter(0.1))
     if counted:
-        return played_server.simulated_measurement(s, candidate)
+        return simulated_results.measurement_of(s, candidate)
     return Measurement(s.throughput_infer_per_sec, latency_p95_ms=s.latency_p95_s * 1e3, requests=500, stable=True)
 
 

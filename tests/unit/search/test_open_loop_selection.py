@@ -16,7 +16,7 @@ from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.simulator.predicted_metrics import as_closed_loop
 from optimizer.simulator.scenario import Overheads
 from optimizer.simulator.simulate import lognormal_jitter
-from tests.played_server import simulated_measurement
+from tests.simulated_results import measurement_of
 from tests.simulation import linear_times, poisson_load, simulate
 
 SLA = Sla.from_bounds({"p95": 25.0})
@@ -30,7 +30,7 @@ def served(candidate: Candidate, rate: float) -> Measurement:
     overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
     load = poisson_load(rate, 3000)
     s = simulate(candidate, load, service, overheads, jitter=lognormal_jitter(0.1))
-    return simulated_measurement(s, candidate)
+    return measurement_of(s, candidate)
 
 
 def meets(measurement: Measurement) -> bool:

@@ -28,7 +28,7 @@ from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.performance_model import fit_model
 from optimizer.simulator.scenario import Overheads, Scenario
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many
-from tests.played_server import simulated_measurement
+from tests.simulated_results import measurement_of
 from tests.simulation import linear_times, poisson_load
 
 SLA = Sla.from_bounds({"p95": 60.0, "error-rate": 1.0})
@@ -47,7 +47,7 @@ def served(candidate: Candidate, rate: float, missed_share: float = 0.4) -> Meas
         missed_share=missed_share,
     )
     (result,) = simulate_many([scenario], jitter=lognormal_jitter(0.1))
-    measured = simulated_measurement(result, candidate)
+    measured = measurement_of(result, candidate)
     return replace(
         measured,
         requests=result.requests,

@@ -24,7 +24,7 @@ from optimizer.simulator.fitted_parameters import (
 )
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter
-from tests.played_server import simulated_measurement
+from tests.simulated_results import measurement_of
 from tests.simulation import linear_times, simulate
 
 SPACE = SearchSpace((8, 32), (0, 500), ("none",), (1, 2))
@@ -39,7 +39,7 @@ def served(candidate: Candidate, load: int, network_s: float, gap_s: float, wake
     overheads = Overheads(network_s / 2, network_s / 2, wake_s=wake_s, dispatch_s=wake_s)
     jitter, gaps = lognormal_jitter(0.1, seed), exponential_gaps(gap_s, seed)
     s = simulate(candidate, ClosedLoopLoad(load), service, overheads, jitter=jitter, gaps_s=gaps, interval=INTERVAL)
-    return Point(candidate.instance_count, candidate, LoadPoint(1, load), simulated_measurement(s, candidate))
+    return Point(candidate.instance_count, candidate, LoadPoint(1, load), measurement_of(s, candidate))
 
 
 @pytest.mark.parametrize(("gap_s", "wake_s"), [(1e-4, 2e-5), (1e-6, 1e-4)])

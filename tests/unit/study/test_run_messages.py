@@ -49,7 +49,7 @@ from optimizer.study.run_messages import (
 )
 from optimizer.study.run_record import RunRecord
 from optimizer.study.study import StudyResult
-from tests.drawn_server import BASELINE, COMPARISONS, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
+from tests.random_server import BASELINE, COMPARISONS, FAST, FASTER, LOADS, RandomServer, drawn_problem, searched
 
 FOLDER = Path("results/drawn/1")
 
@@ -106,7 +106,7 @@ def test_a_load_that_only_the_profile_limits_is_noted(
     concurrency: int, allowed: int, noted: HighestConcurrency | None
 ) -> None:
     problem = replace(drawn_problem(), max_concurrency=allowed)
-    outcome = assess(searched(Drawing(), {FASTER: concurrency}), problem, BASELINE, FAST)
+    outcome = assess(searched(RandomServer(), {FASTER: concurrency}), problem, BASELINE, FAST)
     assert outcome.recommended is not None
     assert outcome.recommended.load.concurrency == concurrency
     assert _highest_concurrency(outcome, problem) == noted
@@ -118,7 +118,7 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
     windows = [
         ConfirmationWindow(server, load, window, 0.01)
         for server in range(1, LOOKS[0] + 1)
-        for window in Drawing().measure_windows(Endpoint("", FASTER), load, 0.5, 8)
+        for window in RandomServer().measure_windows(Endpoint("", FASTER), load, 0.5, 8)
     ]
     measured = factor * (windows[0].measurement.throughput_infer_per_sec or 0.0)
     searched = Measurement(measured, latency_p95_ms=12.0, stable=True)
@@ -153,7 +153,7 @@ def test_the_speed_is_compared_over_all_sessions() -> None:
 def test_the_time_of_the_next_verdict_includes_the_check_by_perf_analyzer(
     protocol: str, cross_check_seconds: float, tmp_path: Path
 ) -> None:
-    problem, server, plans = drawn_problem(), Drawing(), list[ConfirmationPlan]()
+    problem, server, plans = drawn_problem(), RandomServer(), list[ConfirmationPlan]()
     measurer = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     confirmer = Confirmer(problem, server, measurer, Budget(0.0), searched(server, LOADS), record=plans.append)
     trials = confirmer.run(COMPARISONS)

@@ -25,11 +25,11 @@ from optimizer.store.optuna_storage import RetryPolicy
 from optimizer.store.optuna_study import StudySharing
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.distributed.shared_study import HOST, LIVES, ROLE, SEARCH, STARTED, SharedStudy, join
-from tests import shared_run
+from tests import worker_process
 from tests.command_fixtures import eventually
 from tests.conftest import measure_known_server
 from tests.recorded_fixtures import RecordedProcess, hold, is_held, record, release, rows, started
-from tests.recorded_run import RESULT
+from tests.recorded_process import RESULT
 from tests.storage_fixtures import PostgreSQL, postgresql
 
 __all__ = ["postgresql"]
@@ -60,7 +60,7 @@ class Workers:
 
     def resume(self, folder: Path, *options: str) -> RecordedProcess:
         words = [str(self.table), str(folder), self.url, self._place.name, *options]
-        self.processes.append(started(shared_run.main, words, self._place))
+        self.processes.append(started(worker_process.main, words, self._place))
         return self.processes[-1]
 
     def wait_until_held(self) -> None:

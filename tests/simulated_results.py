@@ -1,4 +1,4 @@
-"""Statistics of perf_analyzer and the server for a server that the simulator plays."""
+"""Measurements of simulated servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from optimizer.simulator.scenario import SimulationResult
 REQUESTS = 500
 
 
-def simulated_measurement(simulated: SimulationResult, candidate: Candidate) -> Measurement:
+def measurement_of(simulated: SimulationResult, candidate: Candidate) -> Measurement:
+    """Return what perf_analyzer and the server's statistics would report for a simulated server."""
     compute_s = simulated.utilization * candidate.instance_count * simulated.mean_batch_size
     return Measurement(
         simulated.throughput_infer_per_sec,

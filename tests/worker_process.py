@@ -1,6 +1,6 @@
 """A worker process of a shared study on a recorded table, as ``tune --study-name`` without a server.
 
-    python -m tests.shared_run TABLE FOLDER STORAGE STUDY [OPTION=VALUE ...]
+    python -m tests.worker_process TABLE FOLDER STORAGE STUDY [OPTION=VALUE ...]
 
 Its heartbeats are quick, so that its death is noticed soon. Its messages are on standard error.
 """
@@ -16,13 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from objectives.metrics import Measurement
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.budget import Budget
-from optimizer.core.endpoint import Endpoint
 from optimizer.core.files import write_atomically
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import recorded_problem
@@ -32,13 +29,13 @@ from optimizer.results.result_document import entry
 from optimizer.search import make_searcher_for_study
 from optimizer.store.optuna_storage import RetryPolicy
 from optimizer.store.optuna_study import StudySharing
-from optimizer.store.recording import RecordedServer, baselines, read_recording
+from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.distributed.shared_study import join
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
-from tests.recorded_run import RESULT, ending_as_tune, read_plan, wait_while_held, write_plan
+from tests.recorded_process import RESULT, SlowLoad, ending_as_tune, read_plan, write_plan
 
 BEAT_SECONDS = 1
 SLOW_SECONDS = 0.02
@@ -62,29 +59,6 @@ class WorkerSettings:
         return replace(cls(search=options.get("search", cls.search)), **numbers)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class SlowLoad:
-    """A LoadGenerator whose measurements take ``seconds``, except those of the confirmation.
-
-    Tests hold the search with the file FOLDER.hold.
-    """
-
-    table: RecordedServer
-    seconds: float
-    folder: Path
-
-    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        wait_while_held(self.folder)
-        time.sleep(self.seconds)
-        return self.table.measure(endpoint, load, seconds)
-
-    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        return [self.table.measure(endpoint, load, seconds)]
-
-    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
-        self.table.warm_up(endpoint, load)
-
-
 def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, study: str) -> None:
     """Join the study. The last worker writes its recommendation to RESULT."""
     recording = read_recording(table)
@@ -92,8 +66,8 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
     options = RunOptions(problem.model, search=worker.search, storage=storage, study_name=study)
     with folder.locked():
         trials_table = TrialsTable(folder.trials, problem.model, problem.space.fields)
-        load = SlowLoad(recording.server, SLOW_SECONDS, folder.path)
-        measurer = Measurer(load, recording.server, trials_table, QuietObserver())
+        generator = SlowLoad(recording.server, folder.path, SLOW_SECONDS, is_confirmation_slow=False)
+        measurer = Measurer(generator, recording.server, trials_table, QuietObserver())
         budget = Budget(worker.budget_seconds, confirm_share=0.5)
         retry = RetryPolicy(
             time.monotonic() + worker.budget_seconds, on_progress, str(folder.trials), longest_pause_seconds=1.0

@@ -5,10 +5,10 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.results import terminal_summary
 from optimizer.search import make_searcher
 from optimizer.study import tuning_run
-from tests import recorded_run
+from tests import recorded_process
 from tests.conftest import known_problem, measure_known_server
 
-__all__ = ["recorded_run", "run", "terminal_summary", "tuning_run"]
+__all__ = ["recorded_process", "run", "terminal_summary", "tuning_run"]
 
 _searcher = make_searcher("simulated", known_problem())
 for _number, _candidate in enumerate((Candidate(1), Candidate(64, True))):

@@ -1,6 +1,6 @@
 """A run on a recorded table as a process: stored and resumed as ``tune`` does, but without a server.
 
-    python -m tests.recorded_run TABLE FOLDER SEARCH [STORAGE]
+    python -m tests.recorded_process TABLE FOLDER SEARCH [STORAGE]
 
 Each recorded measurement takes MEASURE_SECONDS, so that a test can stop the run in the middle of one, or hold it with
 ``wait_while_held``. Database statements are repeated for RETRY_SECONDS only, so that tests of a lost
@@ -31,6 +31,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.replay import recorded_problem
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.result_document import entry
 from optimizer.search import make_searcher
@@ -68,27 +69,27 @@ def _row_count(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class SlowLoad:
-    """A LoadGenerator that takes MEASURE_SECONDS for each measurement."""
+    """A LoadGenerator whose measurements take ``seconds``; those of the confirmation only if it is slow too.
+
+    Tests hold the search with the file FOLDER.hold.
+    """
 
     table: RecordedServer
     folder: Path
+    seconds: float
+    is_confirmation_slow: bool
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         wait_while_held(self.folder)
-        time.sleep(MEASURE_SECONDS)
+        time.sleep(self.seconds)
         return self.table.measure(endpoint, load, seconds)
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        return [self.measure(endpoint, load, seconds)]
+        measure = self.measure if self.is_confirmation_slow else self.table.measure
+        return [measure(endpoint, load, seconds)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
         self.table.warm_up(endpoint, load)
-
-
-class Unwatched:
-    def trial_started(self, *_: object) -> None: ...
-    def measured(self, *_: object) -> None: ...
-    def trial_finished(self, *_: object) -> None: ...
 
 
 def run(table: Path, folder: Path, search: str, storage: str | None = None) -> None:
@@ -99,7 +100,8 @@ def run(table: Path, folder: Path, search: str, storage: str | None = None) -> N
     with kept.locked():
         trials_table = TrialsTable(kept.trials, problem.model, problem.space.fields)
         searcher = make_searcher(search, problem, 0, storage or str(kept.study), kept.study_name)
-        measuring = Measurer(SlowLoad(recording.server, folder), recording.server, trials_table, Unwatched())
+        generator = SlowLoad(recording.server, folder, MEASURE_SECONDS, is_confirmation_slow=True)
+        measuring = Measurer(generator, recording.server, trials_table, QuietObserver())
         budget = Budget(math.inf)
         compared = baselines(problem.space)
         (_, baseline), (_, plain) = compared

@@ -27,7 +27,7 @@ ATTEMPTS = 3  # another process may take a port between the probe and the bind
 LOAD_SECONDS = 600.0
 
 
-class Production:
+class RunningServer:
     """A production server in explicit mode, unless ``options`` say otherwise.
 
     ``headers`` and ``tls`` are required by its gRPC endpoint, ``http_headers`` by its HTTP endpoint."""
@@ -98,9 +98,9 @@ SECRET = "open-sesame-1f5c"
 APIS = "health,metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging"
 
 
-def secured(source: ModelSource, log: Path, certificates: Certificates) -> Production:
+def secured(source: ModelSource, log: Path, certificates: Certificates) -> RunningServer:
     """Return a server that requires SECRET for every gRPC call, with TLS, and for all HTTP calls except loading."""
-    return Production(
+    return RunningServer(
         source,
         log,
         "--grpc-use-ssl=true",

@@ -34,7 +34,7 @@ COMPARISONS = (BASELINE, FAST)
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
-class Drawing:
+class RandomServer:
     """Draw gamma-distributed latencies in proportion to the load.
 
     ``slow`` holds, per candidate, the latencies on each fresh server as multiples of those in the search.
@@ -95,7 +95,7 @@ class Drawing:
         yield ResourceUsage()
 
 
-def searched(server: Drawing, loads: dict[Candidate, int]) -> list[Trial]:
+def searched(server: RandomServer, loads: dict[Candidate, int]) -> list[Trial]:
     """Return the trials of a search: each candidate at its load."""
     trials = []
     for number, (candidate, concurrency) in enumerate(loads.items()):
@@ -110,7 +110,7 @@ def drawn_problem() -> Problem:
 
 
 def confirm(
-    server: Drawing,
+    server: RandomServer,
     trials: list[Trial],
     problem: Problem,
     path: Path,

@@ -28,7 +28,7 @@ Model: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
 
 
 @dataclass
-class AnsweringServer:
+class FakeInferenceServer:
     """Serve ``model``, which a test may replace; if it raises, the request fails.
 
     ``spoil`` changes the bytes of an output. ``request_shapes`` collects the shape of each request's first
