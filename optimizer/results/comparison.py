@@ -236,8 +236,8 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
     spread = server_spreads(groups)["throughput"]
     if not is_same_machine:
         spread = replace(spread, slope=0.0, slope_variance=0.0)
-    ours, theirs = (windows_of(side.confirmed.point, side.run.trials) for side in (b, a) if side.confirmed)
-    ratio = throughput_ratio(ours, theirs, spread, confidence)
+    windows_b, windows_a = (windows_of(side.confirmed.point, side.run.trials) for side in (b, a) if side.confirmed)
+    ratio = throughput_ratio(windows_b, windows_a, spread, confidence)
     if ratio is None or not 1 / MAX_RATIO < ratio.estimate < MAX_RATIO:
         return None
     return ratio if ratio.interval.high <= MAX_INTERVAL_RATIO * ratio.interval.low else None
@@ -265,11 +265,11 @@ def compare_conditions(first: FinishedRun, second: FinishedRun) -> tuple[Aspect,
 
 def _values(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict[str, str | None]]:
     """Return the values of each aspect of ``run`` by their names."""
-    given, facts = conditions(run), run.facts
+    run_conditions, facts = conditions(run), run.facts
     sha256, size, uses_gpus = facts.get("sha256"), facts.get("model_bytes"), run.info.get("server_uses_gpus")
     server = fingerprint.server if fingerprint else run.versions.get("tritonserver")
     values: dict[str, dict[str, str | None]] = {
-        "machine": {"hardware": given["hardware"], "address": fingerprint.at if fingerprint else None},
+        "machine": {"hardware": run_conditions["hardware"], "address": fingerprint.at if fingerprint else None},
         "server": {
             "target": run.options.target,
             "version": server,
@@ -284,14 +284,14 @@ def _values(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict
             "size": _number(size, formatting.size),
         },
         "requests": {
-            "protocol": given["protocol"],
-            "shared memory": given["shared memory"],
-            "load": given["load"],
-            "samples each": given["samples in a request"],
-            "options": given["requests"],
+            "protocol": run_conditions["protocol"],
+            "shared memory": run_conditions["shared memory"],
+            "load": run_conditions["load"],
+            "samples each": run_conditions["samples in a request"],
+            "options": run_conditions["requests"],
             "data": _text(run.info["problem"].get("input_data")),
         },
-        "objective": {"metrics": given["objective"]},
+        "objective": {"metrics": run_conditions["objective"]},
     }
     return {aspect: {name: _text(value) for name, value in named.items()} for aspect, named in values.items()}
 
@@ -345,15 +345,17 @@ def ratio_sentence(comparison: Comparison) -> str:
 
 def warning(comparison: Comparison) -> str:
     """Return a sentence about other differences than the configurations; empty if there are none."""
-    different = [PLURALS[one.name] for one in comparison.aspects if one.name in PLURALS and one.is_same is False]
+    different = [
+        PLURALS[aspect.name] for aspect in comparison.aspects if aspect.name in PLURALS and aspect.is_same is False
+    ]
     if not different:
         return ""
     compares = "the ratio compares" if comparison.ratio else "the throughputs compare"
     return f"The {_listed(different)} differ, so {compares} these as well as the configurations."
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def _listed(nouns: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(nouns[:-1]), nouns[-1])))
 
 
 def regression(comparison: Comparison, limit: float) -> str:
@@ -369,7 +371,9 @@ def regression(comparison: Comparison, limit: float) -> str:
 def document(comparison: Comparison, limit: float | None = None) -> dict[str, Any]:
     """Return the document of ``--json``. Each pair is [A, B]; ``limit`` is that of ``--fail-on-regression``."""
     ratio, same = comparison.ratio, {aspect.name: aspect.is_same for aspect in comparison.aspects}
-    pairs = {one.name: {name: list(pair) for name, pair in one.differences.items()} for one in comparison.aspects}
+    pairs = {
+        aspect.name: {name: list(pair) for name, pair in aspect.differences.items()} for aspect in comparison.aspects
+    }
     return {
         "answer": answer(comparison),
         "ratio": ratio.estimate if ratio else None,

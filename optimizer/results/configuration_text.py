@@ -73,7 +73,7 @@ def _triton_fields(candidate: Candidate) -> dict[str, list[str]]:
     if candidate.instance_gpus is not None:
         group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
     fields["instance_group"] = [f"instance_group [ {{ {group} }} ]"]
-    others = []
+    plain_fields = []
     for path, value in candidate.proto_fields:
         if is_sequence_field(path) or ort_settings.is_accelerator_field(path) or is_batcher_field(path):
             continue
@@ -82,8 +82,8 @@ def _triton_fields(candidate: Candidate) -> dict[str, list[str]]:
             text = json.dumps(str(value), ensure_ascii=False)
             fields[path] = [f'parameters {{ key: "{".".join(parts[1:-1])}" value {{ {parts[-1]}: {text} }} }}']
         else:
-            others.append((path, value))
-    fields |= _by_name(_proto_lines(others))
+            plain_fields.append((path, value))
+    fields |= _by_name(_proto_lines(plain_fields))
     if accelerators := ort_settings.accelerator_text(dict(candidate.proto_fields)):
         fields["accelerators"] = [accelerators]
     return fields | _comments(candidate)
@@ -127,7 +127,8 @@ def _sequence_line(candidate: Candidate) -> str:
         if text:
             strategies.setdefault(strategy, []).append(f"{name}: {text}")
     parts = [
-        f"{strategy} {{ {' '.join(own)} }}" if strategy else " ".join(own) for strategy, own in strategies.items()
+        f"{strategy} {{ {' '.join(settings)} }}" if strategy else " ".join(settings)
+        for strategy, settings in strategies.items()
     ]
     return f"sequence_batching {{ {' '.join(parts)} }}" if parts else ""
 
@@ -137,7 +138,7 @@ def change_lines(before: Candidate, after: Candidate) -> list[str]:
 
     The lines of a field are together: those that are removed stand above those that replace them.
     """
-    old, new = (_triton_fields(own) for own in (before, after))
+    old, new = (_triton_fields(candidate) for candidate in (before, after))
     for fields in (old, new):
         if fields["batching"] == [NO_BATCHING]:
             del fields["batching"]
@@ -197,8 +198,8 @@ def _proto_lines(fields: Sequence[tuple[str, FieldValue]], *, inside_batcher: bo
         if not inside_batcher:
             return field_path.to_lines(fields, config)
         batcher = config.dynamic_batching
-        own = [(path, value) for path, value in fields if not _is_batcher_default(path, value)]
-        return field_path.to_lines([(path.removeprefix(BATCHER_PREFIX), value) for path, value in own], batcher)
+        effective = [(path, value) for path, value in fields if not _is_batcher_default(path, value)]
+        return field_path.to_lines([(path.removeprefix(BATCHER_PREFIX), value) for path, value in effective], batcher)
     except ValueError:
         return [f"{path}: {_literal(value)}" for path, value in fields]
 

@@ -100,8 +100,8 @@ def _rows(trial: Trial) -> Iterator[tuple[Row, Measurement | None]]:
         yield {**settings, **load.cells(), **_values(measurement), "confirmation": None}, measurement
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECK_GENERATOR, trial.cross_checks)):
         for window in windows:
-            own = (window.server, window.error_probability or None, load_generator)
-            row = dict(zip(ON_FRESH_SERVER, own, strict=True))
+            values = (window.server, window.error_probability or None, load_generator)
+            row = dict(zip(ON_FRESH_SERVER, values, strict=True))
             yield {**settings, **window.load.cells(), **_values(window.measurement), **row}, window.measurement
     if not trial.measurements and not trial.confirmations:
         yield {**settings, "reason": trial.reason}, None
@@ -119,9 +119,9 @@ def _settings(trial: Trial) -> dict[str, object]:
 
 def _frame(rows: Iterable[Row], columns: Sequence[str]) -> pd.DataFrame:
     """Return a frame with the settings, the columns of other parameters by name, then ``columns``."""
-    known_rows = list(rows)
-    others = sorted({name for row in known_rows for name in row} - {*_SETTINGS, *columns})
-    frame = pd.DataFrame(known_rows, columns=[*_SETTINGS, *others, *columns])
+    row_list = list(rows)
+    parameters = sorted({name for row in row_list for name in row} - {*_SETTINGS, *columns})
+    frame = pd.DataFrame(row_list, columns=[*_SETTINGS, *parameters, *columns])
     for name in frame.columns:
         frame[name] = _typed(name, frame[name])
     return frame

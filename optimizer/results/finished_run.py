@@ -133,10 +133,10 @@ def _missing_rows(result: object, trials: Sequence[Trial]) -> list[str]:
         ("measurements", count_measurements(trials), "of the search"),
         ("confirmations", count_confirmations(trials), "on fresh servers"),
     )
-    for key, count, words in counted:
+    for key, count, source in counted:
         recorded = result.get(key)
         if type(recorded) is int and count < recorded:
-            missing.append(f"{recorded - count:,} of {recorded:,} {words}")
+            missing.append(f"{recorded - count:,} of {recorded:,} {source}")
     recommended = result.get("recommended")
     if isinstance(recommended, dict) and not any(_has_point(trial, recommended) for trial in trials):
         missing.append(f"the recommended load of trial {recommended.get('trial')}")
@@ -202,14 +202,14 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     kind = ModelKind(info["kind"])
     _check_whole("concurrency", info["max_concurrency"])
     choices = {name: tuple(values) for name, values in info["space"].items()}
-    own = {name: choices.pop(name) for name in SETTING_COLUMNS if name in choices}
+    settings = {name: choices.pop(name) for name in SETTING_COLUMNS if name in choices}
     for name in ("max_batch_size", "instance_count"):
-        for value in own.get(name, ()):
+        for value in settings.get(name, ()):
             _check_whole(name, value)
     return Problem(
         model=str(info["model"]),
         space=SearchSpace(
-            **own,
+            **settings,
             fields=choices,
             request_batch_size=size if isinstance(size, int) else 1,
             is_streaming=kind is ModelKind.STREAMING,
@@ -282,15 +282,15 @@ def _request_times(info: Mapping[str, Any]) -> RequestTimes:
 
 def _candidate(values: Mapping[str, Any]) -> Candidate:
     """Return the candidate that ``candidate_document`` wrote."""
-    own = {name: values[name] for name in SETTING_COLUMNS}
-    if type(own["dynamic_batching"]) is not bool:
-        raise ValueError(f"dynamic_batching {own['dynamic_batching']!r} is neither true nor false")
+    settings = {name: values[name] for name in SETTING_COLUMNS}
+    if type(settings["dynamic_batching"]) is not bool:
+        raise ValueError(f"dynamic_batching {settings['dynamic_batching']!r} is neither true nor false")
     for name in ("max_batch_size", "max_queue_delay_us", "instance_count"):
-        _check_whole(name, own[name])
-    own["preferred_batch_sizes"] = tuple(own["preferred_batch_sizes"])
-    for size in own["preferred_batch_sizes"]:
+        _check_whole(name, settings[name])
+    settings["preferred_batch_sizes"] = tuple(settings["preferred_batch_sizes"])
+    for size in settings["preferred_batch_sizes"]:
         _check_whole("max_batch_size", size)
-    return Candidate(**own, fields=tuple(sorted((k, v) for k, v in values.items() if k not in SETTING_COLUMNS)))
+    return Candidate(**settings, fields=tuple(sorted((k, v) for k, v in values.items() if k not in SETTING_COLUMNS)))
 
 
 def _check_whole(name: str, value: object) -> None:

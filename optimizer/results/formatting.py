@@ -182,10 +182,14 @@ def value_of(point: Point, metric: str) -> str:
 
 def short_metric(metric: str) -> str:
     """Return ``p95`` for ``latency-p95``, ``TTFT p95`` for ``ttft-p95``; names of other metrics are unchanged."""
-    own = METRICS[metric]
-    if own.timing is None:
+    definition = METRICS[metric]
+    if definition.timing is None:
         return metric
-    return f"{TIMING_NAMES[own.timing.name]} {own.statistic}" if own.timing.needs_streaming else own.statistic
+    return (
+        f"{TIMING_NAMES[definition.timing.name]} {definition.statistic}"
+        if definition.timing.needs_streaming
+        else definition.statistic
+    )
 
 
 def latency_label(metric: str) -> str:
@@ -195,9 +199,13 @@ def latency_label(metric: str) -> str:
 
 def metric_label(metric: str) -> str:
     """Return a label for a metric: ``GPU memory`` for ``gpu-memory``."""
-    own = METRICS[metric]
-    if own.timing is not None:
-        return short_metric(metric) if own.timing.needs_streaming else f"{own.timing.name} {own.statistic}"
+    definition = METRICS[metric]
+    if definition.timing is not None:
+        return (
+            short_metric(metric)
+            if definition.timing.needs_streaming
+            else f"{definition.timing.name} {definition.statistic}"
+        )
     if metric == OUTPUT_THROUGHPUT:
         return "output tokens"
     return metric.replace("gpu-", "GPU ")
@@ -205,13 +213,13 @@ def metric_label(metric: str) -> str:
 
 def gpu(measurement: Measurement) -> str:
     """Return ``74 % busy · 312 W · SM 1,755 MHz · memory 2,619 MHz``, or an empty text if nothing was measured."""
-    known: list[tuple[float | None, Callable[[float], str]]] = [
+    values: list[tuple[float | None, Callable[[float], str]]] = [
         (measurement.gpu_utilization, lambda share: f"{100 * share:.0f} % busy"),
         (measurement.gpu_power_watts, lambda watts: f"{number(watts)} W"),
         (measurement.gpu_sm_clock_mhz, lambda mhz: f"SM {number(mhz)} MHz"),
         (measurement.gpu_memory_clock_mhz, lambda mhz: f"memory {number(mhz)} MHz"),
     ]
-    parts = [text_of(value) for value, text_of in known if value is not None]
+    parts = [text_of(value) for value, text_of in values if value is not None]
     if measurement.gpu_throttling:
         parts.append(f"clocks lowered: {measurement.gpu_throttling}")
     return " · ".join(parts)
@@ -240,10 +248,10 @@ def performance(point: Point, *latencies: str) -> str:
     has_tokens = point.measurement.output_tokens_per_sec is not None
     output = f", {value_of(point, OUTPUT_THROUGHPUT)}" if has_tokens else ""
     times = "".join(f", {short_metric(latency)} {value_of(point, latency)}" for latency in latencies)
-    figures = f"{value_of(point, 'throughput')}{output}{times}"
+    measured = f"{value_of(point, 'throughput')}{output}{times}"
     if point.load.request_rate:
-        return f"{figures}, at {load(point.load)}"
-    return f"{figures}, concurrency {load(point.load)}"
+        return f"{measured}, at {load(point.load)}"
+    return f"{measured}, concurrency {load(point.load)}"
 
 
 def load(point: LoadPoint) -> str:

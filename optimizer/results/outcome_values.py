@@ -43,11 +43,11 @@ def stage_times_ms(measurement: Measurement) -> dict[str, float]:
     tune's own client does not measure its stages. What remains of the latency, in the network and in the client, is
     then ``network_ms``.
     """
-    times = {name: getattr(measurement, name) for name in STAGES}
-    known: dict[str, float] = {name: value for name, value in times.items() if value is not None}
-    if known and "network_ms" not in known and measurement.latency_avg_ms is not None:
-        known["network_ms"] = max(0.0, measurement.latency_avg_ms - sum(known.values()))
-    return known
+    stages_ms = {name: getattr(measurement, name) for name in STAGES}
+    known_ms: dict[str, float] = {name: value for name, value in stages_ms.items() if value is not None}
+    if known_ms and "network_ms" not in known_ms and measurement.latency_avg_ms is not None:
+        known_ms["network_ms"] = max(0.0, measurement.latency_avg_ms - sum(known_ms.values()))
+    return known_ms
 
 
 def estimate(outcome: Outcome, point: Point, metric: str) -> str:
@@ -101,8 +101,8 @@ def point_lines(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[
         name for name in ("goodput", memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None
     ]
     shown = {*_ALWAYS_SHOWN, *_STREAMED_SHOWN} if measurement.is_streamed else _ALWAYS_SHOWN
-    rest = [name for name in dict.fromkeys(metrics) if name not in shown]
-    lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in rest]
+    further_metrics = [name for name in dict.fromkeys(metrics) if name not in shown]
+    lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in further_metrics]
     lines += [("failed", text)] if (text := failed_requests(measurement)) else []
     lines += priority_lines(measurement)
     gpu = formatting.gpu(measurement)
@@ -127,13 +127,17 @@ def _time_lines(outcome: Outcome, point: Point) -> list[tuple[str, str]]:
 def priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
     """Return (label, values with units) of each priority; an empty list for a load without priorities."""
     lines = []
-    for own in priority_stats.from_text(measurement.by_priority):
-        quantiles = " · ".join(f"{name} {_milliseconds(own.latency_ms(level))}" for name, level in QUANTILES.items())
-        text = f"{formatting.approximate(own.throughput_infer_per_sec)} infer/s · {quantiles}"
+    for stats in priority_stats.from_text(measurement.by_priority):
+        quantiles = " · ".join(
+            f"{name} {_milliseconds(stats.latency_ms(level))}" for name, level in QUANTILES.items()
+        )
+        text = f"{formatting.approximate(stats.throughput_infer_per_sec)} infer/s · {quantiles}"
         if measurement.errors is not None:
-            total = formatting.count(own.served + own.errors, "request")
-            text += f" · {own.errors:,} of {total} failed ({own.rejected:,} rejected, {own.timed_out:,} timed out)"
-        lines.append((f"priority {own.priority or 'default'}", text))
+            total = formatting.count(stats.served + stats.errors, "request")
+            text += (
+                f" · {stats.errors:,} of {total} failed ({stats.rejected:,} rejected, {stats.timed_out:,} timed out)"
+            )
+        lines.append((f"priority {stats.priority or 'default'}", text))
     return lines
 
 
@@ -222,8 +226,8 @@ def front_title(outcome: Outcome) -> str:
 
 def front_headers(outcome: Outcome) -> tuple[str, ...]:
     """Return the headers of ``front_rows``; those of numbers begin with ``>``."""
-    figures = (f">{header(metric.name)}" for metric in outcome.front.metrics)
-    return *figures, ">load", "measured", ">trial", "configuration (batch: max_batch_size)"
+    metric_headers = (f">{header(metric.name)}" for metric in outcome.front.metrics)
+    return *metric_headers, ">load", "measured", ">trial", "configuration (batch: max_batch_size)"
 
 
 def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...]]:

@@ -64,7 +64,7 @@ class PlainObserver(QuietObserver):
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         name = self._roles.get(trial.number, "")
         role = "" if name in ("", "search") else f" ({name.replace('_', ' ')})"
-        left = formatting.clock(self._budget.seconds_left())
+        time_left = formatting.clock(self._budget.seconds_left())
         best_so_far = ""
         if best is not None:
             goal = front_metrics(self._problem)[0]
@@ -72,10 +72,10 @@ class PlainObserver(QuietObserver):
             best_so_far = f"; best so far: trial {best.trial}, {label}{formatting.value_of(best, goal.name)}"
         self._print_line(
             f"trial {trial.number}{role}: {configuration_text.configuration(trial.candidate)}: "
-            f"{self._trial_figures(trial)}{best_so_far}; {left} left"
+            f"{self._describe_trial(trial)}{best_so_far}; {time_left} left"
         )
 
-    def _trial_figures(self, trial: Trial) -> str:
+    def _describe_trial(self, trial: Trial) -> str:
         if trial.status == "failed":
             return f"failed: {trial.reason}"
         if self._roles.get(trial.number) == "confirm":
@@ -83,13 +83,13 @@ class PlainObserver(QuietObserver):
             if server is None or server == self._servers.get(trial.number):  # the newest server was lost
                 return NOTHING_MEASURED
             self._servers[trial.number] = server
-            return self._point_figures(_newest_confirmation(trial))
+            return self._describe_point(_newest_confirmation(trial))
         shown, met = best_load(trial, self._problem)
         if shown is None:
             return f"failed: {_last_reason(trial)}"
         if met:  # a disturbed measurement has less weight, so another trial may be the best one
-            return self._point_figures(shown) + ("" if shown.measurement.stable else ", disturbed")
-        return f"{self._point_figures(shown)}, {self._missed(shown)}"
+            return self._describe_point(shown) + ("" if shown.measurement.stable else ", disturbed")
+        return f"{self._describe_point(shown)}, {self._missed(shown)}"
 
     def _missed(self, point: Point) -> str:
         """Return why the search cannot recommend ``point``, with the missed bounds if the SLA has several."""
@@ -98,7 +98,7 @@ class PlainObserver(QuietObserver):
             return "its windows disagree"
         return "misses the bound" if len(self._problem.sla) == 1 else f"misses {formatting.bounds(missed)}"
 
-    def _point_figures(self, point: Point) -> str:
+    def _describe_point(self, point: Point) -> str:
         if point.measurement.throughput_infer_per_sec is None:
             return point.measurement.reason or NOTHING_MEASURED
         return formatting.performance(point, *self._problem.sla.bounded_latencies, *_goodput(self._problem))
@@ -149,23 +149,23 @@ class LiveObserver:
         self._live.stop()
 
     def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
-        self._running = (*_others(self._running, number), (role, Trial(number, candidate)))
+        self._running = (*_without(self._running, number), (role, Trial(number, candidate)))
         self._live.refresh()
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         for role, trial in self._running:
             if trial.number == number:
-                known = Trial(number, trial.candidate, (*trial.measurements, (load, measurement)))
-                self._running = (*_others(self._running, number), (role, known))
+                measured_trial = Trial(number, trial.candidate, (*trial.measurements, (load, measurement)))
+                self._running = (*_without(self._running, number), (role, measured_trial))
                 break
         self._live.refresh()
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         role = next((role for role, running in self._running if running.number == trial.number), "")
-        self._finished = (*_others(self._finished, trial.number), (role, trial))
-        known = self._known([finished for _, finished in self._finished])
-        self._drawn = known, self._front(known)
-        self._running, self._best = _others(self._running, trial.number), best
+        self._finished = (*_without(self._finished, trial.number), (role, trial))
+        points = self._plottable([finished for _, finished in self._finished])
+        self._drawn = points, self._front(points)
+        self._running, self._best = _without(self._running, trial.number), best
         self._live.refresh()
 
     # -- drawing: runs in the redrawing thread, so each attribute above is replaced as a whole ----------------
@@ -186,7 +186,7 @@ class LiveObserver:
 
     def _plot(self) -> list[Text]:
         """Return the plot of all points measured so far; empty if there is no room."""
-        (finished, front), current = self._drawn, self._known([trial for _, trial in self._running])
+        (finished, front), current = self._drawn, self._plottable([trial for _, trial in self._running])
         bound_ms = self._problem.sla.latency_bound_ms(self._latency)
         return scatter(
             self._places([*finished, *current]),
@@ -198,19 +198,19 @@ class LiveObserver:
             self._throughput.unit,
         )
 
-    def _known(self, trials: Sequence[Trial]) -> list[Point]:
+    def _plottable(self, trials: Sequence[Trial]) -> list[Point]:
         latency = METRICS[self._latency]
         measured = latest_points(trials)
         return [p for p in measured if self._throughput.value(p.measurement) and latency.value(p.measurement)]
 
-    def _front(self, known: Sequence[Point]) -> list[Point]:
-        return pareto.pareto_front(known, (self._throughput, METRICS[self._latency]))
+    def _front(self, points: Sequence[Point]) -> list[Point]:
+        return pareto.pareto_front(points, (self._throughput, METRICS[self._latency]))
 
-    def _places(self, known: Sequence[Point]) -> list[XY]:
+    def _places(self, points: Sequence[Point]) -> list[XY]:
         latency = METRICS[self._latency]
         return [
             (latency.value(point.measurement) or 0.0, self._throughput.value(point.measurement) or 0.0)
-            for point in known
+            for point in points
         ]
 
     def _table(self, plot_lines: int) -> Table:
@@ -247,9 +247,9 @@ class LiveObserver:
             if trial.measurements:
                 name = Text.assemble(("failed: ", "red"), _last_reason(trial))
             return str(trial.number), name, "–", "–", loads
-        figures = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]
+        values = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]
         style = "" if met else "red"
-        return str(trial.number), name, *(Text(formatting.number(figure), style) for figure in figures), loads
+        return str(trial.number), name, *(Text(formatting.number(value), style) for value in values), loads
 
     def _now(self) -> RenderableType:
         if not self._running:
@@ -267,16 +267,16 @@ class LiveObserver:
             within = formatting.bounds(self._problem.sla)
             nothing = f"nothing within {within} yet" if self._finished and within else "nothing measured yet"
             return [Text.assemble(("best so far  ", "bold"), nothing), Text("")]
-        figures = formatting.performance(self._best, *self._shown)
+        performance = formatting.performance(self._best, *self._shown)
         configuration = configuration_text.configuration(self._best.candidate)
         return [
-            Text.assemble(("best so far  ", "bold"), (figures, "bold green")),
+            Text.assemble(("best so far  ", "bold"), (performance, "bold green")),
             Text(f"trial {self._best.trial}: {configuration}"),
         ]
 
     def _time_left(self) -> RenderableType:
         total = max(self._budget.seconds, 1e-9)
-        left = min(max(0.0, self._budget.seconds_left()), total)
+        left_seconds = min(max(0.0, self._budget.seconds_left()), total)
         elapsed = formatting.clock(time.monotonic() - self._started)
         most = f" of at most {self._budget.max_trials}" if self._budget.max_trials else ""
         done = formatting.count(max((trial.number + 1 for _, trial in self._finished), default=0), "trial") + most
@@ -284,12 +284,12 @@ class LiveObserver:
         row.width = max(1, self._console.width - ECHO_COLUMNS)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(total=total, completed=total - left)
-        row.add_row(bar, f"{formatting.clock(left)} left · {elapsed} elapsed · {done}")
+        bar = ProgressBar(total=total, completed=total - left_seconds)
+        row.add_row(bar, f"{formatting.clock(left_seconds)} left · {elapsed} elapsed · {done}")
         return row
 
 
-def _others(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[str, Trial], ...]:
+def _without(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[str, Trial], ...]:
     return tuple(pair for pair in pairs if pair[1].number != number)
 
 

@@ -192,10 +192,10 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     def gain_over(other: Point | None) -> ThroughputRatio | None:
         if recommended is not None and other is recommended:
             return SAME
-        ours, theirs = _confirmation_of(recommended, confirmed), _confirmation_of(other, confirmed)
-        if ours is None or theirs is None or not (meets_sla(ours, problem) and meets_sla(theirs, problem)):
+        first, second = _confirmation_of(recommended, confirmed), _confirmation_of(other, confirmed)
+        if first is None or second is None or not (meets_sla(first, problem) and meets_sla(second, problem)):
             return None
-        return compare_throughput(ours, theirs, trials, problem)
+        return compare_throughput(first, second, trials, problem)
 
     tried = {trial.candidate for trial in trials}
 
@@ -247,9 +247,9 @@ def front_metrics(problem: Problem) -> tuple[Metric, Metric]:
     second, and a first latency bound on one of the times of a model that streams.
     """
     throughput, latency = FRONT_METRICS
-    others, judged = (METRICS["goodput"], METRICS["output-throughput"]), METRICS[problem.sla.judged_latency]
+    goals, judged = (METRICS["goodput"], METRICS["output-throughput"]), METRICS[problem.sla.judged_latency]
     return (
-        next((metric for metric in problem.objectives if metric in others), throughput),
+        next((metric for metric in problem.objectives if metric in goals), throughput),
         judged if judged.timing is not None and judged.timing.needs_streaming else latency,
     )
 
@@ -260,8 +260,8 @@ def _confirmation_of(point: Point | None, confirmed: Sequence[ConfirmedLoad]) ->
 
 def _points(trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad]) -> list[Point]:
     """Return each configuration at each load: confirmed if it is, otherwise as the search measured it."""
-    known = {(entry.point.candidate, entry.point.load) for entry in confirmed}
-    searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in known]
+    confirmed_loads = {(entry.point.candidate, entry.point.load) for entry in confirmed}
+    searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in confirmed_loads]
     return searched + [entry.point for entry in confirmed]
 
 
@@ -328,12 +328,12 @@ def _recommended(
 
     undecided = points_with(Verdict.UNDECIDED)  # maybe only because the machine was disturbed
     tested = [entry.point for entry in confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED]
-    rest = [point for point in measured if point not in points_with(Verdict.FAIL)]
+    not_failed = [point for point in measured if point not in points_with(Verdict.FAIL)]
     return (
         problem.best_point(points_with(Verdict.PASS))
         or problem.best_point(tested, unstable=True)
         or problem.best_point([point for point in undecided if point.candidate != baseline], unstable=True)
-        or _best_at_usual_speed(rest, confirmed, problem, speed)
+        or _best_at_usual_speed(not_failed, confirmed, problem, speed)
         or problem.best_point(undecided, unstable=True)
     )
 
@@ -486,15 +486,15 @@ def _latency_reason(
     """
     metric = METRICS[worst.metric]
     quantile = metric.short_name
-    known = [(p, v) for p in all_points(trials) if (v := metric.bounded_value(p.measurement)) is not None]
-    if not known:
+    values = [(p, v) for p in all_points(trials) if (v := metric.bounded_value(p.measurement)) is not None]
+    if not values:
         return f"{worst.metric} could not be measured"
-    lowest_ms = min(value for _, value in known)
+    lowest_ms = min(value for _, value in values)
     if lowest_ms == math.inf:
         return f"so many requests failed at each load that {quantile} has no value"
     if lowest_ms > worst.bound:
         lowest = f"the lowest {quantile} measured is {formatting.quantity(metric, lowest_ms)}"
-        quickest_ms = min((value for point, value in known if point.load.concurrency == 1), default=math.inf)
+        quickest_ms = min((value for point, value in values if point.load.concurrency == 1), default=math.inf)
         if quickest_ms == math.inf:
             return lowest
         time = formatting.quantity(metric, quickest_ms)
@@ -504,7 +504,7 @@ def _latency_reason(
             else f"the {quantile} of requests that are sent alone is {time}"
         )
         return f"{alone_takes}, and {lowest}" if lowest_ms < quickest_ms else alone_takes
-    met = [value for point, value in known if sla.is_met(point.measurement)]
+    met = [value for point, value in values if sla.is_met(point.measurement)]
     if met and confirmed:
         why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")
         value = formatting.quantity(metric, min(met))

@@ -135,15 +135,15 @@ def _priorities(measurement: Measurement) -> list[dict[str, object]]:
     """Return the statistics of each priority for JSON."""
     return [
         {
-            "priority": own.priority,
-            "throughput_infer_per_sec": own.throughput_infer_per_sec,
-            "requests": own.served,
-            "rejected_requests": own.rejected,
-            "timed_out_requests": own.timed_out,
-            "failed_requests": own.failed,
-            **{LATENCY.field_of(name): own.latency_ms(level) for name, level in QUANTILES.items()},
+            "priority": stats.priority,
+            "throughput_infer_per_sec": stats.throughput_infer_per_sec,
+            "requests": stats.served,
+            "rejected_requests": stats.rejected,
+            "timed_out_requests": stats.timed_out,
+            "failed_requests": stats.failed,
+            **{LATENCY.field_of(name): stats.latency_ms(level) for name, level in QUANTILES.items()},
         }
-        for own in priority_stats.from_text(measurement.by_priority)
+        for stats in priority_stats.from_text(measurement.by_priority)
     ]
 
 
@@ -174,7 +174,7 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
         "latency": confirmed.latency,
         "latency_ms": interval_document(confirmed.latency_ms),
         "other_latencies_ms": _bounds_of(
-            {name: own for name, own in confirmed.other_intervals.items() if METRICS[name].timing}
+            {name: interval for name, interval in confirmed.other_intervals.items() if METRICS[name].timing}
         ),
         **({"streaming": _bounds_of(confirmed.other_intervals)} if confirmed.point.measurement.is_streamed else {}),
         "perf_analyzer": _agreement(confirmed.agreement) if confirmed.agreement else None,
@@ -182,7 +182,7 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
 
 
 def _bounds_of(intervals: Mapping[str, ConfidenceInterval]) -> dict[str, list[object]]:
-    return {metric: interval_document(own) for metric, own in intervals.items()}
+    return {metric: interval_document(interval) for metric, interval in intervals.items()}
 
 
 def _agreement(agreement: Agreement) -> dict[str, object]:
@@ -192,12 +192,12 @@ def _agreement(agreement: Agreement) -> dict[str, object]:
         "pairs": agreement.pairs,
         "allowed_ratio": round(math.exp(ALLOWED_DIFFERENCE), 4),
         "ratios": {
-            own.metric: {
-                "perf_analyzer": own.value,
-                "ratio": own.ratio,
-                "interval": interval_document(own.interval),
+            metric_ratio.metric: {
+                "perf_analyzer": metric_ratio.value,
+                "ratio": metric_ratio.ratio,
+                "interval": interval_document(metric_ratio.interval),
             }
-            for own in agreement.ratios
+            for metric_ratio in agreement.ratios
         },
         "disagreement": agreement.disagreement or None,
         "contradicts_pass": agreement.contradicts_pass,

@@ -114,8 +114,8 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
         text = f"was compared on {formatting.count(compared.servers, 'fresh server')}, but not tested"
     if at_other_loads:
         loads = " and ".join(
-            formatting.load(own) if own.request_rate else f"concurrency {formatting.load(own)}"
-            for own in (entry.point.load for entry in at_other_loads)
+            formatting.load(load) if load.request_rate else f"concurrency {formatting.load(load)}"
+            for load in (entry.point.load for entry in at_other_loads)
         )
         text += f" at {'this load' if compared is None else 'it'}, only at {loads}"
     missed = outcome.sla.missed(best.measurement)
@@ -350,10 +350,10 @@ def verdict(outcome: Outcome) -> str:
         return f"UNDECIDED: {undecided_cause(outcome)}"
     judged = confirmed.judged
     reason = "" if judged.verdict is Verdict.PASS else f": {judged.reason}"
-    words = f"{formatting.verdict(confirmed)}{reason}" if outcome.sla else formatting.NO_SLA
+    text = f"{formatting.verdict(confirmed)}{reason}" if outcome.sla else formatting.NO_SLA
     windows, servers = formatting.count(confirmed.windows, "measurement"), confirmed.servers
     measured = f"{windows} on {formatting.count(servers, 'fresh server')}"
-    return f"{words} ({', '.join(confirmed_intervals(confirmed))}; {measured})"
+    return f"{text} ({', '.join(confirmed_intervals(confirmed))}; {measured})"
 
 
 def verdict_lines(outcome: Outcome) -> list[tuple[str, str]]:
@@ -371,12 +371,12 @@ def confirmed_intervals(confirmed: ConfirmedLoad) -> list[str]:
     throughputs = {"throughput": confirmed.throughput}
     if (tokens := confirmed.interval(formatting.OUTPUT_THROUGHPUT)) is not None:
         throughputs[formatting.OUTPUT_THROUGHPUT] = tokens
-    texts = [formatting.interval(METRICS[metric], own) for metric, own in throughputs.items()]
+    texts = [formatting.interval(METRICS[metric], interval) for metric, interval in throughputs.items()]
     latencies = {confirmed.latency: confirmed.latency_ms, **confirmed.other_intervals}
     return texts + [
-        f"{formatting.short_metric(metric)} {formatting.interval(METRICS[metric], own)}"
-        for metric, own in latencies.items()
-        if metric != formatting.OUTPUT_THROUGHPUT and not own.is_unknown
+        f"{formatting.short_metric(metric)} {formatting.interval(METRICS[metric], interval)}"
+        for metric, interval in latencies.items()
+        if metric != formatting.OUTPUT_THROUGHPUT and not interval.is_unknown
     ]
 
 
@@ -391,8 +391,9 @@ def cross_check(outcome: Outcome) -> str:
     if not agreement.ratios:
         return f"perf_analyzer was not compared with tune's own client: {agreement.reason or 'too few servers'}"
     ratios = [
-        f"{formatting.short_metric(own.metric)} {own.ratio:.2f}x ({own.interval.low:.2f} to {own.interval.high:.2f})"
-        for own in agreement.ratios
+        f"{formatting.short_metric(entry.metric)} {entry.ratio:.2f}x "
+        f"({entry.interval.low:.2f} to {entry.interval.high:.2f})"
+        for entry in agreement.ratios
     ]
     servers = formatting.count(agreement.pairs, "server")
     text = f"perf_analyzer against tune's own client on the same {servers}: {', '.join(ratios)}"

@@ -11,9 +11,18 @@ from rich.text import Text
 
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, short_path
-from optimizer.results import comparison as words
 from optimizer.results import formatting, outcome_values
-from optimizer.results.comparison import Aspect, ComparedRun, Comparison
+from optimizer.results.comparison import (
+    COMPARED_VERSIONS,
+    Aspect,
+    ComparedRun,
+    Comparison,
+    answer,
+    different_settings,
+    ratio_sentence,
+    regression,
+    warning,
+)
 from optimizer.results.recommendation import Outcome
 from optimizer.results.terminal_output import (
     plain_table,
@@ -30,13 +39,13 @@ GAP = 2  # columns between two columns of the table
 
 def print_comparison(console: Console, comparison: Comparison, limit: float | None = None) -> None:
     """Print ``comparison``, with the answer on the first line. ``limit`` is that of ``--fail-on-regression``."""
-    answer, ratio = words.answer(comparison), words.ratio_sentence(comparison)
-    for line in wrap(answer, console.width):
+    headline, ratio = answer(comparison), ratio_sentence(comparison)
+    for line in wrap(headline, console.width):
         print_line(console, line, "bold")
-    if not comparison.mismatch and ratio != answer:
+    if not comparison.mismatch and ratio != headline:
         print_wrapped(console, "ratio", ratio)
-    if warning := words.warning(comparison):
-        print_wrapped(console, "warning", warning)
+    if differences := warning(comparison):
+        print_wrapped(console, "warning", differences)
     for side in comparison.runs:
         if side.next_command:
             print_unwrapped(console, f"next for {side.label}", side.next_command)
@@ -50,7 +59,7 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
         print_wrapped(console, aspect.name, _aspect_text(aspect))
     if limit is not None:
         print_line(console)
-        print_wrapped(console, "regression", words.regression(comparison, limit))
+        print_wrapped(console, "regression", regression(comparison, limit))
 
 
 def _print_values(console: Console, rows: Sequence[tuple[str, str, str]]) -> None:
@@ -88,7 +97,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value of A, value of B), without values that are unknown in both runs."""
     candidates = [side.recommended.candidate for side in comparison.runs]
     fields = dict.fromkeys(name for candidate in candidates for name, _ in candidate.fields)
-    different = [name for name in fields if name in words.different_settings(comparison)]
+    different = [name for name in fields if name in different_settings(comparison)]
     for (name, a), (_, b) in zip(*(_column(side, different) for side in comparison.runs), strict=True):
         if {a, b} != {formatting.UNKNOWN}:
             yield name, a, b
@@ -106,8 +115,8 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "output", outcome_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
     bounded = outcome.sla.bounded_latencies
     yield "latency", _latency_text(outcome, point, latency)
-    others = (_latency_text(outcome, point, name) for name in bounded if name != latency)
-    yield "other bounds", ", ".join(others) or formatting.UNKNOWN
+    other_latencies = (_latency_text(outcome, point, name) for name in bounded if name != latency)
+    yield "other bounds", ", ".join(other_latencies) or formatting.UNKNOWN
     load = formatting.load(point.load)
     yield "load", load if point.load.request_rate else f"concurrency {load}"
     probe_ms = point.measurement.speed_probe_ms if confirmed else None
@@ -139,7 +148,7 @@ def _aspect_text(aspect: Aspect) -> str:
     if different := aspect.differences:
         pairs = (f"{name} {a or NONE} (A), {b or NONE} (B)" for name, (a, b) in different.items())
         return f"differs: {'; '.join(pairs)}"
-    names = words.COMPARED_VERSIONS if aspect.name == "versions" else tuple(aspect.a)
-    known = [f"{name} {value}" for name in names if (value := aspect.a.get(name)) and aspect.b.get(name) is not None]
+    names = COMPARED_VERSIONS if aspect.name == "versions" else tuple(aspect.a)
+    values = [f"{name} {value}" for name in names if (value := aspect.a.get(name)) and aspect.b.get(name) is not None]
     state = "same" if aspect.is_same else f"unknown, because the {aspect.required} is not recorded in both runs"
-    return f"{state}: {', '.join(known)}" if known else state
+    return f"{state}: {', '.join(values)}" if values else state

@@ -40,7 +40,7 @@ def wrap(text: str, width: int, *, first_indent: str = "", indent: str = "") -> 
     A word that is longer than a line, such as a path, is kept whole.
     """
     lines = textwrap.wrap(
-        _JOINED.sub(lambda found: found[0].replace(" ", _KEPT), text),
+        _JOINED.sub(lambda match: match[0].replace(" ", _KEPT), text),
         width,
         initial_indent=first_indent,
         subsequent_indent=indent,
@@ -149,8 +149,8 @@ def _set_widths(columns: Sequence[Column], room: int) -> None:
     if sum(map(_widest_line, columns)) <= room:
         return
     widths = list(map(_least_width, columns))
-    for wanted in (list(map(_longest_word, columns)), list(map(_widest_line, columns))):
-        missing = [width - own for width, own in zip(wanted, widths, strict=True)]
+    for targets in (list(map(_longest_word, columns)), list(map(_widest_line, columns))):
+        missing = [target - width for target, width in zip(targets, widths, strict=True)]
         for place in sorted(range(len(columns)), key=lambda place: missing[place]):
             widths[place] += min(missing[place], room - sum(widths))
     for column, width in zip(columns, widths, strict=True):
@@ -251,13 +251,13 @@ def _canvas(frame: PlotFrame, points: Sequence[XY], front: Sequence[XY], bound: 
         cells = [chr(BLANK + bits[x, row]) if (x, row) in bits else " " for x in range(frame.columns)]
         if edge >= 0 and cells[edge] == " ":
             cells[edge] = BOUND
-        own = [x for x, y in discs if y == row]
-        for x in own:
+        front_columns = [x for x, y in discs if y == row]
+        for x in front_columns:
             cells[x] = FRONT
         line = Text.assemble(("│", "dim"), "".join(cells))
         if edge >= 0 and cells[edge] == BOUND:
             line.stylize("yellow", edge + 1, edge + 2)
-        for x in own:
+        for x in front_columns:
             line.stylize("bold green", x + 1, x + 2)
         lines.append(line)
     return lines

@@ -114,8 +114,8 @@ def print_best_so_far(
     best = outcome.recommended
     goal = formatting.bounds(problem.sla)
     if best is not None:
-        figures = formatting.performance(best, *problem.sla.bounded_latencies)
-        print_wrapped(console, "best so far", figures)
+        performance = formatting.performance(best, *problem.sla.bounded_latencies)
+        print_wrapped(console, "best so far", performance)
         print_wrapped(console, "", configuration_text.configuration(best.candidate))
     else:
         nothing = f"no measurement meets {goal}" if goal and outcome.measurements else "nothing was measured"
@@ -133,8 +133,8 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
 
 
 def _print_closest(console: Console, closest: Point, problem: Problem) -> None:
-    figures = formatting.performance(closest, *problem.sla.bounded_latencies)
-    print_wrapped(console, "closest", f"{figures} (trial {closest.trial})")
+    performance = formatting.performance(closest, *problem.sla.bounded_latencies)
+    print_wrapped(console, "closest", f"{performance} (trial {closest.trial})")
     print_wrapped(console, "", configuration_text.configuration(closest.candidate))
     print_line(console)
 

@@ -40,10 +40,13 @@ _TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys
 class Verification:
     """The configurations that were measured again, and whether verdict and ranking are as before.
 
-    ``measured`` holds the recommendation first. A candidate that could not be measured is in ``failed``, with the
-    reason. ``ranking_holds`` is None if the time ended before a runner-up was measured, and no other one serves more.
-    ``reason`` says why the recommendation does not hold, or is not decided; it is empty if it holds.
-    ``is_undecided`` says whether the verdict or the ranking is not decided, and nothing contradicts them.
+    Attributes:
+        measured: The measured configurations, the recommendation first.
+        failed: The candidates that could not be measured, with the reason.
+        verdict_holds: Whether the recommendation passed its test again.
+        ranking_holds: Whether no runner-up serves more; None if the time ended before one was measured.
+        reason: Why the recommendation does not hold, or is not decided; empty if it holds.
+        is_undecided: Whether the verdict or the ranking is not decided, and nothing contradicts them.
     """
 
     measured: tuple[ConfirmedLoad, ...]
@@ -72,7 +75,7 @@ def verification_candidates(
 
     ``is_cross_checked`` says whether perf_analyzer measures each tested server as well.
     """
-    rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
+    other_points = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
     times, start_seconds = problem.request_times, estimate_start_seconds(trials)
     tested = plan_server(
         recommended,
@@ -83,37 +86,38 @@ def verification_candidates(
         start_seconds,
         is_cross_checked=is_cross_checked,
     )
-    others = finalists(rest, problem, RUNNERS_UP)
-    return [tested, *(plan_server(point, point.load, times, start_seconds=start_seconds) for point in others)]
+    runners_up = finalists(other_points, problem, RUNNERS_UP)
+    return [tested, *(plan_server(point, point.load, times, start_seconds=start_seconds) for point in runners_up)]
 
 
-def judge_verification(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: Problem) -> Verification:
-    """Judge the confirmations of ``candidates`` in ``trials``; the recommendation is the first candidate."""
+def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], problem: Problem) -> Verification:
+    """Judge the confirmations of ``plans`` in ``trials``; the first plan is that of the recommendation."""
     measured, failed = list[ConfirmedLoad](), list[tuple[Candidate, str]]()
-    confirmed = {(own.point.trial, own.point.load): own for own in judge_confirmations(trials, problem)}
+    confirmed_loads = {(entry.point.trial, entry.point.load): entry for entry in judge_confirmations(trials, problem)}
     by_number = {trial.number: trial for trial in trials}
-    for candidate in candidates:
-        own = confirmed.get((candidate.trial, candidate.load))
-        if own is None:
-            failed.append((candidate.candidate, by_number[candidate.trial].reason or TOO_SHORT))
+    for plan in plans:
+        confirmed = confirmed_loads.get((plan.trial, plan.load))
+        if confirmed is None:
+            failed.append((plan.candidate, by_number[plan.trial].reason or TOO_SHORT))
         else:
-            measured.append(own)
-    if not measured or measured[0].point.trial != candidates[0].trial:
-        is_undecided = by_number[candidates[0].trial].status == "ok"  # the time ended
+            measured.append(confirmed)
+    if not measured or measured[0].point.trial != plans[0].trial:
+        is_undecided = by_number[plans[0].trial].status == "ok"  # the time ended
         reason = f"the recommendation could not be measured: {failed[0][1]}"
         return Verification(tuple(measured), tuple(failed), False, None, reason, is_undecided)
-    recommended, *others = measured
+    recommended, *runners_up = measured
     judged = recommended.judged
     verdict_holds = judged.verdict is Verdict.PASS
-    better = [other for other in others if _is_better(other, recommended, problem)]
+    better = [runner_up for runner_up in runners_up if _is_better(runner_up, recommended, problem)]
     reasons = [] if verdict_holds else [judged.reason]
-    reasons += [f"trial {other.point.trial} now serves more within the SLA" for other in better]
-    known = {own.point.trial for own in measured}
-    late = [own.trial for own in candidates if own.trial not in known and by_number[own.trial].status == "ok"]
-    reasons += [f"the time ended before trial {number} was measured" for number in late]
+    reasons += [f"trial {runner_up.point.trial} now serves more within the SLA" for runner_up in better]
+    measured_trials = {confirmed.point.trial for confirmed in measured}
+    missing = [plan.trial for plan in plans if plan.trial not in measured_trials]
+    unmeasured = [number for number in missing if by_number[number].status == "ok"]
+    reasons += [f"the time ended before trial {number} was measured" for number in unmeasured]
     may_pass = judged.verdict is Verdict.UNDECIDED and _may_pass(recommended, problem)
-    is_undecided = not better and (may_pass or (verdict_holds and bool(late)))
-    ranking_holds = False if better else None if late else True
+    is_undecided = not better and (may_pass or (verdict_holds and bool(unmeasured)))
+    ranking_holds = False if better else None if unmeasured else True
     return Verification(
         tuple(measured), tuple(failed), verdict_holds, ranking_holds, "; ".join(reasons), is_undecided
     )
@@ -136,7 +140,13 @@ def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, problem: Proble
 class VerificationResult:
     """The verification of a run and its notes.
 
-    ``before`` is the outcome of the run in the folder ``run``; ``folder`` holds the new measurements.
+    Attributes:
+        verified: The configurations that were measured again, and what they show.
+        before: The outcome of the run.
+        problem: The problem of the run.
+        run: The folder of the run.
+        folder: The folder of the new measurements.
+        notes: Notes for the user.
     """
 
     verified: Verification
@@ -182,8 +192,8 @@ def passed_separately(run: RunFolder, point: Point) -> str:
     path = newest / FILE
     try:
         measured: list[dict[str, Any]] = json.loads(read_bytes(path, MAX_BYTES, "remove it"))["measured"]
-        wanted = result_document.entry(point)
-        if not measured or any(measured[0].get(name) != wanted[name] for name in _TESTED):
+        expected = result_document.entry(point)
+        if not measured or any(measured[0].get(name) != expected[name] for name in _TESTED):
             return ""
         tested = measured[0]["confirmation"]
         if tested["verdict"] != Verdict.PASS.value:

@@ -97,8 +97,8 @@ class RetryPolicy:
             except Exception as error:
                 now = time.monotonic()
                 began = now if began is None else began
-                left = max(self.until, began + self.seconds) - now
-                if not is_retryable(error) or left <= 0 or self._is_ended:
+                left_seconds = max(self.until, began + self.seconds) - now
+                if not is_retryable(error) or left_seconds <= 0 or self._is_ended:
                     raise
             else:
                 if is_reported:
@@ -108,7 +108,7 @@ class RetryPolicy:
                 is_reported = True
                 measurements = f"all measurements are in {self.kept_in}"
                 self._report(f"{shown}: the database does not answer; waiting, {measurements}")
-            time.sleep(min(pause_seconds, left))
+            time.sleep(min(pause_seconds, left_seconds))
             pause_seconds = min(2 * pause_seconds, self.longest_pause_seconds)
 
     def end(self) -> None:
@@ -269,9 +269,9 @@ DRIVERS = {
 _DAMAGED = (ValueError, KeyError, TypeError, AssertionError)  # Optuna reads a journal that is not one
 
 
-def storage_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the errors of a storage that cannot be reached, read or written, and ``others``."""
-    return (sql_errors.SQLAlchemyError, StorageInternalError, OSError, *others)
+def storage_errors(*further_errors: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors of a storage that cannot be reached, read or written, and ``further_errors``."""
+    return (sql_errors.SQLAlchemyError, StorageInternalError, OSError, *further_errors)
 
 
 @contextlib.contextmanager
@@ -296,7 +296,8 @@ def opening_errors(storage: str, flag: str = "") -> Iterator[None]:
             fix = f"free space there, then {then}"
             raise EnvironmentFault(f"{shown}: the study cannot be stored: {cause}; {fix}") from error
         if not _is_damaged(error):
-            raise BadInputError(f"{shown}: the study cannot be opened: {cause}") from error
+            fix = "give another --storage" if flag else "check that file or database"
+            raise BadInputError(f"{shown}: the study cannot be opened: {cause}; {fix}") from error
         raise BadInputError(
             f"{shown}: is not an intact study: {cause}; move it away: a resumed run creates a new one"
         ) from error

@@ -17,6 +17,7 @@ from optimizer.store.trials_reader import (
     CsvTable,
     TrialRow,
     common_value,
+    empty_but_not_failed,
     quoted,
     read_rows,
 )
@@ -130,7 +131,7 @@ def _measurement(
         return Measurement(reason=row.measurement.reason or FAILED), load
     for column, value in (("concurrency", load), ("latency_p95_ms", row.measurement.latency_p95_ms)):
         if value is None:
-            raise table.error(i, f"{column}: is empty, and the status is not failed")
+            raise table.error(i, empty_but_not_failed(column))
     largest = max(row.max_batch_size, request_batch_size)
     for size, _, _ in batch_stats.from_text(row.measurement.batch_stats):
         if size > largest:

@@ -194,10 +194,16 @@ FINGERPRINT = "fingerprint"
 class Recording:
     """A recorded table: its rows, and the search space of its configurations.
 
-    ``answers`` has the row that counts for a canonical candidate at a load. Of candidates that behave the same, that
-    is the first one recorded; they count as failed to deploy (no load) if all of them failed. ``known`` are the
-    metrics that the table has. ``fingerprint`` is the short form of the device and server, empty if unknown.
-    ``cpu_count`` is the number of the server's CPUs; None if it served on a GPU or the number is unknown.
+    Attributes:
+        name: The file, as errors show it.
+        rows: The rows, without those that a later row replaces.
+        space: The search space of the recorded configurations.
+        answers: The row that counts for a canonical candidate at a load. Among candidates that behave the same it is
+            the first one recorded. They count as failed to deploy (no load) if all of them failed.
+        request_batch_size: Samples of each request.
+        metrics: Names of the metrics that the table has.
+        fingerprint: Short form of the device and server; empty if unknown.
+        cpu_count: Number of the server's CPUs; None if it served on a GPU or the number is unknown.
     """
 
     name: str
@@ -205,7 +211,7 @@ class Recording:
     space: RecordedSpace
     answers: Mapping[RecordedLoad, RecordedRow]
     request_batch_size: int
-    known: frozenset[str]
+    metrics: frozenset[str]
     fingerprint: str = ""
     cpu_count: int | None = None
 
@@ -219,7 +225,7 @@ class Recording:
 
     def has(self, metric: str) -> bool:
         """Return whether any row has the metric, which need not be a listed one, such as ``latency-p99.9``."""
-        return metric in self.known or _is_known(metric, self.rows)
+        return metric in self.metrics or _is_recorded(metric, self.rows)
 
     @cached_property
     def server(self) -> RecordedServer:
@@ -292,9 +298,9 @@ def _recording(table: CsvTable, fingerprint: str) -> Recording:
     for row in rows:
         if row.load or canonical[row.candidate] not in measured:
             answers.setdefault((canonical[row.candidate], row.load), row)
-    known = frozenset(name for name in METRICS if name == "latency-p95" or _is_known(name, rows))
-    return Recording(table.name, tuple(rows), space, answers, request_batch_size, known, fingerprint, cpu_count)
+    metrics = frozenset(name for name in METRICS if name == "latency-p95" or _is_recorded(name, rows))
+    return Recording(table.name, tuple(rows), space, answers, request_batch_size, metrics, fingerprint, cpu_count)
 
 
-def _is_known(metric: str, rows: Sequence[RecordedRow]) -> bool:
+def _is_recorded(metric: str, rows: Sequence[RecordedRow]) -> bool:
     return any(METRICS[metric].value(row.measurement) is not None for row in rows)

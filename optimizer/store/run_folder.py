@@ -256,14 +256,14 @@ class RunFolder:
         path = show_path(self.info)
         return BadInputError(f"{path}: not the record of a run ({why}); restore the file, or begin a new run")
 
-    def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:
-        """Write run.json: ``options``, the folder that their relative paths start from, a signature, and ``rest``.
+    def write_info(self, options: RunOptions, facts: Mapping[str, Any]) -> None:
+        """Write run.json: ``options``, the folder that their relative paths start from, a signature, and ``facts``.
 
         Raises EnvironmentFault if it cannot be written.
         """
         started_in = os.path.relpath(Path.cwd(), self.path.resolve())
         head = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in}
-        info = {**head, "signature": sign(external_values(options)), **rest}
+        info = {**head, "signature": sign(external_values(options)), **facts}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
 
 

@@ -73,8 +73,8 @@ def newest_first(paths: Iterable[Path]) -> list[Path]:
 
 def list_command(out: str) -> str:
     """Return the command that lists the runs in ``out``."""
-    words = ["tune", "runs", *([] if out == DEFAULTS.out else ["--results", out])]
-    return one_line(shlex.join(words), MAX_NAME_LENGTH)
+    arguments = ["tune", "runs", *([] if out == DEFAULTS.out else ["--results", out])]
+    return one_line(shlex.join(arguments), MAX_NAME_LENGTH)
 
 
 def _find_sweep(run: str, out: str) -> Path | None:

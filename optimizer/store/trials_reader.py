@@ -202,6 +202,11 @@ def forecast_cells(measurement: Measurement) -> dict[str, float | str | None]:
     return {column: getattr(measurement.forecast, name, None) for column, name in FORECAST_COLUMNS.items()}
 
 
+def empty_but_not_failed(column: str) -> str:
+    """Return the fault of an empty cell in a row whose measurement did not fail."""
+    return f"{column}: is empty, and the status is not failed; write it, or the status failed"
+
+
 @dataclass(frozen=True, slots=True)
 class TrialRow:
     """One row: a measurement, or a deployment that failed (no concurrency and no request rate).
@@ -242,15 +247,17 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
     load_generators = _each(table, "load_generator", _load_generator)
     for name in ("max_batch_size", "instance_count"):
         if None in wholes[name]:
-            raise table.error(wholes[name].index(None), f"{name}: is empty")
+            least, most = INTEGER_RANGES[name]
+            rule = f"{name}: is empty; write a whole number from {least} to {most}"
+            raise table.error(wholes[name].index(None), rule)
     for i, (concurrency, rate) in enumerate(zip(wholes["concurrency"], numbers["request_rate"], strict=True)):
         if load_generators[i] and wholes["confirmation"][i] is None:
             raise table.error(i, "confirmation: is empty, and load_generator is not")
         if not is_failed[i]:
             if concurrency is None and rate is None:
-                raise table.error(i, "concurrency: is empty, and the status is not failed")
+                raise table.error(i, empty_but_not_failed("concurrency"))
             if measurements[i].throughput_infer_per_sec is None:
-                raise table.error(i, "throughput_infer_per_sec: is empty, and the status is not failed")
+                raise table.error(i, empty_but_not_failed("throughput_infer_per_sec"))
     columns = (
         table.lines,
         wholes["trial"],
@@ -280,12 +287,12 @@ def common_value(table: CsvTable, column: str, values: Sequence[Value | None]) -
 
     ``values`` are those of the rows; None is an empty cell. Raises BadInputError if two values differ.
     """
-    known = [(i, value) for i, value in enumerate(values) if value is not None]
-    for i, value in known:
-        if value != known[0][1]:
-            first = f"line {table.lines[known[0][0]]} has {_shown(known[0][1])}"
+    present = [(i, value) for i, value in enumerate(values) if value is not None]
+    for i, value in present:
+        if value != present[0][1]:
+            first = f"line {table.lines[present[0][0]]} has {_shown(present[0][1])}"
             raise table.error(i, f"{column} {_shown(value)}: a table has one {column}, but {first}")
-    return known[0][1] if known else None
+    return present[0][1] if present else None
 
 
 def _shown(value: object) -> str:
@@ -423,10 +430,10 @@ def _latency_metric(text: str) -> str:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    words = text.replace(",", " ").strip("[]()").split()
-    if not all(re.fullmatch("[1-9][0-9]{0,9}", word) and int(word) <= MAX_INT32 for word in words):
+    sizes = text.replace(",", " ").strip("[]()").split()
+    if not all(re.fullmatch("[1-9][0-9]{0,9}", word) and int(word) <= MAX_INT32 for word in sizes):
         raise ValueError(f"not a list of whole numbers from 1 to {MAX_INT32}, such as 8 16")
-    return tuple(sorted(set(map(int, words))))
+    return tuple(sorted(set(map(int, sizes))))
 
 
 def _check_batch_stats(text: str) -> None:

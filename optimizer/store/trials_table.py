@@ -218,7 +218,7 @@ def _load(table: CsvTable, i: int, row: TrialRow) -> LoadPoint | None:
     if row.concurrency is None and row.request_rate is None:
         return None
     if row.request_batch_size is None:
-        raise table.error(i, "request_batch_size: is empty")
+        raise table.error(i, "request_batch_size: is empty; write the samples of a request")
     if row.request_batch_size > max(row.max_batch_size, 1):
         batch_size = f"{row.request_batch_size:g}"
         raise table.error(i, f"request_batch_size: {batch_size} is above the max_batch_size {row.max_batch_size}")

@@ -248,11 +248,13 @@ class Environment:
                 tolerance=task.tolerance,
             )
 
-        own = make_check(folder.reference, task)
+        check = make_check(folder.reference, task)
         if not task.concurrent:
-            return own
-        others = {name: make_check(folder.reference_of(name), requests) for name, requests in task.concurrent.items()}
-        return CombinedOutputCheck({task.source.name: own, **others})
+            return check
+        other_checks = {
+            name: make_check(folder.reference_of(name), requests) for name, requests in task.concurrent.items()
+        }
+        return CombinedOutputCheck({task.source.name: check, **other_checks})
 
     def _make_telemetry(self, task: Task) -> Telemetry:
         placement = self.placement(task)

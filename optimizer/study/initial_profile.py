@@ -133,8 +133,8 @@ def _latency_bounds(options: RunOptions) -> dict[str, Any]:
 def _model_keys(named: NamedModel, options: RunOptions, path: Path) -> dict[str, Any]:
     if named.file is not None:
         return {"onnx": _relative(named.file, path)}
-    others = {key: [*names] for key, names in other_models(options).items() if names}
-    return {"repository": _relative(named.source.repository, path), "name": named.source.name, **others}
+    other = {key: [*names] for key, names in other_models(options).items() if names}
+    return {"repository": _relative(named.source.repository, path), "name": named.source.name, **other}
 
 
 def _relative(file: Path, profile: Path) -> str:
@@ -195,4 +195,4 @@ def _header(name: str, path: Path, *, with_schema: bool) -> list[str]:
 def _values(profile: Profile) -> list[dict[str, object]]:
     """Return all sections but the latency bounds, for serving on the CPU and on a GPU."""
     profiles = [profile.for_hardware(gpu=gpu) for gpu in (False, True)]
-    return [{name: value for name, value in one if name != "sla"} for one in profiles]
+    return [{name: value for name, value in sections if name != "sla"} for sections in profiles]

@@ -130,25 +130,25 @@ def make_load_generators(
             f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, but "
             f"{task.problem.why_own_client}; that client keeps them in memory, so give fewer"
         )
-    clients, own = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
+    clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
     if clients.own_client_searches:
-        generator = IndexHintLoadGenerator(_sharing(own), task.unbounded)
+        generator = IndexHintLoadGenerator(_sharing(own_client), task.unbounded)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
-        checker = _make_perf_analyzer(options, folder, on_progress, own)
+        checker = _make_perf_analyzer(options, folder, on_progress, own_client)
         if task.sequence_length is not None:
             checker = replace(checker, sequence_length=task.sequence_length.fixed)
         if task.problem.space.max_server_processes > 1:
             checkers = ServerProcessesLoadGenerator(partial(_for_process, checker))
             return LoadGenerators(generator, generator, cross_checking=checkers)
         return LoadGenerators(generator, generator, cross_checking=checker)
-    perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own)
+    perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
     search = IndexHintLoadGenerator(
         _make_concurrent(perf_analyzer, task) if task.source.concurrent else _sharing(perf_analyzer), task.unbounded
     )
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
-    return LoadGenerators(search, _sharing(own), cross_checking=search)
+    return LoadGenerators(search, _sharing(own_client), cross_checking=search)
 
 
 def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
@@ -199,9 +199,9 @@ def _make_own_client(
 
 
 def _make_perf_analyzer(
-    options: RunOptions, folder: RunFolder, on_progress: Callable[[str], None], own: LoadClientGenerator
+    options: RunOptions, folder: RunFolder, on_progress: Callable[[str], None], own_client: LoadClientGenerator
 ) -> PerfAnalyzer:
-    """Return perf_analyzer with the settings that the project's own client, ``own``, has too."""
+    """Return perf_analyzer with the settings that the project's own client has too."""
     installed, image = runtime.ensure(on_progress), options.perf_analyzer_image
     runner: PerfAnalyzerRunner
     if image is None:
@@ -214,13 +214,13 @@ def _make_perf_analyzer(
         runner,
         folder.perf_analyzer_log,
         protocol=options.protocol,
-        input_data=own.input_data,
-        shapes=own.shapes,
-        stopwatch=own.stopwatch,
-        window_ms=own.window_ms,
-        latency_bound_ms=own.latency_bound_ms,
-        cpus=own.cpus,
-        shared_memory=own.shared_memory,
+        input_data=own_client.input_data,
+        shapes=own_client.shapes,
+        stopwatch=own_client.stopwatch,
+        window_ms=own_client.window_ms,
+        latency_bound_ms=own_client.latency_bound_ms,
+        cpus=own_client.cpus,
+        shared_memory=own_client.shared_memory,
     )
 
 
@@ -239,12 +239,12 @@ def is_too_large(task: Task) -> bool:
     return file.stat().st_size > MAX_SENT_BYTES or count_entries(file) > MAX_SENT_ENTRIES
 
 
-def _make_concurrent(own: PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:
+def _make_concurrent(perf_analyzer: PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:
     """Return one generator for each model, each with its own files; none continues when the others have ended."""
-    own = replace(own, repeat=False)
-    generators = {task.source.name: own}
+    perf_analyzer = replace(perf_analyzer, repeat=False)
+    generators = {task.source.name: perf_analyzer}
     for name, requests in task.concurrent.items():
-        log = own.log.parent / name / own.log.name
+        log = perf_analyzer.log.parent / name / perf_analyzer.log.name
         log.parent.mkdir(exist_ok=True)
-        generators[name] = replace(own, log=log, input_data=requests.input_data, shapes=requests.shapes)
+        generators[name] = replace(perf_analyzer, log=log, input_data=requests.input_data, shapes=requests.shapes)
     return ConcurrentLoadGenerator(generators)

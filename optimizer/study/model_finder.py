@@ -145,8 +145,8 @@ class _Finder:
             source = replace(source, varies_model_json=True)
         for name in section.models:
             if name not in source.models or name == source.tuned_model:
-                others = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
-                problem = f"not a model served with it, which are: {others}"
+                served = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
+                problem = f"not a model served with it, which are: {served}"
                 raise profile.fault("space", "models", name, problem=problem)
         return NamedModel(source, batch, profile)
 

@@ -180,7 +180,7 @@ def _prioritized(source: ModelSource, name: str) -> dict[str, ModelConfig]:
     """Return the configurations of the models that get the priority of a request to the model ``name``."""
     config = source.models[name]
     steps = [_prioritized(source, step.model_name) for step in config.ensemble_scheduling.step]
-    return {own: used for step in steps for own, used in step.items()} if steps else {name: config}
+    return {model: used for step in steps for model, used in step.items()} if steps else {name: config}
 
 
 def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: FieldChoices) -> str:

@@ -141,24 +141,27 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
         """Return the limit of a call: a server that hangs does not prolong the end."""
         return max(deadline - time.monotonic(), MIN_CALL_SECONDS)
 
-    servers, first = server.endpoint.servers, server.models[0]
-    before = [_processes(own.server_pid, with_models=False) for own in servers]
+    endpoints, first = server.endpoint.servers, server.models[0]
+    before = [_processes(endpoint.server_pid, with_models=False) for endpoint in endpoints]
     with contextlib.ExitStack() as closing:
-        clients = [closing.enter_context(contextlib.closing(open_client(own.connection))) for own in servers]
+        clients = [
+            closing.enter_context(contextlib.closing(open_client(endpoint.connection))) for endpoint in endpoints
+        ]
         for model in reversed(server.models):  # requests in flight to a model may still call those before it
-            processes = [_processes(own.server_pid, with_models=model == first) for own in servers]
+            processes = [_processes(endpoint.server_pid, with_models=model == first) for endpoint in endpoints]
             for client in clients:
                 with contextlib.suppress(CallError):
                     client.unload(model, remaining())
             while any(
-                _has_requests(model, client, own, remaining()) for client, own in zip(clients, processes, strict=True)
+                _has_requests(model, client, server_processes, remaining())
+                for client, server_processes in zip(clients, processes, strict=True)
             ):
                 if time.monotonic() > deadline:
-                    _refuse_dead(servers, before)
+                    _refuse_dead(endpoints, before)
                     return False
                 time.sleep(UNLOAD_CHECK_SECONDS)
     time.sleep(RESPONSE_SECONDS)
-    _refuse_dead(servers, before)
+    _refuse_dead(endpoints, before)
     return True
 
 
@@ -167,8 +170,10 @@ def _refuse_dead(servers: Sequence[Endpoint], processes: Sequence[Sequence[psuti
 
     A server that got SIGTERM as well has completed its requests, and has ended with the exit code 0.
     """
-    for server, own in zip(servers, processes, strict=True):
-        if server.server_pid is None or (own and all(process.is_running() for process in own)):
+    for server, server_processes in zip(servers, processes, strict=True):
+        if server.server_pid is None or (
+            server_processes and all(process.is_running() for process in server_processes)
+        ):
             continue
         ended = os.waitid(os.P_PID, server.server_pid, os.WEXITED | os.WNOWAIT)  # the target reads it once more
         if ended and (ended.si_code != os.CLD_EXITED or ended.si_status):

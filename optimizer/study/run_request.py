@@ -106,8 +106,8 @@ def with_found_run(options: RunOptions, name: str | None, folder: Path = Path())
 
     ``name`` is the value as given. Paths and the folder of results start from ``folder``. A path takes precedence.
     """
-    found = None if name is None or exists(folder / name) else newest_run(name, str(folder / options.out))
-    return options if found is None else replace(options, warm_start=str(found.path))
+    run = None if name is None or exists(folder / name) else newest_run(name, str(folder / options.out))
+    return options if run is None else replace(options, warm_start=str(run.path))
 
 
 def read_stored_options(folder: RunFolder, *, other_machine: bool = False) -> RunOptions:
@@ -178,11 +178,11 @@ def refuse_foreign_values(
     missing = external_names(options) - named
     if missing and not folder.is_own(stored):
         written = written_values(options)
-        words = [options.model] if MODEL_ARGUMENT in missing else []  # argparse wants it right behind the run
-        words += option_words({name: value for name, value in written.items() if name in missing})
+        arguments = [options.model] if MODEL_ARGUMENT in missing else []  # argparse wants it right behind the run
+        arguments += option_words({name: value for name, value in written.items() if name in missing})
         raise BadInputError(
             f"{about}: run.json was not written by your tune on this machine, and names code, addresses or data; if "
-            f"you trust them, add {quote(shlex.join(words))}"
+            f"you trust them, add {quote(shlex.join(arguments))}"
         )
 
 

@@ -51,12 +51,12 @@ class OtherWorkers:
         """
         return ""
 
-    def collect_trials(self, own: list[Trial], table: TrialStore) -> list[Trial]:
-        """Return ``own`` trials and those of all other workers, which are appended to ``table``.
+    def collect_trials(self, own_trials: list[Trial], table: TrialStore) -> list[Trial]:
+        """Return ``own_trials`` and those of all other workers, which are appended to ``table``.
 
         The others' times are left out: they are not part of this run's budget.
         """
-        return own
+        return own_trials
 
 
 SearchEnd = Literal["converged", "budget", "exhausted", "interrupted"]
@@ -70,14 +70,22 @@ CONTROL_CHANGE = 1.2  # factor on the speed of the machine after which the best 
 
 @dataclass
 class Scheduler:
-    """Decide which candidate is tried next: first ``comparisons`` (role, candidate), then what the searcher suggests.
+    """Decides which candidate is tried next: first the comparisons, then those that the searcher suggests.
 
     When the speed of the machine has changed, the best candidate is measured again at its best load, as a control: a
     second trial of this candidate, which shows by how much the speed changes the results. The searcher may suggest a
     candidate again as well, because deployments of one candidate differ.
 
-    The first comparison is the baseline. ``trials`` are the finished ones. ``converged`` says that the searcher, not
-    the budget, ended the search. Candidates that other workers have tried or are trying are left to them.
+    Attributes:
+        problem: The problem to solve.
+        searcher: It suggests candidates.
+        budget: The time and the number of trials.
+        stopwatch: It counts the time of the searcher.
+        comparisons: Roles and candidates that are tried first; the first one is the baseline.
+        others: The other workers of a shared study, to whom the candidates that they try are left.
+        trials: The finished trials.
+        converged: Whether the searcher, not the budget, ended the search.
+        max_controls: Largest number of controls.
     """
 
     problem: Problem
@@ -116,10 +124,10 @@ class Scheduler:
         return speed.best_point(latest_points(trials), self.problem.best_point)
 
     def _all_trials(self) -> list[Trial]:
-        own = {trial.candidate for trial in self.trials}
-        others = [trial for trial in self.others.trials() if trial.candidate not in own]
+        own_candidates = {trial.candidate for trial in self.trials}
+        other_trials = [trial for trial in self.others.trials() if trial.candidate not in own_candidates]
         first = self._free_number(())
-        numbered = [replace(trial, number=first + place) for place, trial in enumerate(others)]
+        numbered = [replace(trial, number=first + index) for index, trial in enumerate(other_trials)]
         return [*self.trials, *numbered]
 
     def next(self, running: Sequence[Trial] = ()) -> tuple[TrialRole, Trial] | None:
@@ -267,8 +275,8 @@ class Scheduler:
 
     def _control_loads(self, candidate: Candidate, speed: SpeedCorrection) -> tuple[int, ...]:
         """Return the only load of a control: the best load of an earlier trial of ``candidate``; else nothing."""
-        own = [point for point in latest_points(self.trials) if point.candidate == candidate]
-        best = speed.best_point(own, self.problem.best_point)
+        points = [point for point in latest_points(self.trials) if point.candidate == candidate]
+        best = speed.best_point(points, self.problem.best_point)
         return (best.load.concurrency,) if best and best.load.concurrency else ()
 
     def _numbered(self, candidate: Candidate, running: Sequence[Trial]) -> Trial:

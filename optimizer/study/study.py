@@ -82,9 +82,15 @@ class LocalExecutor:
 class StudySetup:
     """The task of a study and the places where it is stored.
 
-    ``open_searcher`` yields the searcher and the other workers of the study. Earlier sessions used
-    ``spent_seconds`` of the budget. ``confirm_seconds`` replaces the budget of a session that only continues the
-    confirmation; None for the budget of the options.
+    Attributes:
+        task: The model, the problem and the requests.
+        record: It writes run.json.
+        table: The trials table.
+        open_searcher: It yields the searcher and the other workers of the study.
+        open_observer: It opens the display of progress.
+        spent_seconds: Time of the budget that earlier sessions used.
+        mode: Whether to search, to confirm, or both.
+        confirm_seconds: Budget of a session that only continues the confirmation; None for that of the options.
     """
 
     task: Task
@@ -156,12 +162,12 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
         executor = make_executor(observer)
         searching.callback(lambda: record.add_notes(executor.notes))
         with stopwatch.count("search"):
-            searcher, others = searching.enter_context(setup.open_searcher())
-        scheduler = Scheduler(task.problem, searcher, budget, stopwatch, task.comparisons(), others)
+            searcher, other_workers = searching.enter_context(setup.open_searcher())
+        scheduler = Scheduler(task.problem, searcher, budget, stopwatch, task.comparisons(), other_workers)
         trials = executor.search(scheduler)
         search_ended = scheduler.search_ended
-        if not (continued_by := others.leave_search()):
-            trials = others.collect_trials(trials, setup.table)
+        if not (continued_by := other_workers.leave_search()):
+            trials = other_workers.collect_trials(trials, setup.table)
         if setup.mode is not RunMode.SEARCH and not continued_by:
             with stopwatch.confirming():
                 trials = executor.confirm(trials, budget, record.confirmation_plan(), record.write_plan)

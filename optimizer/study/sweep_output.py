@@ -57,14 +57,14 @@ def document(
 
 def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     """Return notes for the user on the measurements."""
-    known = [cell for cell in cells if cell.is_measured]
-    unstable = [cell for cell in known if not cell.measurement.stable]
-    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if lost_cpu_to_others(cell.measurement)]
+    measured = [cell for cell in cells if cell.is_measured]
+    unstable = [cell for cell in measured if not cell.measurement.stable]
+    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in measured if lost_cpu_to_others(cell.measurement)]
     return present(
         [
-            UnstableCells(len(unstable), len(known)) if unstable else None,
-            DisturbedCells(len(disturbed), len(known), max(disturbed)) if disturbed else None,
-            lateness_note([cell.measurement for cell in known]),
+            UnstableCells(len(unstable), len(measured)) if unstable else None,
+            DisturbedCells(len(disturbed), len(measured), max(disturbed)) if disturbed else None,
+            lateness_note([cell.measurement for cell in measured]),
         ]
     )
 
@@ -142,12 +142,12 @@ class SweepProgress:
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self._done += 1
-        figures = measurement.reason
+        text = measurement.reason
         if measurement.throughput_infer_per_sec is not None:
             candidate = self._plan.configurations[number]
             latency = "ttft-p95" if measurement.is_streamed else "latency-p95"
-            figures = formatting.performance(Point(number, candidate, load, measurement), latency)
-        self._on_progress(f"  {self._done} of {len(self._plan)}: {figures}")
+            text = formatting.performance(Point(number, candidate, load, measurement), latency)
+        self._on_progress(f"  {self._done} of {len(self._plan)}: {text}")
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         self._on_progress(f"  failed: {trial.reason}")
@@ -175,8 +175,10 @@ def _by_request(cells: Sequence[SweepCell]) -> bool:
     return len(loads) == 1 and len({cell.load.request_batch_size for cell in cells}) > 1
 
 
-def _print_configuration(console: Console, own: Sequence[SweepCell], by_request: bool) -> None:
-    for size, group in groupby(own, key=lambda cell: None if by_request else cell.load.request_batch_size):
+def _print_configuration(console: Console, configuration_cells: Sequence[SweepCell], by_request: bool) -> None:
+    for size, group in groupby(
+        configuration_cells, key=lambda cell: None if by_request else cell.load.request_batch_size
+    ):
         cells = list(group)
         print_line(console)
         print_line(console, configuration_text.configuration(cells[0].candidate), "bold")
@@ -247,12 +249,14 @@ def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bo
     table = plain_table(*columns, "configuration")
     first: float | None = None
     for _, group in groupby(cells, key=lambda cell: (cell.number, cell.load.request_batch_size if split else 0)):
-        own = list(group)
-        known = [cell for cell in own if cell.is_measured]
-        best = max(known, key=lambda cell: cell.measurement.throughput_infer_per_sec or 0.0, default=own[0])
+        group_cells = list(group)
+        measured = [cell for cell in group_cells if cell.is_measured]
+        best = max(
+            measured, key=lambda cell: cell.measurement.throughput_infer_per_sec or 0.0, default=group_cells[0]
+        )
         throughput = best.measurement.throughput_infer_per_sec
         first = first or throughput
-        lowest = min((c.measurement.latency_p95_ms for c in known if c.measurement.latency_p95_ms), default=None)
+        lowest = min((c.measurement.latency_p95_ms for c in measured if c.measurement.latency_p95_ms), default=None)
         table.add_row(
             _known(best, "throughput_infer_per_sec"),
             f"{throughput / first:.2f}x" if throughput and first else NONE,
@@ -260,7 +264,7 @@ def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bo
             _known(best, "latency_avg_ms"),
             _known(best, "latency_p95_ms"),
             NONE if lowest is None else formatting.number(lowest),
-            formatting.load(best.load) if known else NONE,
+            formatting.load(best.load) if measured else NONE,
             *([f"{best.load.request_batch_size:,}"] if sizes else []),
             Text(configuration_text.configuration(best.candidate), overflow="fold"),
         )

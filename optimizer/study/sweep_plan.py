@@ -156,24 +156,26 @@ class SweepCell:
         return self.measurement.throughput_infer_per_sec is not None
 
 
-def configurations(own: Candidate, choices: SweepChoices) -> tuple[tuple[Candidate, ...], CombinationsLeftOut | None]:
-    """Return the product of the choices, without duplicates. ``own`` is the model's own configuration.
+def configurations(
+    configured: Candidate, choices: SweepChoices
+) -> tuple[tuple[Candidate, ...], CombinationsLeftOut | None]:
+    """Return the product of the choices, without duplicates. ``configured`` is the model's own configuration.
 
     Combinations that differ from another one only in settings without effect are left out, with a note.
 
     Raises BadInputError if a choice would have no effect or a preferred batch size is not an integer.
     """
-    delays = choices.max_queue_delay_us or (own.max_queue_delay_us if own.dynamic_batching else None,)
+    delays = choices.max_queue_delay_us or (configured.max_queue_delay_us if configured.dynamic_batching else None,)
     if choices.preferred_batch_size and all(delay is None for delay in delays):
         raise BadInputError(
             "--preferred-batch-size needs dynamic batching, which is off: add --max-queue-delay 0, or a delay in µs"
         )
-    own_sizes = ",".join(map(str, own.preferred_batch_sizes)) or "none"
+    configured_sizes = ",".join(map(str, configured.preferred_batch_sizes)) or "none"
     settings = itertools.product(
-        choices.max_batch_size or (own.max_batch_size,),
+        choices.max_batch_size or (configured.max_batch_size,),
         delays,
-        choices.preferred_batch_size or (own_sizes,),
-        choices.instance_count or (own.instance_count,),
+        choices.preferred_batch_size or (configured_sizes,),
+        choices.instance_count or (configured.instance_count,),
     )
     space = SearchSpace((1,), fields=choices.fields)
     candidates: dict[Candidate, None] = {}
@@ -186,7 +188,7 @@ def configurations(own: Candidate, choices: SweepChoices) -> tuple[tuple[Candida
             raise BadInputError(f"--preferred-batch-size {policy} is not an integer for max_batch_size {size}")
         if not choices.preferred_batch_size:  # the model's own may be too large for this max_batch_size
             preferred = tuple(batch for batch in preferred if batch <= size)
-        fields = dict(own.fields) | dict(zip(choices.fields, values, strict=True))
+        fields = dict(configured.fields) | dict(zip(choices.fields, values, strict=True))
         candidate = normalize(Candidate(size, delay is not None, delay or 0, preferred, count, tuple(fields.items())))
         effective = space.effective_fields(size, candidate.fields)
         if effective != candidate.fields:
@@ -219,9 +221,9 @@ def sweep_cells(
 
 
 def _median(measured: Sequence[Measurement]) -> Measurement | None:
-    known = [measurement for measurement in measured if measurement.throughput_infer_per_sec is not None]
-    known.sort(key=lambda measurement: measurement.throughput_infer_per_sec or 0.0)
-    return known[(len(known) - 1) // 2] if known else measured[-1] if measured else None
+    with_throughput = [measurement for measurement in measured if measurement.throughput_infer_per_sec is not None]
+    with_throughput.sort(key=lambda measurement: measurement.throughput_infer_per_sec or 0.0)
+    return with_throughput[(len(with_throughput) - 1) // 2] if with_throughput else measured[-1] if measured else None
 
 
 def _reason(plan: SweepPlan, trial: Trial, load: LoadPoint, failure: str) -> Measurement:

@@ -89,8 +89,8 @@ class SweepTables:
                     raise BadInputError(
                         f"{table.path}: trial {trial.number} belongs to another sweep; start a new one"
                     )
-                known = trials.get(trial.number)
-                merged = (*known.measurements, *trial.measurements) if known else trial.measurements
+                earlier = trials.get(trial.number)
+                merged = (*earlier.measurements, *trial.measurements) if earlier else trial.measurements
                 trials[trial.number] = replace(trial, measurements=merged)
         return [trials[number] for number in sorted(trials)]
 
@@ -303,10 +303,10 @@ def _configurations(
 ) -> tuple[tuple[Candidate, ...], CombinationsLeftOut | None]:
     """Return the configurations to measure, and a note on those that are left out. Raises BadInputError."""
     choices = request.choices
-    own = model_config.candidate_of(task.source.tuned_config, choices.fields)
+    configured = model_config.candidate_of(task.source.tuned_config, choices.fields)
     if too_many := too_many_instances(choices.instance_count, task.source, options, on_gpu=task.on_gpu):
         raise BadInputError(f"--instance-count: {too_many}")
-    without_variants, left_out = configurations(own, choices)
+    without_variants, left_out = configurations(configured, choices)
     candidates = _add_variants(without_variants, task.source)
     for path, value in dict.fromkeys(field for candidate in candidates for field in candidate.fields):
         if path in choices.fields and (missing := gpu_placement.missing_gpu(path, value, gpu_count)):

@@ -54,13 +54,23 @@ DEFAULT_TOLERANCE = Tolerance()
 class Task:
     """The model, the problem and the requests of a run.
 
-    ``baseline`` is the model's own configuration, ``dynamic_batching`` the same with default dynamic batching.
-    ``input_data`` and ``shapes`` are arguments of perf_analyzer. ``tolerance`` is the allowed difference from the
-    baseline's outputs, ``score`` how outputs are scored. ``unbounded`` are inputs that get any integer of their type.
-    ``token_output`` is the output whose elements are the tokens of a model that streams; empty if each response is
-    one token. ``concurrent`` are the requests to models that get load at the same time. ``notes`` and
-    ``request_note`` are for the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
-    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models.
+    Attributes:
+        source: The model, and the models that are served with it.
+        problem: The search space, the objectives and the constraints.
+        baseline: The model's own configuration.
+        dynamic_batching: The same with default dynamic batching.
+        input_data: Argument of perf_analyzer.
+        shapes: Argument of perf_analyzer.
+        tolerance: The allowed difference from the baseline's outputs.
+        score: How outputs are scored; None if they are not.
+        unbounded: Names of the inputs that get any integer of their type.
+        concurrent: The requests to the models that get load at the same time, by model.
+        notes: Notes for the user on the conversion of Model Analyzer's file.
+        request_note: A note for the user on the requests.
+        on_gpu: Whether any instance of any model runs on a GPU.
+        token_output: The output whose elements are the tokens of a model that streams; empty if each response is one
+            token.
+        sequence_length: Number of requests in a sequence to a stateful model; None for other models.
     """
 
     source: ModelSource
@@ -194,8 +204,8 @@ def _compared_candidates(source: ModelSource, fields: FieldChoices) -> tuple[Can
 
 def _queue(source: ModelSource) -> Fields:
     """Return the queue settings in config.pbtxt of the tuned model; none if its variants have other ones."""
-    own, *others = map(configured_queue, (source.tuned_config, *source.variants.values()))
-    return own if all(other == own for other in others) else ()
+    tuned, *variants = map(configured_queue, (source.tuned_config, *source.variants.values()))
+    return tuned if all(other == tuned for other in variants) else ()
 
 
 def serving_hardware(named: NamedModel, hardware: Hardware, options: RunOptions) -> Hardware:
@@ -237,8 +247,8 @@ def check_settings(
     config = source.tuned_config
     is_known = on_gpu or options.target != "remote"  # a remote server need not report its GPUs
     assignment = DeviceAssignment(int(on_gpu), is_embedded=options.target == "embedded")
-    own = {path: values for path, values in fields.items() if not model_of_field(path)}
-    on_gpu = assignment.on_gpu(config) or (on_gpu and has_gpu_choice(own))
+    tuned_fields = {path: values for path, values in fields.items() if not model_of_field(path)}
+    on_gpu = assignment.on_gpu(config) or (on_gpu and has_gpu_choice(tuned_fields))
     check_ort_settings(
         fields,
         config,
@@ -382,11 +392,11 @@ def token_requests(named: NamedModel, requests: RequestOptions, options: RunOpti
     """
     profile, section = named.profile, named.profile.tokens if named.profile else TokensSection()
     texts = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
-    given = " ".join(f"{flag} {quote(text)}" for flag, text in texts.items() if text is not None)
+    options_text = " ".join(f"{flag} {quote(text)}" for flag, text in texts.items() if text is not None)
     if not named.source.is_streaming:
         problem = f"{named.source.name} sends one response to a request; only a decoupled model generates tokens"
-        if given:
-            raise BadInputError(f"{given}: {problem} (model_transaction_policy in config.pbtxt); leave it out")
+        if options_text:
+            raise BadInputError(f"{options_text}: {problem} (model_transaction_policy in config.pbtxt); leave it out")
         if profile and section != TokensSection():
             raise profile.fault("tokens", problem=f"{problem}; leave the section out")
         return None
@@ -394,9 +404,9 @@ def token_requests(named: NamedModel, requests: RequestOptions, options: RunOpti
     if profile and section.output_tensor and section.output_tensor not in outputs:
         problem = f"{section.output_tensor}: {named.source.name} has no such output; its outputs are"
         raise profile.fault("tokens", "output_tensor", problem=f"{problem} {one_line(', '.join(outputs), 200)}")
-    if given and requests.is_recorded:
+    if options_text and requests.is_recorded:
         raise BadInputError(
-            f"{given}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"
+            f"{options_text}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"
         )
     if requests.is_recorded:
         return None
@@ -404,10 +414,10 @@ def token_requests(named: NamedModel, requests: RequestOptions, options: RunOpti
     try:
         tokens = section.requests(prompt, output)
     except ValueError as error:
-        raise BadInputError(f"{given}: {error}") from None
-    if given and tokens is None:
+        raise BadInputError(f"{options_text}: {error}") from None
+    if options_text and tokens is None:
         raise BadInputError(
-            f"{given}: the inputs for the prompt and the number of tokens, or one of the lengths, are unknown; "
-            "write a profile with tokens: {prompt_input: NAME, output_input: NAME} and give both lengths"
+            f"{options_text}: the inputs for the prompt and the number of tokens, or one of the lengths, are "
+            "unknown; write a profile with tokens: {prompt_input: NAME, output_input: NAME} and give both lengths"
         )
     return tokens

@@ -55,10 +55,10 @@ def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> Wa
     name, newest = one_line(path_or_run), newest_run(path_or_run, out)
     for path in (Path(path_or_run), *([newest.path] if newest else []), Path(out) / path_or_run):
         if is_file(path):
-            return _of_table(name, path, path.parent)
+            return _read_source(name, path, path.parent)
         for table in (RunFolder(path).trials, path / f"trials-b{request_batch_size:g}.csv"):
             if is_file(table):
-                return _of_table(name, table, path)
+                return _read_source(name, table, path)
         if is_folder(path):
             raise BadInputError(f"{FLAG} {name}: it holds no measurements; give the folder of a run, or a table")
     raise BadInputError(
@@ -83,17 +83,17 @@ def select_fitting(
         measured = [
             (load, m) for load, m in trial.measurements if _can_be_simulated(trial.candidate, load, m, problem)
         ]
-        own = [(load, m) for load, m in measured if load.request_batch_size == problem.request_batch_size]
-        other_size += len(measured) - len(own)
+        comparable = [(load, m) for load, m in measured if load.request_batch_size == problem.request_batch_size]
+        other_size += len(measured) - len(comparable)
         candidate = space.canonical(trial.candidate)
-        if own and (space.parameter_values(candidate) is not None or candidate in baselines_here):
+        if comparable and (space.parameter_values(candidate) is not None or candidate in baselines_here):
             fitting.append(
-                replace(trial, candidate=candidate, measurements=tuple(own), confirmations=(), cross_checks=())
+                replace(trial, candidate=candidate, measurements=tuple(comparable), confirmations=(), cross_checks=())
             )
         else:
-            outside += bool(own)
+            outside += bool(comparable)
     if not fitting:
-        raise BadInputError(f"{FLAG} {source.name}: {_nothing(problem, outside, other_size)}; leave it out")
+        raise BadInputError(f"{FLAG} {source.name}: {_why_none_fits(problem, outside, other_size)}; leave it out")
     machine = one_line(str(source.fingerprint), 200) if source.fingerprint else ""
     notes: list[Note] = [WarmStarted(len(fitting), source.name, machine)]
     if source.model and problem.model not in ("recorded", source.model):
@@ -113,15 +113,15 @@ def read_transfer(path_or_run: str | None, problem: Problem) -> tuple[Transferre
     return select_fitting(read_warm_start(path_or_run, DEFAULTS.out, problem.request_batch_size), problem, compared)
 
 
-def _of_table(name: str, table: Path, folder: Path) -> WarmStartSource:
-    known = read_run_table(table)
-    if known is None:
+def _read_source(name: str, table: Path, folder: Path) -> WarmStartSource:
+    run_table = read_run_table(table)
+    if run_table is None:
         recording = read_recording(table)
-        known = RunTable("", recording.trials(), recording.cpu_count)
-    fingerprint, cpu_count = _fingerprint(folder / "run.json"), known.cpu_count
+        run_table = RunTable("", recording.trials(), recording.cpu_count)
+    fingerprint, cpu_count = _fingerprint(folder / "run.json"), run_table.cpu_count
     if cpu_count is None and fingerprint is not None and not fingerprint.gpus:
         cpu_count = fingerprint.cpu_count or None
-    return WarmStartSource(name, tuple(known.trials), known.model, fingerprint, cpu_count)
+    return WarmStartSource(name, tuple(run_table.trials), run_table.model, fingerprint, cpu_count)
 
 
 def _fingerprint(info: Path) -> Fingerprint | None:
@@ -135,7 +135,7 @@ def _fingerprint(info: Path) -> Fingerprint | None:
         return None
 
 
-def _nothing(problem: Problem, outside: int, other_size: int) -> str:
+def _why_none_fits(problem: Problem, outside: int, other_size: int) -> str:
     if outside:
         return "none of its configurations is in this space"
     if other_size:

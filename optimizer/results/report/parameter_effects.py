@@ -136,13 +136,15 @@ def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[N
             if candidate is not None and candidate != space.canonical(best.candidate):
                 steps.append((name, values[name], other, candidate))
     searched = {space.canonical(sample.point.candidate): sample.throughput for sample in samples if sample.meets}
-    # both figures from the search, so that its bias cancels
-    own = searched.get(space.canonical(best.candidate))
+    # both throughputs are from the search, so that its bias cancels
+    recommended_throughput = searched.get(space.canonical(best.candidate))
     expected = _expected_costs(run, [candidate for *_, candidate in steps], samples)
     return [
         Neighbour(
             *step,
-            measured=1 - searched[step[3]] / own if own and step[3] in searched else None,
+            measured=1 - searched[step[3]] / recommended_throughput
+            if recommended_throughput and step[3] in searched
+            else None,
             expected=expected.get(step[3]),
         )
         for step in steps
@@ -150,7 +152,7 @@ def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[N
 
 
 def _expected_costs(
-    run: FinishedRun, others: Sequence[Candidate], samples: Sequence[ParameterSample]
+    run: FinishedRun, neighbours: Sequence[Candidate], samples: Sequence[ParameterSample]
 ) -> dict[Candidate, float]:
     """Return the expected cost of each candidate at its best load within the binding latency bound.
 
@@ -160,7 +162,7 @@ def _expected_costs(
     from optimizer.search.candidate_selector import fit_surrogate
 
     best = run.outcome.recommended if run.outcome else None
-    if best is None or not others or not run.problem.is_simulated:
+    if best is None or not neighbours or not run.problem.is_simulated:
         return {}
     best_samples = sorted(samples, key=lambda sample: sample.throughput, reverse=True)[:MAX_TRIALS]
     ranked = {sample.point.trial for sample in best_samples} | {best.trial}
@@ -170,19 +172,19 @@ def _expected_costs(
     )
     most = 2 * max(best.load.concurrency, round(in_flight), 1)
     loads = sorted({round(load) for load in np.geomspace(1, most, LOADS).tolist()})
-    candidates = [problem.space.canonical(best.candidate), *others]
+    candidates = [problem.space.canonical(best.candidate), *neighbours]
     try:
-        cells = [(candidate, load) for candidate in candidates for load in loads]
+        configuration_loads = [(candidate, load) for candidate in candidates for load in loads]
         surrogate = fit_surrogate(problem, trials)
-        figures = np.log(surrogate.forecast(cells))
+        log_forecasts = np.log(surrogate.forecast(configuration_loads))
     except ValueError:  # the bounded latency was not measured
         return {}
     bound_s = float(surrogate.bounds_s[0])  # of the binding latency, which was forecast
-    curves = zip(*figures.reshape(2, -1, len(loads)), strict=True)
+    curves = zip(*log_forecasts.reshape(2, -1, len(loads)), strict=True)
     within = [_best_within(np.log(loads), throughput, latency, bound_s) for throughput, latency in curves]
     if not within[0]:
         return {}
-    return {other: 1 - value / within[0] for other, value in zip(others, within[1:], strict=True)}
+    return {neighbour: 1 - value / within[0] for neighbour, value in zip(neighbours, within[1:], strict=True)}
 
 
 def _best_within(loads: Array, throughput: Array, latency: Array, bound_s: float) -> float:

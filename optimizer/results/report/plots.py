@@ -123,11 +123,16 @@ def load(run: FinishedRun) -> Drawing | None:
 def load_lines(run: FinishedRun, metric: Metric) -> dict[str, list[Point]]:
     """Return the points by load of the compared candidates and the runners-up, by role, if ``metric`` is known."""
     lines = {role: tables.at_loads(run, candidate) for role, candidate in tables.compared(run).items()}
-    known = set(tables.compared(run).values())
+    compared = set(tables.compared(run).values())
     points = sorted(latest_points(run.trials), key=lambda p: -p.throughput_infer_per_sec)
-    others = list(dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in known))
+    runners_up = list(
+        dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in compared)
+    )
     trials = {trial.candidate: trial.number for trial in run.trials}
-    lines |= {f"trial {trials[other]}": tables.at_loads(run, other) for other in others[: len(RUNNER_UP_COLOURS)]}
+    lines |= {
+        f"trial {trials[candidate]}": tables.at_loads(run, candidate)
+        for candidate in runners_up[: len(RUNNER_UP_COLOURS)]
+    }
     return {role: kept for role, line in lines.items() if (kept := [p for p in line if drawable(p, metric)])}
 
 
@@ -191,23 +196,25 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
     figure = new_figure(3.9)
     labels: dict[str, list[str]] = {}
     panels = figure.subplots(1, 2)
-    for axes, every in zip(panels, (checks.throughput, checks.latency), strict=True):
-        step = math.ceil(len(every) / MAX_FORECASTS)
-        name, shown = every[0].metric.name, list(enumerate(every, start=1))[::step]
+    for axes, metric_checks in zip(panels, (checks.throughput, checks.latency), strict=True):
+        step = math.ceil(len(metric_checks) / MAX_FORECASTS)
+        name, shown = metric_checks[0].metric.name, list(enumerate(metric_checks, start=1))[::step]
         half = 0.3 * step
-        corners = [(x - half, one.low / one.expected, x + half, one.high / one.expected) for x, one in shown]
+        corners = [
+            (x - half, check.low / check.expected, x + half, check.high / check.expected) for x, check in shown
+        ]
         bars(axes, corners, LIGHT["rule"], f"forecast-{name}", "95 % interval of the forecast")
         for is_inside, colour, place in ((True, "good", "inside"), (False, "bad", "outside")):
-            own = [(x, one) for x, one in shown if one.is_inside is is_inside]
+            group = [(x, check) for x, check in shown if check.is_inside is is_inside]
             gid, text = f"{name}-{place}", f"measured, {place}"
-            places = [(x, one.measured / one.expected) for x, one in own]
+            places = [(x, check.measured / check.expected) for x, check in group]
             draw_dots(axes, places, c=LIGHT[colour], s=dot_size(len(shown)), label=text, gid=gid, zorder=4)
-            labels[gid] = [_forecast_tooltip(one) for _, one in own]
+            labels[gid] = [_forecast_tooltip(check) for _, check in group]
         axes.axhline(1, color=LIGHT["quiet"], linewidth=1)
         axes.set_title(f"{formatting.metric_label(name)}, relative to the forecast")
         axes.set_xlabel("measurements with a forecast, in their order")
-        axes.set_xlim(0, len(every) + 1)
-        axes.set_ylim(0, 1.08 * max(max(one.high, one.measured) / one.expected for _, one in shown))
+        axes.set_xlim(0, len(metric_checks) + 1)
+        axes.set_ylim(0, 1.08 * max(max(check.high, check.measured) / check.expected for _, check in shown))
         thousands(axes)
     fit(figure, legend_above(figure, *panels))
     return Drawing("forecasts", "Forecasts of the search and its measurements", str(checks), figure, labels)

@@ -234,17 +234,19 @@ MAX_BOUNDS = 4  # top of an axis relative to the bound: longer times would squee
 def response_times(run: FinishedRun) -> Drawing | None:
     """Draw time to first response and inter-token latency over the load, as ``plots.load`` draws the latency."""
     metrics = [_shown_metric(run, timing) for timing in (TTFT, ITL)]
-    lines = {metric.name: own for metric in metrics if (own := load_lines(run, metric))}
-    if not lines:
+    lines_by_metric = {
+        metric.name: points_by_role for metric in metrics if (points_by_role := load_lines(run, metric))
+    }
+    if not lines_by_metric:
         return None
     figure = new_figure()
-    panels = figure.subplots(1, len(lines), squeeze=False)[0]
+    panels = figure.subplots(1, len(lines_by_metric), squeeze=False)[0]
     labels: dict[str, list[str]] = {}
     described = []
-    for axes, (name, own) in zip(panels, lines.items(), strict=True):
-        labels |= draw_lines(run, axes, own, METRICS[name], name)
+    for axes, (name, points_by_role) in zip(panels, lines_by_metric.items(), strict=True):
+        labels |= draw_lines(run, axes, points_by_role, METRICS[name], name)
         axes.set_ylim(0, min(axes.get_ylim()[1], MAX_BOUNDS * run.problem.sla.latency_bound_ms(name)))
-        described += [f"{role}: {_ends(line, METRICS[name])}" for role, line in own.items()]
+        described += [f"{role}: {_ends(line, METRICS[name])}" for role, line in points_by_role.items()]
     fit(figure, legend_above(figure, *panels))
     title = "Times of a streamed request against load"
     return Drawing("response-times", title, f"{'; '.join(described)}.", figure, labels)

@@ -73,8 +73,8 @@ def stages_ms(point: Point) -> list[float] | None:
     """
     if point.measurement.is_streamed:
         return None
-    known = outcome_values.stage_times_ms(point.measurement)
-    return [max(known.get(name, 0.0), 0.0) for name in STAGES] if known else None
+    times_ms = outcome_values.stage_times_ms(point.measurement)
+    return [max(times_ms.get(name, 0.0), 0.0) for name in STAGES] if times_ms else None
 
 
 def executions(run: FinishedRun, point: Point) -> dict[int, int]:
@@ -226,16 +226,20 @@ def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
     point = run.outcome.recommended or run.outcome.closest
     if point is None:
         return None
-    own = [trial for trial in run.trials if trial.candidate == point.candidate]
-    fresh = [window.measurement for trial in own for window in trial.confirmations if window.load == point.load]
-    searched = [measurement for trial in own for load, measurement in trial.measurements if load == point.load]
+    deployments = [trial for trial in run.trials if trial.candidate == point.candidate]
+    fresh = [
+        window.measurement for trial in deployments for window in trial.confirmations if window.load == point.load
+    ]
+    searched = [
+        measurement for trial in deployments for load, measurement in trial.measurements if load == point.load
+    ]
     for measurements in (fresh, searched):
-        known = sorted(
+        recorded = sorted(
             (measurement for measurement in measurements if measurement.response_times_ms),
             key=lambda measurement: measurement.latency_p50_ms or 0.0,
         )
-        if known:
-            return point, response_times.from_text(known[(len(known) - 1) // 2].response_times_ms)
+        if recorded:
+            return point, response_times.from_text(recorded[(len(recorded) - 1) // 2].response_times_ms)
     return None
 
 
@@ -252,10 +256,10 @@ def sensitivity(run: FinishedRun, neighbours: Sequence[Neighbour]) -> ReportTabl
 
 def sensitivity_sentence(neighbours: Sequence[Neighbour]) -> str:
     """Return the most costly step as a sentence; empty if no cost is known."""
-    known = [step for step in neighbours if step.cost is not None]
-    if not known:
+    steps = [step for step in neighbours if step.cost is not None]
+    if not steps:
         return ""
-    worst = max(known, key=lambda step: step.cost or 0.0)
+    worst = max(steps, key=lambda step: step.cost or 0.0)
     if (worst.cost or 0.0) <= SAME:
         return "Changing any single parameter by one step costs no throughput."
     source = "measured" if worst.measured is not None else "expected"
@@ -279,8 +283,12 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
         latencies = [(metric, confirmed.interval(metric)) for metric in run.problem.sla.bounded_latencies]
         texts = (
             f"{formatting.short_metric(metric)} "
-            + (formatting.interval(METRICS[metric], own) if own and not own.is_unknown else formatting.UNKNOWN)
-            for metric, own in latencies
+            + (
+                formatting.interval(METRICS[metric], interval)
+                if interval and not interval.is_unknown
+                else formatting.UNKNOWN
+            )
+            for metric, interval in latencies
         )
         rows.append(
             (
@@ -334,15 +342,17 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     )
 
 
-def _best_shown(own: Sequence[Point], outcome: Outcome, problem: Problem) -> tuple[Point | None, bool]:
+def _best_shown(points: Sequence[Point], outcome: Outcome, problem: Problem) -> tuple[Point | None, bool]:
     """Return the best of a trial's points, and whether it meets the SLA; points on fresh servers come first."""
-    fresh = [point for point in own if outcome.confirmation_of(point)]
+    fresh = [point for point in points if outcome.confirmation_of(point)]
     if any(point is outcome.recommended for point in fresh):
         return outcome.recommended, True
     best = (
-        problem.best_point(fresh, unstable=True) if fresh else SpeedCorrection().best_point(own, problem.best_point)
+        problem.best_point(fresh, unstable=True)
+        if fresh
+        else SpeedCorrection().best_point(points, problem.best_point)
     )
-    return best or problem.sla.closest_point(fresh or own), best is not None
+    return best or problem.sla.closest_point(fresh or points), best is not None
 
 
 def _trial_row(trial: Trial, point: Point | None, metrics: Sequence[str], remark: str) -> tuple[str, ...]:

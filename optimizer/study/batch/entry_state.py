@@ -76,7 +76,7 @@ def _change_from_nothing(before: EntryRecord, now: EntryRecord) -> ChangeKind:
 
 def _compare_estimates(before: EntryRecord, now: EntryRecord, old: Estimate, new: Estimate, since: str) -> Change:
     if not _have_ratio(old, new):
-        then, current = (formatting.quantity(METRICS[one.metric], one.value) for one in (old, new))
+        then, current = (formatting.quantity(METRICS[estimate.metric], estimate.value) for estimate in (old, new))
         return Change("undecided", since, f"{old.metric}: {current} now and {then} on {since}, which have no ratio")
     share = _improvement(old, new)
     low, high = _improvement_interval(old, new)
@@ -156,11 +156,11 @@ def _was(entry: EntryRecord, *, now_failed: bool = False) -> str:
     """Return how the earlier ``entry`` ended, as a clause without its subject."""
     if entry.is_undecided:
         return f"ended UNDECIDED {'without' if entry.recommended is None else 'with'} a recommendation"
-    words = {
+    endings = {
         "found": "had a configuration that meets its bounds",
         "none": "had no configuration that meets its bounds",
     }
-    return words.get(entry.state, "failed too" if now_failed else "failed")
+    return endings.get(entry.state, "failed too" if now_failed else "failed")
 
 
 def percent(share: float) -> str:

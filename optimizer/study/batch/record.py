@@ -64,12 +64,32 @@ class Change:
 
 @dataclass(frozen=True)
 class EntryRecord:
-    """One entry of a batch. ``folder`` is the folder of its run in that of the batch.
+    """One entry of a batch.
 
-    An entry in the state ``waiting`` has not had its minimum search; one that is ``searched`` may continue its search
-    or be confirmed. ``seconds`` is its wall time without one-time preparations. ``speedup`` is the gain in throughput
-    over the baseline on fresh servers. Entries of two batches are comparable if all ``conditions`` are the same;
-    ``circumstances`` may explain a change.
+    Attributes:
+        model: Name of the entry, which is the model by default.
+        sla: The bounds of the suite, as text; empty for those of the profile.
+        target: The target and its address; empty for the embedded server.
+        command: The command that reproduces the run.
+        folder: The folder of its run, in that of the batch.
+        state: ``waiting`` before its minimum search, ``searched`` while its search may continue or be confirmed, then
+            ``found``, ``none`` or ``failed``.
+        reason: Why it failed; empty for another state.
+        seconds: Its wall time without preparations that happen once.
+        search_is_over: Whether its search has converged or used up its trials, or measured nothing new.
+        trials: Number of trials.
+        measured: Number of trials and measurements when its latest step ended, which shows whether a step was idle.
+        recommended: The first objective of the recommendation; None without one.
+        baseline: The same of the baseline.
+        headline: The result in one sentence.
+        verdict: PASS, FAIL or UNDECIDED; empty before the first step.
+        speedup: Gain in throughput over the baseline on fresh servers; None if it is unknown.
+        speedup_interval: Interval of the gain.
+        configuration: The recommended configuration, as text.
+        conditions: Entries of two batches are comparable if all of these are the same.
+        circumstances: Versions and the hash of the model, which may explain a change.
+        change: The change since an earlier batch; None without one.
+        regressed: Whether the change is a regression.
     """
 
     model: str

@@ -41,12 +41,12 @@ def _read_target(value: object) -> dict[str, Any]:
     return _read_options({"target": value} if isinstance(value, str) else value, TARGET_OPTION_NAMES)
 
 
-def _read_options(value: object, known: Sequence[str]) -> dict[str, Any]:
+def _read_options(value: object, allowed: Sequence[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{format_value(value)} is not a mapping of options of `tune run`")
     for name, setting in value.items():
-        if name not in known:
-            raise ValueError(f"{format_value(name)} is not an option of an entry; {suggest(name, known)}")
+        if name not in allowed:
+            raise ValueError(f"{format_value(name)} is not an option of an entry; {suggest(name, allowed)}")
         elements = setting if isinstance(setting, tuple) else (setting,)
         if any(isinstance(element, tuple | dict) for element in elements):
             raise ValueError(f"{name}: {format_value(setting)} is neither a value nor a list of values")
@@ -55,7 +55,7 @@ def _read_options(value: object, known: Sequence[str]) -> dict[str, Any]:
 
 OneOrMore = Annotated[NonEmpty[T], BeforeValidator(lambda value: value if isinstance(value, tuple) else (value,))]
 TargetOptions = Annotated[dict[str, Any], PlainValidator(_read_target)]
-EntryOptions = Annotated[dict[str, Any], PlainValidator(partial(_read_options, known=ENTRY_OPTIONS))]
+EntryOptions = Annotated[dict[str, Any], PlainValidator(partial(_read_options, allowed=ENTRY_OPTIONS))]
 
 
 class DefaultsSection(ProfileSection):

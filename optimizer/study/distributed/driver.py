@@ -55,9 +55,9 @@ class UnfinishedTrials:
 
     def write(self, numbers: Iterable[int]) -> None:
         """Replace the numbers. Raises EnvironmentFault if the disk refuses it."""
-        words = " ".join(map(str, sorted(numbers)))
-        if words:
-            write_atomically(self._path, f"{words}\n")
+        text = " ".join(map(str, sorted(numbers)))
+        if text:
+            write_atomically(self._path, f"{text}\n")
             return
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
@@ -149,7 +149,7 @@ class ClusterExecutor:
         record: Callable[[ConfirmationPlan], None],
     ) -> list[Trial]:
         """Return the ``trials`` with their confirmations. If the confirming worker is lost, another one continues."""
-        known = {trial.number: trial for trial in trials}
+        by_number = {trial.number: trial for trial in trials}
         retry, is_allowed = CrashRetry(), True
 
         def keep(new: ConfirmationPlan) -> None:
@@ -162,17 +162,17 @@ class ClusterExecutor:
                 self.workers.poll_events()
             worker = ready[0]
             references = self.recorder.references_for(worker)
-            self.workers.send(worker, ConfirmJob(tuple(known.values()), plan, budget.seconds_left(), references))
-            if self._follow(worker, known, keep):
-                return list(known.values())
+            self.workers.send(worker, ConfirmJob(tuple(by_number.values()), plan, budget.seconds_left(), references))
+            if self._follow(worker, by_number, keep):
+                return list(by_number.values())
             is_allowed = retry.count_crash()
         self._incomplete = ConfirmationIncomplete(retry.crashes)
-        return list(known.values())
+        return list(by_number.values())
 
     def _follow(
-        self, confirming: WorkerHandle, known: dict[int, Trial], keep: Callable[[ConfirmationPlan], None]
+        self, confirming: WorkerHandle, by_number: dict[int, Trial], keep: Callable[[ConfirmationPlan], None]
     ) -> bool:
-        """Record events in ``known`` until the confirmation ends. Return False if its worker was lost."""
+        """Record events in ``by_number`` until the confirmation ends. Return False if its worker was lost."""
         while True:
             for worker, event in self.workers.poll_events():
                 if worker is not confirming:
@@ -180,16 +180,16 @@ class ClusterExecutor:
                 self.recorder.record(worker, event)
                 match event:
                     case ConfirmationEnded(trials):
-                        known.update({trial.number: trial for trial in trials})
+                        by_number.update({trial.number: trial for trial in trials})
                         return True
                     case WorkerFailed() | WorkerLost():
                         return False
                     case ConfirmationPlanned(plan):
                         keep(plan)
                     case LoadMeasured(trial, load, measurement, FreshServer() as fresh):
-                        known[trial.number] = known[trial.number].with_row(load, measurement, fresh)
+                        by_number[trial.number] = by_number[trial.number].with_row(load, measurement, fresh)
                     case TrialFailed(trial):
-                        known[trial.number] = trial
+                        by_number[trial.number] = trial
 
 
 @dataclass
@@ -253,7 +253,7 @@ class Driver:
                 return True
             case TrialEnded(trial, log, references):
                 self.recorder.record(worker, event)
-                trial = _with_known_forecasts(trial, self._running.pop(worker)[1])
+                trial = _with_recorded_forecasts(trial, self._running.pop(worker)[1])
                 self.recorder.add_references(worker, references)
                 self._finish(trial, self.recorder.write_log(trial.number, log))
                 return True
@@ -266,10 +266,10 @@ class Driver:
             event = replace(event, measurement=measurement)
         self.recorder.record(worker, event)
         if isinstance(event, LoadMeasured) and worker in self._running:
-            role, known = self._running[worker]
-            measured = (*known.measurements, (event.load, event.measurement))
-            known = replace(known, measurements=measured, deploy_seconds=event.trial.deploy_seconds)
-            self._running[worker] = role, known
+            role, recorded = self._running[worker]
+            measured = (*recorded.measurements, (event.load, event.measurement))
+            recorded = replace(recorded, measurements=measured, deploy_seconds=event.trial.deploy_seconds)
+            self._running[worker] = role, recorded
         return False
 
     def _lose(self, role: TrialRole, trial: Trial, reason: str) -> None:
@@ -291,8 +291,10 @@ class Driver:
         self._unfinished.write(trial.number for _, trial in (*self._running.values(), *self._waiting))
 
 
-def _with_known_forecasts(trial: Trial, known: Trial) -> Trial:
-    """Return the ``trial`` of a worker with the forecasts that were stored with its measurements in ``known``."""
-    stored = {(load, replace(measurement, forecast=None)): measurement for load, measurement in known.measurements}
-    own = tuple((load, stored.get((load, measurement), measurement)) for load, measurement in trial.measurements)
-    return replace(trial, measurements=own)
+def _with_recorded_forecasts(trial: Trial, recorded: Trial) -> Trial:
+    """Return the ``trial`` of a worker with the forecasts that were stored with its measurements in ``recorded``."""
+    stored = {(load, replace(measurement, forecast=None)): measurement for load, measurement in recorded.measurements}
+    measurements = tuple(
+        (load, stored.get((load, measurement), measurement)) for load, measurement in trial.measurements
+    )
+    return replace(trial, measurements=measurements)

@@ -253,8 +253,8 @@ def _moved(task: Task, place: Relocate, repository: Path) -> Task:
     def text(sent: str) -> str:
         return sent if sent in GENERATED_DATA else str(place(Path(sent)))
 
-    own = task.source.input_data
-    source = replace(task.source, repository=repository, input_data=None if own is None else place(own))
+    input_data = task.source.input_data
+    source = replace(task.source, repository=repository, input_data=None if input_data is None else place(input_data))
     return replace(
         task,
         source=source,

@@ -57,7 +57,7 @@ def connected(address: str) -> Iterator[Any]:
         _reach(address)
     with _quiet():
         try:
-            with _own_signals():
+            with _keeping_signal_handlers():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except Exception as error:  # Ray raises many kinds of errors if it cannot connect
             raise EnvironmentFault(f"--cluster {address}: {connection_error(error)}") from None
@@ -110,14 +110,14 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def _keeping_signal_handlers() -> Iterator[None]:
     """Restore the signal handlers that Ray replaces."""
-    own = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            for signum, handler in own.items():
+            for signum, handler in handlers.items():
                 signal.signal(signum, handler)
 
 

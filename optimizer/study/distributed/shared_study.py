@@ -272,24 +272,24 @@ class SharedStudy(OtherWorkers):
 
     def wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(POLL_SECONDS, left))
+        while (left_seconds := until - time.monotonic()) > 0:
+            time.sleep(min(POLL_SECONDS, left_seconds))
             if self._states() != self._seen:
                 return
 
     def leave_search(self) -> str:
         self._workers.leave()
         self._workers.refresh()
-        rest = self._workers.others_searching()
-        if rest:
-            others = "1 other worker continues" if rest == 1 else f"{rest} other workers continue"
-            return f"{others} the study {self._study.study_name}; the last one confirms the best configuration"
+        searching = self._workers.others_searching()
+        if searching:
+            workers = "1 other worker continues" if searching == 1 else f"{searching} other workers continue"
+            return f"{workers} the study {self._study.study_name}; the last one confirms the best configuration"
         if not self._workers.confirms(len(self.trials())):
             return f"another worker of the study {self._study.study_name} confirms the best configuration"
         return ""
 
-    def collect_trials(self, own: list[Trial], table: TrialStore) -> list[Trial]:
-        candidates, trials = {trial.candidate for trial in own}, list(own)
+    def collect_trials(self, own_trials: list[Trial], table: TrialStore) -> list[Trial]:
+        candidates, trials = {trial.candidate for trial in own_trials}, list(own_trials)
         for trial in self.trials():
             if trial.candidate in candidates:
                 continue

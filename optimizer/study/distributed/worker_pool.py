@@ -38,8 +38,8 @@ def hardware_kind(info: WorkerInfo) -> HardwareKind:
 def most_common(workers: Sequence[WorkerInfo], preferred: Fingerprint | None) -> WorkerInfo:
     """Return a worker with the hardware of ``preferred`` if there is one, else with the most common hardware."""
     kinds = [hardware_kind(info) for info in workers]
-    if preferred is not None and (wanted := (preferred.cpu, preferred.cpu_count, preferred.gpus)) in kinds:
-        return workers[kinds.index(wanted)]
+    if preferred is not None and (preferred_kind := (preferred.cpu, preferred.cpu_count, preferred.gpus)) in kinds:
+        return workers[kinds.index(preferred_kind)]
     return max(workers, key=lambda info: kinds.count(hardware_kind(info)))
 
 
@@ -302,8 +302,8 @@ class WorkerPool:
 
     def _accept(self, worker: WorkerHandle, info: WorkerInfo) -> None:
         worker.info, worker.state = info, "started"
-        if info.version != (own := metadata.version("tritune")):
-            reason = f"has tritune {info.version}, this machine has {own}; install the same version there"
+        if info.version != (driver_version := metadata.version("tritune")):
+            reason = f"has tritune {info.version}, this machine has {driver_version}; install the same version there"
             self._exclude(worker, reason)
             return
         if info.note and info.note not in self.notes:

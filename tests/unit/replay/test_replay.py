@@ -245,9 +245,13 @@ BAD = {
     f"{HEADER}\n1,1,1,9,-5\n": "t.csv:2: latency_p95_ms: '-5' is not a number from 0 to 10000000",
     f"{HEADER}\n1,1,1,inf,5\n": "t.csv:2: throughput_infer_per_sec: 'inf' is not a number from 0 to 1e+15",
     f"{HEADER}\n1,1,1,nan,5\n": "t.csv:2: throughput_infer_per_sec: 'nan' is not a number from 0 to 1e+15",
-    f"{HEADER}\n1,1,1,,5\n": "t.csv:2: throughput_infer_per_sec: is empty, and the status is not failed",
-    f"{HEADER}\n1,1,,9,5\n": "t.csv:2: concurrency: is empty, and the status is not failed",
-    f"{HEADER}\n1,,1,9,5\n": "t.csv:2: instance_count: is empty",
+    f"{HEADER}\n1,1,1,,5\n": (
+        "t.csv:2: throughput_infer_per_sec: is empty, and the status is not failed; write it, or the status failed"
+    ),
+    f"{HEADER}\n1,1,,9,5\n": (
+        "t.csv:2: concurrency: is empty, and the status is not failed; write it, or the status failed"
+    ),
+    f"{HEADER}\n1,,1,9,5\n": "t.csv:2: instance_count: is empty; write a whole number from 1 to 1024",
     f"{HEADER}\n1,0,1,9,5\n": "t.csv:2: instance_count: '0' is not a whole number from 1 to 1024",
     f"{HEADER}\n1,1025,1,9,5\n": "t.csv:2: instance_count: '1025' is not a whole number from 1 to 1024",
     f"{HEADER}\n1,1,65537,9,5\n": "t.csv:2: concurrency: '65537' is not a whole number from 1 to 65536",

@@ -151,7 +151,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, content: str) -> N
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r": the study cannot be opened: .*Is a directory"):
+    with pytest.raises(BadInputError, match=r": the study cannot be opened: .*Is a directory; check that file"):
         reopened(str(tmp_path))
 
 
