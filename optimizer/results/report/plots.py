@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from objectives.metrics import LATENCY, METRICS, Metric
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Point, latest_points
+from optimizer.core.trial import FieldValue, Point, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.forecast_accuracy import CheckedForecast, ForecastChecks
 from optimizer.results.recommendation import FRONT_METRICS
@@ -19,6 +19,7 @@ from optimizer.results.report.figure_style import (
     LIGHT,
     ROLE_COLOURS,
     Drawing,
+    Placed,
     bars,
     bound_lines,
     dot_size,
@@ -57,26 +58,8 @@ def pareto(run: FinishedRun) -> Drawing | None:
     figure = new_figure(5.4)
     axes = figure.subplots()
     log_latency(axes, [x for _, x, _ in dots])
-    groups = {
-        "other": [d for d in dots if d[0] not in front and d[0].measurement.stable],
-        "unstable": [d for d in dots if d[0] not in front and not d[0].measurement.stable],
-        "front": sorted((d for d in dots if d[0] in front), key=lambda d: d[1]),
-    }
-    looks: dict[str, dict[str, Any]] = {
-        "other": {"c": LIGHT["dot"], "s": dot_size(len(points)), "label": "measured"},
-        "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable or disturbed"},
-        "front": {"c": LIGHT["front"], "s": 40, "label": "Pareto front", "zorder": 4},
-    }
     axes.set_ylim(0, 1.08 * max(y for *_, y in dots))
-    labels = {}
-    for name, group in groups.items():
-        kept = placed(axes, group)
-        if kept:
-            draw_dots(axes, [(x, y) for _, x, y in kept], gid=name, **looks[name])
-            labels[name] = [_tooltip(point, latency.name) for point, *_ in kept]
-    axes.step(
-        [x for _, x, _ in groups["front"]], [y for *_, y in groups["front"]], where="post", color=LIGHT["front"]
-    )
+    labels = _draw_point_groups(axes, dots, front, latency.name, dot_size(len(points)))
     fresh = placed(axes, [dot for dot in dots if outcome.confirmation_of(dot[0])])
     if fresh:
         ring = {"facecolors": "none", "edgecolors": LIGHT["front"]}
@@ -97,6 +80,30 @@ def pareto(run: FinishedRun) -> Drawing | None:
         description += f" Recommended: {formatting.performance(outcome.recommended, latency.name)}."
     title = f"{outcome_values.front_title(outcome)} of all measured points"
     return Drawing("pareto", title, description, figure, labels)
+
+
+def _draw_point_groups(
+    axes: Axes, dots: Sequence[Placed], front: Collection[Point], latency: str, size: float
+) -> dict[str, list[str]]:
+    """Draw the points of the front with a line, the unstable ones and the others. Return the tooltips by gid."""
+    groups = {
+        "other": [dot for dot in dots if dot[0] not in front and dot[0].measurement.stable],
+        "unstable": [dot for dot in dots if dot[0] not in front and not dot[0].measurement.stable],
+        "front": sorted((dot for dot in dots if dot[0] in front), key=lambda dot: dot[1]),
+    }
+    looks: dict[str, dict[str, Any]] = {
+        "other": {"c": LIGHT["dot"], "s": size, "label": "measured"},
+        "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable or disturbed"},
+        "front": {"c": LIGHT["front"], "s": 40, "label": "Pareto front", "zorder": 4},
+    }
+    labels = {}
+    for name, group in groups.items():
+        if kept := placed(axes, group):
+            draw_dots(axes, [(x, y) for _, x, y in kept], gid=name, **looks[name])
+            labels[name] = [_tooltip(point, latency) for point, *_ in kept]
+    line = groups["front"]
+    axes.step([x for _, x, _ in line], [y for *_, y in line], where="post", color=LIGHT["front"])
+    return labels
 
 
 def load(run: FinishedRun) -> Drawing | None:
@@ -279,35 +286,13 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     rows = math.ceil(len(parameters) / COLUMNS)
     figure = new_figure(0.75 + 2.1 * rows)
     panels = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
-    shift = np.random.default_rng(0).uniform(-JITTER, JITTER, len(meeting))
-    step = math.ceil(len(meeting) / MAX_DOTS)
-    highest, labels = 0.0, dict[str, list[str]]()
-    for panel, (axes, (name, choices)) in enumerate(zip(panels.flat, parameters, strict=False)):
-        at = np.array([choices.index(sample.values[name]) for sample in meeting])
-        values = np.array([sample.throughput for sample in meeting])
-        highest = max(highest, values.max())
-        neighbours = np.array([_differs_only_in(sample, chosen, name) for sample in meeting])
-        rest = np.flatnonzero(~neighbours)[::step]
-        size = 0.7 * dot_size(len(meeting))
-        places = zip(at[rest] + shift[rest], values[rest], strict=True)
-        draw_dots(axes, places, c=LIGHT["dot"], s=size, label="any configuration")
-        tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
-        axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each value")
-        places, text = zip(at[neighbours], values[neighbours], strict=True), "other parameters as recommended"
-        draw_dots(axes, places, c=LIGHT["good"], s=44, zorder=4, label=text, gid=f"slice-{panel}")
-        near = np.flatnonzero(neighbours).tolist()
-        labels[f"slice-{panel}"] = [_tooltip(meeting[place].point) for place in near]
-        axes.set_title(one_line(label(name), MAX_LABEL_LENGTH))
-        every = max(1, math.ceil(len(choices) / MAX_CHOICES))
-        ticks = range(0, len(choices), every)
-        names = [one_line(_choice(choices[tick]), MAX_CHOICE_LENGTH) for tick in ticks]
-        axes.set_xticks(ticks, names, fontsize=10 if len("  ".join(names)) <= MAX_LETTERS else 8)
-        axes.set_xlim(-0.6, len(choices) - 0.4)
-        axes.grid(visible=False, axis="x")
-        thousands(axes, x=False)
+    labels = {
+        f"slice-{panel}": _draw_slice(axes, f"slice-{panel}", name, choices, meeting, chosen)
+        for panel, (axes, (name, choices)) in enumerate(zip(panels.flat, parameters, strict=False))
+    }
     for axes in panels.flat[len(parameters) :]:
         axes.set_visible(False)
-    panels.flat[0].set_ylim(0, 1.08 * highest)
+    panels.flat[0].set_ylim(0, 1.08 * max(sample.throughput for sample in meeting))
     has_bounds = bool(run.problem.sla)
     name = f"throughput{' within the SLA' if has_bounds else ''} (infer/s)"
     figure.supylabel(name, x=0.005, fontsize=11, color=LIGHT["quiet"])
@@ -319,6 +304,40 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     described += ". Best values: "
     described += ", ".join(f"{label(name)} {_choice(_best(meeting, name))}" for name, _ in parameters)
     return Drawing("slices", "Throughput at each value of each parameter", f"{described}.", figure, labels)
+
+
+def _draw_slice(
+    axes: Axes,
+    gid: str,
+    name: str,
+    choices: Sequence[FieldValue],
+    samples: Sequence[ParameterSample],
+    chosen: Mapping[str, object] | None,
+) -> list[str]:
+    """Draw the throughput of ``samples`` by the value of one parameter. Return the tooltips of the group ``gid``.
+
+    The group has the samples that differ from the recommendation, which has the values ``chosen``, in this parameter
+    only.
+    """
+    at = np.array([choices.index(sample.values[name]) for sample in samples])
+    values = np.array([sample.throughput for sample in samples])
+    neighbours = np.array([_differs_only_in(sample, chosen, name) for sample in samples])
+    shift = np.random.default_rng(0).uniform(-JITTER, JITTER, len(samples))
+    others = np.flatnonzero(~neighbours)[:: math.ceil(len(samples) / MAX_DOTS)]
+    places = zip(at[others] + shift[others], values[others], strict=True)
+    draw_dots(axes, places, c=LIGHT["dot"], s=0.7 * dot_size(len(samples)), label="any configuration")
+    tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
+    axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each value")
+    places, text = zip(at[neighbours], values[neighbours], strict=True), "other parameters as recommended"
+    draw_dots(axes, places, c=LIGHT["good"], s=44, zorder=4, label=text, gid=gid)
+    axes.set_title(one_line(label(name), MAX_LABEL_LENGTH))
+    ticks = range(0, len(choices), max(1, math.ceil(len(choices) / MAX_CHOICES)))
+    names = [one_line(_choice(choices[tick]), MAX_CHOICE_LENGTH) for tick in ticks]
+    axes.set_xticks(ticks, names, fontsize=10 if len("  ".join(names)) <= MAX_LETTERS else 8)
+    axes.set_xlim(-0.6, len(choices) - 0.4)
+    axes.grid(visible=False, axis="x")
+    thousands(axes, x=False)
+    return [_tooltip(samples[index].point) for index in np.flatnonzero(neighbours).tolist()]
 
 
 def _differs_only_in(sample: ParameterSample, chosen: Mapping[str, object] | None, name: str) -> bool:

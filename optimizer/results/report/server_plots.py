@@ -36,6 +36,7 @@ from optimizer.results.report.plots import draw_lines, load_lines
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from objectives.intervals import ConfidenceInterval
     from optimizer.results.finished_run import FinishedRun
 
 
@@ -62,14 +63,8 @@ def stages(run: FinishedRun) -> Drawing | None:
         labels |= _stack(axes, points, place)
         axes.set_title(role)
         axes.set_ylim(0, tallest)
-        line = axes.twinx()
-        throughputs = [p.throughput_infer_per_sec for p in points]
-        line.plot(throughputs, color=LIGHT["page"], linewidth=4)
-        look: dict[str, Any] = {"color": LIGHT["front"], "marker": "o", "markeredgecolor": LIGHT["page"]}
-        line.plot(throughputs, linewidth=2, label="throughput (right)", **look)
+        line = _draw_throughput(axes, points)
         line.set_ylim(0, most)
-        line.grid(visible=False)
-        thousands(line, x=False)
         thousands(axes, x=False)
         if place:
             axes.tick_params(labelleft=False)
@@ -83,6 +78,18 @@ def stages(run: FinishedRun) -> Drawing | None:
     fit(figure, legend_above(figure, row[0], line, columns=4), right=0.95)
     described = "; ".join(f"{role} {_longest_stages(points[-1])}" for role, points in panels.items())
     return Drawing("stages", "Where the time of a request goes", f"At the highest load: {described}.", figure, labels)
+
+
+def _draw_throughput(axes: Axes, points: Sequence[Point]) -> Axes:
+    """Draw the throughput of ``points`` over the bars of ``axes``. Return its axes, whose scale is on the right."""
+    line = axes.twinx()
+    throughputs = [point.throughput_infer_per_sec for point in points]
+    line.plot(throughputs, color=LIGHT["page"], linewidth=4)
+    look: dict[str, Any] = {"color": LIGHT["front"], "marker": "o", "markeredgecolor": LIGHT["page"]}
+    line.plot(throughputs, linewidth=2, label="throughput (right)", **look)
+    line.grid(visible=False)
+    thousands(line, x=False)
+    return line
 
 
 def _stack(axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[str]]:
@@ -184,29 +191,22 @@ def noise(run: FinishedRun) -> Drawing | None:
         names.append(role.replace("_batching", "_\nbatching") + f"\n{at_load}")
         described.append(f"{role} {at_load}: {formatting.interval(METRICS['throughput'], confirmed.throughput)}")
         windows = [
-            (confirmation.server, confirmation.measurement)
+            window
             for trial in run.trials
             if trial.number == confirmed.point.trial
-            for confirmation in trial.confirmations
-            if confirmation.load == confirmed.point.load and not confirmation.is_lost
+            for window in trial.confirmations
+            if window.load == confirmed.point.load and not window.is_lost
         ]
-        spread = np.linspace(-0.26, 0.26, max(confirmed.servers, 2))
         for axes, metric, interval in (
             (panels[0], METRICS["throughput"], confirmed.throughput),
             (panels[1], METRICS[confirmed.latency], confirmed.latency_ms),
         ):
-            values = [(server, v) for server, m in windows if (v := metric.value(m)) is not None]
-            numbers = {server: number for number, server in enumerate(dict.fromkeys(server for server, _ in values))}
-            places = [(place + spread[numbers[server] % len(spread)], value) for server, value in values]
-            gid, text = f"windows-{metric.name}-{place}", None if place else "window, by server"
-            draw_dots(axes, places, c=LIGHT["dot"], s=18, gid=gid, label=text)
+            values = [(window.server, v) for window in windows if (v := metric.value(window.measurement)) is not None]
+            gid = f"windows-{metric.name}-{place}"
+            _draw_windows(axes, place, values, interval, confirmed.servers, gid)
             labels[gid] = [
                 f"{role} {at_load}, server {server}: {formatting.quantity(metric, value)}" for server, value in values
             ]
-            if not interval.is_unknown and math.isfinite(interval.high):
-                look: dict[str, Any] = {"color": LIGHT["good"], "linewidth": 5, "solid_capstyle": "butt"}
-                text = None if place else "interval"
-                axes.plot([place, place], [interval.low, interval.high], label=text, **look)
     latency = confirmations[0].latency
     titles = {"throughput": "throughput (infer/s)", latency: f"{formatting.latency_label(latency)} (ms)"}
     for axes, (metric_name, title) in zip(panels, titles.items(), strict=True):
@@ -219,6 +219,29 @@ def noise(run: FinishedRun) -> Drawing | None:
     fit(figure, legend_above(figure, *panels))
     description = f"{'; '.join(described)}."
     return Drawing("noise", "Windows of the confirmation on fresh servers", description, figure, labels)
+
+
+def _draw_windows(
+    axes: Axes,
+    place: int,
+    values: Sequence[tuple[int, float]],
+    interval: ConfidenceInterval,
+    servers: int,
+    gid: str,
+) -> None:
+    """Draw (server, value) of the windows of a confirmation around x = ``place``, side by side by server.
+
+    The ``interval`` is a vertical line, which is left out if one of its ends is unknown.
+    """
+    offsets = np.linspace(-0.26, 0.26, max(servers, 2))
+    numbers = {server: number for number, server in enumerate(dict.fromkeys(server for server, _ in values))}
+    places = [(place + offsets[numbers[server] % len(offsets)], value) for server, value in values]
+    is_first = place == 0  # the legend has one entry for all
+    draw_dots(axes, places, c=LIGHT["dot"], s=18, gid=gid, label="window, by server" if is_first else None)
+    if not interval.is_unknown and math.isfinite(interval.high):
+        look: dict[str, Any] = {"color": LIGHT["good"], "linewidth": 5, "solid_capstyle": "butt"}
+        ends = [interval.low, interval.high]
+        axes.plot([place, place], ends, label="interval" if is_first else None, **look)
 
 
 def _longest_stages(point: Point) -> str:
