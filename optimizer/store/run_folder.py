@@ -252,9 +252,7 @@ class RunFolder:
 
         A KeyError as ``fault`` names a key that is missing.
         """
-        why = one_line(f"no {fault}" if isinstance(fault, KeyError) else str(fault), MAX_REASON_LENGTH)
-        path = show_path(self.info)
-        return BadInputError(f"{path}: not the record of a run ({why}); restore the file, or begin a new run")
+        return damaged_record(self.info, "run", fault)
 
     def write_info(self, options: RunOptions, facts: Mapping[str, Any]) -> None:
         """Write run.json: ``options``, the folder that their relative paths start from, a signature, and ``facts``.
@@ -265,6 +263,17 @@ class RunFolder:
         head = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in}
         info = {**head, "signature": sign(external_values(options)), **facts}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
+
+
+def damaged_record(path: Path, kind: str, fault: str | Exception) -> BadInputError:
+    """Return the error for the record of a run, a sweep or a batch that is damaged or belongs to another program.
+
+    A KeyError as ``fault`` names a key that is missing.
+    """
+    why = one_line(f"no {fault}" if isinstance(fault, KeyError) else str(fault), MAX_REASON_LENGTH)
+    return BadInputError(
+        f"{show_path(path)}: not the record of a {kind} ({why}); restore the file, or begin a new {kind}"
+    )
 
 
 def read_sweep_record(folder: Path) -> dict[str, Any]:
@@ -278,10 +287,7 @@ def read_sweep_record(folder: Path) -> dict[str, Any]:
         if not isinstance(record["options"], dict):
             raise ValueError("options is not a mapping")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = one_line(f"no {error}" if isinstance(error, KeyError) else str(error), MAX_REASON_LENGTH)
-        raise BadInputError(
-            f"{show_path(path)}: not the record of a sweep ({why}); restore the file, or begin a new sweep"
-        ) from None
+        raise damaged_record(path, "sweep", error) from None
     return dict(record)
 
 

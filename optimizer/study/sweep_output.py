@@ -22,7 +22,13 @@ from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.outcome_values import STAGES
 from optimizer.results.terminal_output import plain_table, print_line, print_table
-from optimizer.store.run_folder import SWEEP_FILE, RunFolder, describe_model_change, read_sweep_record
+from optimizer.store.run_folder import (
+    SWEEP_FILE,
+    RunFolder,
+    damaged_record,
+    describe_model_change,
+    read_sweep_record,
+)
 from optimizer.store.trials_reader import FAILED
 from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan
 
@@ -85,10 +91,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     try:
         TypeAdapter(GivenOptions).validate_python(record["options"], strict=True)
     except ValueError:
-        raise BadInputError(
-            f"{show_path(folder / SWEEP_FILE)}: not the record of a sweep (wrong options); restore the file, or "
-            "begin a new sweep"
-        ) from None
+        raise damaged_record(folder / SWEEP_FILE, "sweep", "wrong options") from None
     return record
 
 

@@ -16,8 +16,8 @@ from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
-from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes, show_path
-from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, new_folder
+from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
+from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, damaged_record, new_folder
 from optimizer.store.run_lookup import folders_in, newest_first
 from optimizer.study.batch.suite import Suite
 
@@ -255,12 +255,8 @@ class BatchFolder:
             return RECORD.validate_json(data, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "it"
-            remedy = "restore the file, or begin a new batch"
-            problem = one_line(f"{where}: {first['msg']}", 200)
-            raise BadInputError(
-                f"{show_path(self.record)}: not the record of a batch ({problem}); {remedy}"
-            ) from None
+            key = ".".join(map(str, first["loc"])) or "it"
+            raise damaged_record(self.record, "batch", f"{key}: {first['msg']}") from None
 
     def write(self, record: BatchRecord) -> None:
         """Write ``record`` to batch.json. Raises EnvironmentFault if the disk refuses it."""
