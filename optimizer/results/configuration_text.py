@@ -211,7 +211,7 @@ def _is_batcher_default(path: str, value: FieldValue) -> bool:
     try:
         batcher = ModelConfig().dynamic_batching.DESCRIPTOR
         return field_path.is_default(batcher, path.removeprefix(BATCHER_PREFIX), value)
-    except ValueError:  # of a field that this version of Triton does not have
+    except ValueError:  # this version of Triton does not have the field
         return False
 
 

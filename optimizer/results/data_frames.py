@@ -77,10 +77,10 @@ def confirmations_frame(confirmed: Sequence[ConfirmedLoad]) -> pd.DataFrame:
 def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
     document = result_document.confirmation(confirmed)
     low_high = {
-        f"{name}_{end}": bounds[place]
+        f"{name}_{end}": bounds[index]
         for name in ("throughput_infer_per_sec", "latency_ms")
         if isinstance(bounds := document[name], list)
-        for place, end in enumerate(("low", "high"))
+        for index, end in enumerate(("low", "high"))
     }
     point = confirmed.point
     return {
@@ -157,8 +157,8 @@ def _run_frame(run: FinishedRun) -> pd.DataFrame:
     sizes = frame["preferred_batch_sizes"].map(lambda sizes: " ".join(map(str, sizes)))
     meets = [m is not None and m.stable and run.problem.sla.is_met(m) for _, m in rows]
     frame = frame.assign(preferred_batch_sizes=sizes, meets=pd.array(meets, dtype="boolean"))
-    for place, (name, value) in enumerate({"run": run.name, "model": run.problem.model}.items()):
-        frame.insert(place, name, value)
+    for index, (name, value) in enumerate({"run": run.name, "model": run.problem.model}.items()):
+        frame.insert(index, name, value)
     return frame
 
 

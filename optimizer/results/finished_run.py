@@ -35,9 +35,16 @@ MAX_REASON_LENGTH = 300
 class FinishedRun:
     """A run as its folder describes it.
 
-    ``info`` is the content of run.json. ``problem`` has bounds, objectives, space and request size, but no mix of
-    request sizes, which run.json does not hold. Its lengths of prompts and outputs are approximate. ``outcome`` is
-    None if nothing was measured.
+    Attributes:
+        folder: Its folder.
+        options: Its options.
+        info: The content of run.json.
+        problem: Its bounds, objectives, space and request size, but no mix of request sizes, which run.json does not
+            hold. The lengths of prompts and outputs are approximate.
+        baseline: The model's own configuration.
+        dynamic_batching: The same with plain dynamic batching.
+        trials: Its trials.
+        outcome: Its outcome; None if nothing was measured.
     """
 
     folder: RunFolder

@@ -247,7 +247,7 @@ def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...
 def shown_front(outcome: Outcome, most: int) -> list[Point]:
     """Return at most ``most`` points, evenly spread over the Pareto front, with the recommendation if it is on it."""
     shown = list(evenly_spread(outcome.front.points, most))
-    best = next((place for place, point in enumerate(outcome.front.points) if point is outcome.recommended), None)
+    best = next((index for index, point in enumerate(outcome.front.points) if point is outcome.recommended), None)
     if best is not None and not any(point is outcome.recommended for point in shown):
         shown[round(best * (len(shown) - 1) / (len(outcome.front.points) - 1))] = outcome.front.points[best]
     return shown

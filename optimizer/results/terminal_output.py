@@ -151,8 +151,8 @@ def _set_widths(columns: Sequence[Column], room: int) -> None:
     widths = list(map(_least_width, columns))
     for targets in (list(map(_longest_word, columns)), list(map(_widest_line, columns))):
         missing = [target - width for target, width in zip(targets, widths, strict=True)]
-        for place in sorted(range(len(columns)), key=lambda place: missing[place]):
-            widths[place] += min(missing[place], room - sum(widths))
+        for index in sorted(range(len(columns)), key=lambda index: missing[index]):
+            widths[index] += min(missing[index], room - sum(widths))
     for column, width in zip(columns, widths, strict=True):
         column.width = width
 
@@ -238,7 +238,7 @@ def scatter(
 
 
 def _canvas(frame: PlotFrame, points: Sequence[XY], front: Sequence[XY], bound: float | None) -> list[Text]:
-    bits: dict[tuple[int, int], int] = {}  # of the braille character in each column and row
+    bits: dict[tuple[int, int], int] = {}  # the dots of the braille character in each (column, row)
     for point in points:
         if dot := frame.dot(point):
             column, row = dot

@@ -67,11 +67,14 @@ def _is_lasting(error: BaseException | None) -> bool:
 
 @dataclass
 class RetryPolicy:
-    """Repeats a statement for ``seconds``, or until ``until`` (by ``time.monotonic()``) if that is later.
+    """Repeats a statement for ``seconds``, or until ``until`` if that is later.
 
-    ``report`` gets one line when an outage exceeds REPORT_SECONDS, and one when it is over. ``kept_in`` names the
-    file that has all measurements meanwhile. The pause between two attempts doubles each time, up to
-    ``longest_pause_seconds``.
+    Attributes:
+        until: A time by ``time.monotonic()``.
+        report: Called with one line when an outage exceeds REPORT_SECONDS, and one when it is over.
+        kept_in: The file that has all measurements meanwhile.
+        longest_pause_seconds: The pause between two attempts doubles each time, up to this.
+        seconds: Time from the first failure to the last attempt.
     """
 
     until: float = 0.0

@@ -50,11 +50,9 @@ _REQUIRED = (
 class TrialsTable:
     """Writes and reads the trials table of one run.
 
-    ``choices`` has the values of the other parameters by path, because a CSV file does not keep their types.
-    ``fingerprint`` is written to each row, and rows of another one are refused; if it is empty, all rows are read.
-    ``cpu_count`` is written to each row: the server's number of CPUs, None if it serves on a GPU or that is unknown.
-    A table has one, so after ``read`` it is that of the file: a quota of CPUs may have changed since.
-    ``columns`` are the columns to write: after ``read`` those of the file.
+    Attributes:
+        path: The file.
+        columns: The columns to write: after ``read`` those of the file.
     """
 
     def __init__(
@@ -65,6 +63,17 @@ class TrialsTable:
         fingerprint: str = "",
         cpu_count: int | None = None,
     ) -> None:
+        """Describe the table. Its file is not opened yet.
+
+        Args:
+            path: The file.
+            model: The name of the model.
+            choices: The values of the other parameters by path, because a CSV file does not keep their types.
+            fingerprint: The short form of the device and server. Rows of another one are refused; if it is empty, all
+                rows are read.
+            cpu_count: The server's number of CPUs; None if it serves on a GPU or the number is unknown. A table has
+                one, so ``read`` replaces it by that of the file: a quota of CPUs may have changed since.
+        """
         self.path = path
         self._model = model
         self._fingerprint = fingerprint

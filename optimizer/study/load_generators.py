@@ -123,7 +123,7 @@ def make_load_generators(
     on_progress: Callable[[str], None],
 ) -> LoadGenerators:
     """Return the load generators of ``task``, which run on ``cpus``; their logs are in ``folder``."""
-    for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
+    for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # a killed run has left them
         shutil.rmtree(scratch, ignore_errors=True)
     if task.problem.why_own_client and not task.problem.open_loop and is_too_large(task):
         raise BadInputError(
@@ -205,7 +205,7 @@ def _make_perf_analyzer(
     installed, image = runtime.ensure(on_progress), options.perf_analyzer_image
     runner: PerfAnalyzerRunner
     if image is None:
-        variables = {} if options.target == "remote" else BUS_ORDER  # that of the servers that tune starts
+        variables = {} if options.target == "remote" else BUS_ORDER  # the order of the servers that tune starts
         runner = FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, on_progress), variables)
     else:
         runner = ContainerRunner(image)

@@ -55,10 +55,17 @@ class FirstTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPreview:
-    """The preview of a run with ``options``.
+    """The preview of a run.
 
-    ``first`` are the first trials in their order. ``has_server`` says whether the embedded server and perf_analyzer
-    are installed, ``started_server`` whether a server was started for a model that declares no inputs or outputs.
+    Attributes:
+        options: The options of the run.
+        task: The model, the problem and the requests.
+        hardware: The machine of the server.
+        resources: The CPUs and GPUs of the server.
+        first: The first trials in their order.
+        notes: Notes for the user.
+        has_server: Whether the embedded server and perf_analyzer are installed.
+        started_server: Whether a server was started for a model that declares no inputs or outputs.
     """
 
     options: RunOptions

@@ -92,9 +92,9 @@ def _measure(endpoint: Endpoint, load: LoadPoint, generators: list[LoadGenerator
         generator.warm_up(endpoint, load)
     rounds = []
     for number in range(ROUNDS):
-        places = (0, 1) if number % 2 == 0 else (1, 0)
-        served = {place: generators[place].measure(endpoint, load, SECONDS) for place in places}
-        without, with_it = (served[place].throughput_infer_per_sec for place in (0, 1))
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        served = {index: generators[index].measure(endpoint, load, SECONDS) for index in order}
+        without, with_it = (served[index].throughput_infer_per_sec for index in (0, 1))
         if not without or not with_it:
             raise MeasurementError("no request was answered in a round")
         rounds.append((without, with_it))

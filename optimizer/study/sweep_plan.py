@@ -101,10 +101,14 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """``repeat`` measurements of each load of each configuration.
+    """The measurements of a sweep: each load of each configuration, ``repeat`` times.
 
-    The index of a configuration is its trial number. ``largest_mixed`` is the number of samples in the largest
-    request of a mix; 0 without a mix. ``left_out`` are combinations that would only repeat others.
+    Attributes:
+        configurations: The configurations; the index of one is its trial number.
+        loads: The loads.
+        repeat: Number of measurements of each load.
+        largest_mixed: Number of samples in the largest request of a mix; 0 without a mix.
+        left_out: The combinations that would only repeat others; None if there are none.
     """
 
     configurations: tuple[Candidate, ...]

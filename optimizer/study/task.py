@@ -180,7 +180,9 @@ def _make_problem(
         open_loop=options.load == "rate",
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
-        cpu_count=None if on_gpu or other_machine_address(options) else hardware.cpu_count,  # of an unknown machine
+        cpu_count=None
+        if on_gpu or other_machine_address(options)
+        else hardware.cpu_count,  # that of another machine is unknown
         kind=source.kind,
         request_times=arrivals.times if arrivals else None,
         tokens=token_requests(named, request_options(named, options), options),
@@ -317,7 +319,7 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
     )
 
 
-DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
+DEFAULT_SEQUENCE_LENGTH = 20  # the default of perf_analyzer
 NO_OPTIONS = RequestOptions()
 
 

@@ -84,10 +84,14 @@ MAX_FACT_LENGTH, MAX_COMMAND_LENGTH = 300, 10_000
 class ReportSection:
     """The content of one run in a report.
 
-    ``remark`` says why a run is incomplete. ``gain`` is relative to the baseline, empty if unknown. ``recommends`` is
-    False if no measurement meets the SLA; the closest one is shown then. ``verdict`` is PASS, UNDECIDED or FAIL.
-    ``headline`` is ``answer`` with its ``cause``. ``next_step`` is None if nothing is left to do. ``no_change`` is
-    shown in place of an empty ``diff``.
+    Attributes:
+        headline: ``answer`` with its ``cause``.
+        recommends: False if no measurement meets the SLA; the closest one is shown then.
+        remark: Why the run is incomplete; empty for one that ended normally.
+        gain: The gain over the baseline; empty if it is unknown.
+        verdict: PASS, UNDECIDED or FAIL.
+        next_step: None if nothing is left to do.
+        no_change: The sentence in place of an empty ``diff``.
     """
 
     name: str

@@ -192,10 +192,10 @@ def _describe(root: ElementTree.Element, drawn: Drawing, mark: str, kind: str) -
         root.attrib.pop(name, None)
     described = {"aria-labelledby": f"{mark}-title", "aria-describedby": f"{mark}-desc"}
     root.attrib |= {"class": f"plot {kind}", "role": "img", **described}
-    for place, (tag, text) in enumerate((("title", drawn.title), ("desc", drawn.description))):
+    for index, (tag, text) in enumerate((("title", drawn.title), ("desc", drawn.description))):
         element = ElementTree.Element(tag, {"id": f"{mark}-{tag}"})
         element.text = text
-        root.insert(place, element)
+        root.insert(index, element)
 
 
 LOG_FROM_RATIO = 30.0  # ratio of the latencies above which their axis is logarithmic
@@ -267,7 +267,7 @@ def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
     while True:
         _, first = np.unique(np.floor(positions / cell), axis=0, return_index=True)
         if len(first) <= MAX_DOTS:
-            return [kept[place] for place in sorted(first.tolist())]
+            return [kept[index] for index in sorted(first.tolist())]
         cell *= 1.25
 
 
@@ -340,7 +340,7 @@ PANEL, SMALL_PANEL, GAP, SMALL_GAP = 2.3, 1.5, 0.9, 0.62  # heights of panels an
 MAX_LARGE = 3  # more panels are small
 MAX_LABEL_LENGTH = 26  # characters of a legend of two columns
 TITLE_SIZE, MIN_SIZE = 9.5, 6.5  # points
-MAX_LETTERS = 40  # that fit below a panel at full size, with the space between the texts
+MAX_LETTERS = 40  # characters that fit below a panel at full size, with the space between the texts
 
 
 def make_narrow(figure: Figure) -> None:
@@ -376,9 +376,9 @@ def make_narrow(figure: Figure) -> None:
         bottom=LABELS / height,
         hspace=gap / panel,
     )
-    for place, group in enumerate(panels):
+    for row, group in enumerate(panels):
         for axes in group:
-            axes.set_subplotspec(cells[place, 0])
+            axes.set_subplotspec(cells[row, 0])
         group[0].tick_params(labelleft=True)
         _shrink_labels(group[0])
         for second in group[1:]:

@@ -130,8 +130,8 @@ def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[N
         return []
     steps = []
     for name, choices in varied(run.problem).items():
-        place = choices.index(values[name])
-        for other in choices[max(place - 1, 0) : place] + choices[place + 1 : place + 2]:
+        index = choices.index(values[name])
+        for other in choices[max(index - 1, 0) : index] + choices[index + 1 : index + 2]:
             candidate = space.candidate({**values, name: other})
             if candidate is not None and candidate != space.canonical(best.candidate):
                 steps.append((name, values[name], other, candidate))
@@ -179,7 +179,7 @@ def _expected_costs(
         log_forecasts = np.log(surrogate.forecast(configuration_loads))
     except ValueError:  # the bounded latency was not measured
         return {}
-    bound_s = float(surrogate.bounds_s[0])  # of the binding latency, which was forecast
+    bound_s = float(surrogate.bounds_s[0])  # the binding latency was forecast
     curves = zip(*log_forecasts.reshape(2, -1, len(loads)), strict=True)
     within = [_best_within(np.log(loads), throughput, latency, bound_s) for throughput, latency in curves]
     if not within[0]:

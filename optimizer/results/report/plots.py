@@ -149,14 +149,14 @@ def draw_lines(
     """Draw ``metric`` of each of ``load_lines`` over the load with its bounds; return the tooltips by gid."""
     spare, labels = iter(RUNNER_UP_COLOURS), dict[str, list[str]]()
     latency = metric.name if metric.timing else run.problem.sla.judged_latency
-    for place, (role, line) in enumerate(lines.items()):
+    for index, (role, line) in enumerate(lines.items()):
         colour = ROLE_COLOURS.get(role) or next(spare)
-        marker = MARKERS[place % len(MARKERS)]
+        marker = MARKERS[index % len(MARKERS)]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 6, "label": role}
         loads = [tables.load_value(point) for point in line]
         values = [math.nan if (value := metric.value(p.measurement)) is None else value for p in line]
-        axes.plot(loads, values, gid=f"{prefix}-{place}", **look)
-        labels[f"{prefix}-{place}"] = [f"{role}: {formatting.performance(point, latency)}" for point in line]
+        axes.plot(loads, values, gid=f"{prefix}-{index}", **look)
+        labels[f"{prefix}-{index}"] = [f"{role}: {formatting.performance(point, latency)}" for point in line]
     if metric.timing:
         bound_lines(axes, run.problem.sla, metric.name)
     name = formatting.latency_label(metric.name) if metric.timing else formatting.metric_label(metric.name)

@@ -59,16 +59,16 @@ def stages(run: FinishedRun) -> Drawing | None:
     tallest = 1.08 * max(sum(tables.stages_ms(p) or []) for points in panels.values() for p in points)
     most = 1.08 * max(p.throughput_infer_per_sec for points in panels.values() for p in points)
     labels: dict[str, list[str]] = {}
-    for place, (axes, (role, points)) in enumerate(zip(row, panels.items(), strict=True)):
-        labels |= _stack(axes, points, place)
+    for panel, (axes, (role, points)) in enumerate(zip(row, panels.items(), strict=True)):
+        labels |= _stack(axes, points, panel)
         axes.set_title(role)
         axes.set_ylim(0, tallest)
         line = _draw_throughput(axes, points)
         line.set_ylim(0, most)
         thousands(axes, x=False)
-        if place:
+        if panel:
             axes.tick_params(labelleft=False)
-        if place < len(panels) - 1:
+        if panel < len(panels) - 1:
             no_marks(line)
         else:
             line.spines["right"].set_visible(True)
@@ -141,18 +141,18 @@ def batches(run: FinishedRun) -> Drawing | None:
     unit = math.gcd(*(size for _, counted in panels.values() for size in counted))
     width = unit * math.ceil(largest / unit / MAX_SIZES)
     described, labels = list[str](), dict[str, list[str]]()
-    for place_of_panel, (axes, (role, (point, counted))) in enumerate(zip(column, panels.items(), strict=True)):
+    for panel, (axes, (role, (point, counted))) in enumerate(zip(column, panels.items(), strict=True)):
         shares: dict[int, float] = {}
         for size, count in counted.items():
-            place = (size - 1) // width
-            shares[place] = shares.get(place, 0.0) + 100 * count / sum(counted.values())
+            bar = (size - 1) // width
+            shares[bar] = shares.get(bar, 0.0) + 100 * count / sum(counted.values())
         shapes = [
-            (place * width + unit / 2, 0.0, (place + 1) * width + unit / 2, share)
-            for place, share in sorted(shares.items())
+            (bar * width + unit / 2, 0.0, (bar + 1) * width + unit / 2, share)
+            for bar, share in sorted(shares.items())
         ]
-        gid = f"batches-{place_of_panel}"
+        gid = f"batches-{panel}"
         bars(axes, shapes, ROLE_COLOURS[role], gid, role)
-        labels[gid] = [_batch_label(place, width, unit, share) for place, share in sorted(shares.items())]
+        labels[gid] = [_batch_label(bar, width, unit, share) for bar, share in sorted(shares.items())]
         mean = sum(size * count for size, count in counted.items()) / sum(counted.values())
         title = f"{role}, concurrency {formatting.load(point.load)}: mean {formatting.number(mean)} samples"
         axes.set_title(title.replace("concurrency ", "at " if run.problem.open_loop else "concurrency "))
@@ -168,9 +168,9 @@ def batches(run: FinishedRun) -> Drawing | None:
     return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure, labels)
 
 
-def _batch_label(place: int, width: int, unit: int, share: float) -> str:
+def _batch_label(bar: int, width: int, unit: int, share: float) -> str:
     """Return the tooltip of a bar that counts ``width`` sizes, of which every ``unit``-th occurs."""
-    first, last = place * width + unit, (place + 1) * width
+    first, last = bar * width + unit, (bar + 1) * width
     sizes = f"{last:,} samples" if first == last else f"{first:,} to {last:,} samples"
     return f"{sizes}: {share:.1f} % of the executions"
 

@@ -296,7 +296,7 @@ class SharedStudy(OtherWorkers):
             measurements = tuple(
                 (load, replace(measurement, measure_seconds=None)) for load, measurement in trial.measurements
             )
-            # that of a candidate that was served is the estimate for its fresh servers
+            # the deployment time of a served candidate is the estimate for its fresh servers
             seconds = None if trial.status == "failed" else trial.deploy_seconds
             copy = replace(trial, number=len(trials), measurements=measurements, deploy_seconds=seconds)
             trials.append(copy)
