@@ -141,7 +141,7 @@ class VerificationResult:
     """The verification of a run and its notes.
 
     Attributes:
-        verified: The configurations that were measured again, and what they show.
+        verified: The configurations that were measured again, with the verdict on each.
         before: The outcome of the run.
         problem: The problem of the run.
         run: The folder of the run.

@@ -82,7 +82,7 @@ class Scheduler:
         budget: The time and the number of trials.
         stopwatch: It counts the time of the searcher.
         comparisons: Roles and candidates that are tried first; the first one is the baseline.
-        others: The other workers of a shared study, to whom the candidates that they try are left.
+        other_workers: The other workers of a shared study, to whom the candidates that they try are left.
         trials: The finished trials.
         converged: Whether the searcher, not the budget, ended the search.
         max_controls: Largest number of controls.
@@ -93,7 +93,7 @@ class Scheduler:
     budget: Budget
     stopwatch: Stopwatch
     comparisons: Sequence[tuple[TrialRole, Candidate]]
-    others: OtherWorkers = field(default_factory=OtherWorkers)
+    other_workers: OtherWorkers = field(default_factory=OtherWorkers)
     trials: list[Trial] = field(default_factory=list)
     converged: bool = False
     max_controls: int = MAX_CONTROLS
@@ -109,7 +109,7 @@ class Scheduler:
     def search_ended(self) -> SearchEnd:
         """Return why the search is over: it converged, tried every candidate of the space, or used up its budget."""
         space = self.problem.space
-        tried = self._canonical([*self.trials, *self.others.trials()])
+        tried = self._canonical([*self.trials, *self.other_workers.trials()])
         if sum(space.parameter_values(candidate) is not None for candidate in tried) >= len(space):
             return "exhausted"
         return "converged" if self.converged else "budget"
@@ -125,7 +125,7 @@ class Scheduler:
 
     def _all_trials(self) -> list[Trial]:
         own_candidates = {trial.candidate for trial in self.trials}
-        other_trials = [trial for trial in self.others.trials() if trial.candidate not in own_candidates]
+        other_trials = [trial for trial in self.other_workers.trials() if trial.candidate not in own_candidates]
         first = self._free_number(())
         numbered = [replace(trial, number=first + index) for index, trial in enumerate(other_trials)]
         return [*self.trials, *numbered]
@@ -136,7 +136,7 @@ class Scheduler:
         Raises ServerFault if the search is over and nothing could be deployed.
         """
         scheduled = self._choose(running)
-        if scheduled is None and not running and not self._has_to_wait() and not self.others.are_running():
+        if scheduled is None and not running and not self._has_to_wait() and not self.other_workers.are_running():
             self._refuse_if_all_failed(self._all_trials())
         return scheduled
 
@@ -145,15 +145,17 @@ class Scheduler:
             return None
         tried = {trial.candidate for trial in (*self.trials, *running)}
         first = [*self.comparisons]
-        first += [("abandoned", candidate) for candidate in self.others.abandoned()]
+        first += [("abandoned", candidate) for candidate in self.other_workers.abandoned()]
         for role, candidate in first:
-            if candidate not in tried and self.others.claim(candidate):
+            if candidate not in tried and self.other_workers.claim(candidate):
                 return role, self._numbered(candidate, running)
         if (control := self._control(running)) is not None:
             trial = self._numbered(control, running)
             self._controls.add(trial.number)
             return "control", trial
-        others_run = self.others.are_running()  # read first: a trial that ends meanwhile may change the suggestion
+        others_run = (
+            self.other_workers.are_running()
+        )  # read first: a trial that ends meanwhile may change the suggestion
         with self.stopwatch.count("search"):
             suggestion = self.searcher.suggest()
             # the searcher suggested neither the comparisons nor a trial of an earlier session: both may be running
@@ -172,12 +174,12 @@ class Scheduler:
     def next_or_wait(self) -> tuple[TrialRole, Trial] | None:
         """Return what ``next`` returns, after waiting for other workers whose trials may change its answer."""
         while (scheduled := self.next()) is None and self._has_to_wait():
-            self.others.wait(self.budget.search_seconds_left())
+            self.other_workers.wait(self.budget.search_seconds_left())
         return scheduled
 
     def resume_unfinished(self, unfinished: Trial) -> tuple[TrialRole, Trial] | None:
         """Return the trial that an earlier session began, unless another worker has it; then as ``next_or_wait``."""
-        if self.others.claim(unfinished.candidate):
+        if self.other_workers.claim(unfinished.candidate):
             return "resumed", unfinished
         self.trials.append(unfinished)
         return self.next_or_wait()

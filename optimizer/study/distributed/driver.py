@@ -273,7 +273,7 @@ class Driver:
         return False
 
     def _lose(self, role: TrialRole, trial: Trial, reason: str) -> None:
-        """Repeat a trial whose worker was lost, unless it has lost so many workers that it may be the cause."""
+        """Repeat a trial whose worker was lost, unless it has lost several workers, so that it may be the cause."""
         retry = self._losses[trial.number]
         if retry.count_crash():
             self._waiting.append((role, trial))

@@ -203,7 +203,7 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers, their servers first."""
         closing = [worker.actor.close.remote() for worker in self.workers if worker.info]
-        with contextlib.suppress(Exception):  # Ray raises many kinds of errors for workers that are gone
+        with contextlib.suppress(Exception):  # Ray raises many kinds of errors for workers that have died
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for worker in list(self.workers):
             self._drop(worker)
