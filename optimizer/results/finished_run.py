@@ -192,9 +192,9 @@ def remark(run: FinishedRun) -> str:
 def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     """Return the problem in run.json. Raises ValueError or TypeError for values that no run can have."""
     info, hardware = record["problem"], record["hardware"]
-    size, (least, most) = info["request_batch_size"], NUMBER_RANGES["request_batch_size"]
-    if type(size) not in (int, float) or not least <= size <= most:
-        raise ValueError(f"request_batch_size {size!r} is not a number from {least} to {most}")
+    size, (minimum, maximum) = info["request_batch_size"], NUMBER_RANGES["request_batch_size"]
+    if type(size) not in (int, float) or not minimum <= size <= maximum:
+        raise ValueError(f"request_batch_size {size!r} is not a number from {minimum} to {maximum}")
     if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= MAX_CPU_COUNT:
         raise ValueError(f"hardware.cpu_count {hardware['cpu_count']!r} is not a number of CPUs")
     if not isinstance(hardware["cpu"], str):
@@ -302,9 +302,9 @@ def _candidate(values: Mapping[str, Any]) -> Candidate:
 
 def _check_whole(name: str, value: object) -> None:
     """Raise ValueError if ``value`` is outside the range of the column ``name`` of a trials table."""
-    least, most = INTEGER_RANGES[name]
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} {value!r} is not a whole number from {least} to {most}")
+    minimum, maximum = INTEGER_RANGES[name]
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ValueError(f"{name} {value!r} is not a whole number from {minimum} to {maximum}")
 
 
 def candidate_document(candidate: Candidate) -> dict[str, Any]:

@@ -146,16 +146,16 @@ def interval(metric: Metric, bounds: ConfidenceInterval) -> str:
     return f"{_ends(low, bounds.high)} {metric.unit}"
 
 
-def _ends(low: float, high: float, most_decimals: int = MAX_DECIMALS) -> str:
+def _ends(low: float, high: float, max_decimals: int = MAX_DECIMALS) -> str:
     """Return ``7,110 to 7,310``, with the digits that half of the width allows.
 
     The lower end has more digits if these would change it much: ``2.7 to 15`` instead of ``3 to 15``.
     """
     if not NEGLIGIBLE * high < high - low < math.inf:
         return f"{number(low)} to {number(high)}"
-    decimals = min(_decimals((high - low) / 2), most_decimals)
+    decimals = min(_decimals((high - low) / 2), max_decimals)
     below = decimals
-    while below < most_decimals and abs(round(low, below) - low) > COARSEST * low:
+    while below < max_decimals and abs(round(low, below) - low) > COARSEST * low:
         below += 1
     return f"{_rounded(low, below)} to {_rounded(high, decimals)}"
 

@@ -244,9 +244,9 @@ def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...
     ]
 
 
-def shown_front(outcome: Outcome, most: int) -> list[Point]:
-    """Return at most ``most`` points, evenly spread over the Pareto front, with the recommendation if it is on it."""
-    shown = list(evenly_spread(outcome.front.points, most))
+def shown_front(outcome: Outcome, max_points: int) -> list[Point]:
+    """Return at most ``max_points`` points, evenly spread over the Pareto front, with the recommendation if on it."""
+    shown = list(evenly_spread(outcome.front.points, max_points))
     best = next((index for index, point in enumerate(outcome.front.points) if point is outcome.recommended), None)
     if best is not None and not any(point is outcome.recommended for point in shown):
         shown[round(best * (len(shown) - 1) / (len(outcome.front.points) - 1))] = outcome.front.points[best]
@@ -287,8 +287,8 @@ def why_not_recommended(outcome: Outcome, point: Point) -> str:
     return "it was measured in the search only, which overestimates its best configurations"
 
 
-def evenly_spread(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """Return at most ``most`` of ``points`` in even steps, including both ends."""
-    if len(points) <= most:
+def evenly_spread(points: Sequence[Point], max_points: int) -> Sequence[Point]:
+    """Return at most ``max_points`` of ``points`` in even steps, including both ends."""
+    if len(points) <= max_points:
         return points
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+    return [points[round(i * (len(points) - 1) / (max_points - 1))] for i in range(max_points)]

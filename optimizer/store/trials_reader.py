@@ -247,8 +247,8 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
     load_generators = _each(table, "load_generator", _load_generator)
     for name in ("max_batch_size", "instance_count"):
         if None in wholes[name]:
-            least, most = INTEGER_RANGES[name]
-            rule = f"{name}: is empty; write a whole number from {least} to {most}"
+            minimum, maximum = INTEGER_RANGES[name]
+            rule = f"{name}: is empty; write a whole number from {minimum} to {maximum}"
             raise table.error(wholes[name].index(None), rule)
     for i, (concurrency, rate) in enumerate(zip(wholes["concurrency"], numbers["request_rate"], strict=True)):
         if load_generators[i] and wholes["confirmation"][i] is None:
@@ -370,19 +370,19 @@ def _checked(table: CsvTable, column: str, check: Callable[[str], object]) -> Se
 
 
 def _numbers(table: CsvTable, column: str) -> list[float | None]:
-    least, most = NUMBER_RANGES[column]
-    rule = f"not a number from {least:.10g} to {most:.10g}"
-    return _each(table, column, lambda text: _number(text, least, most, rule))
+    minimum, maximum = NUMBER_RANGES[column]
+    rule = f"not a number from {minimum:.10g} to {maximum:.10g}"
+    return _each(table, column, lambda text: _number(text, minimum, maximum, rule))
 
 
 def _whole_numbers(table: CsvTable, column: str) -> list[int | None]:
-    least, most = INTEGER_RANGES[column]
-    rule = f"not a whole number from {least} to {most}"
+    minimum, maximum = INTEGER_RANGES[column]
+    rule = f"not a whole number from {minimum} to {maximum}"
 
     def parse(text: str) -> int | None:
         if column == "max_queue_delay_us" and text.lower() == OFF:
             return None
-        value = _number(text, least, most, rule)
+        value = _number(text, minimum, maximum, rule)
         if value is not None and value % 1:
             raise ValueError(rule)
         return None if value is None else int(value)
@@ -390,14 +390,14 @@ def _whole_numbers(table: CsvTable, column: str) -> list[int | None]:
     return _each(table, column, parse)
 
 
-def _number(text: str, least: float, most: float, rule: str) -> float | None:
+def _number(text: str, minimum: float, maximum: float, rule: str) -> float | None:
     if not text:
         return None
     try:
         value = math.nan if "_" in text else float(text)  # Python reads 1_000 as 1000
     except ValueError:
         value = math.nan
-    if not least <= value <= most:
+    if not minimum <= value <= maximum:
         raise ValueError(rule)
     return value
 

@@ -164,13 +164,13 @@ def _undeclared(environment: Environment) -> list[str]:
 
 def _first_trials(options: RunOptions, task: Task, transferred: TransferredStudy | None) -> tuple[FirstTrial, ...]:
     compared = [FirstTrial(role, candidate, REASONS[role]) for role, candidate in task.comparisons()]
-    most = PROPOSALS if options.max_trials is None else options.max_trials - len(compared)
+    max_proposals = PROPOSALS if options.max_trials is None else options.max_trials - len(compared)
     proposals = first_proposals(
         options.search, task.problem, options.seed, [trial.candidate for trial in compared], transferred
     )
     reason = f"a first proposal of {options.search} with the seed {options.seed}"
     searched = [FirstTrial("search", candidate, reason) for candidate in proposals]
-    return (*compared[: options.max_trials], *searched[: max(most, 0)])
+    return (*compared[: options.max_trials], *searched[: max(max_proposals, 0)])
 
 
 def first_proposals(

@@ -170,8 +170,8 @@ def _expected_costs(
     in_flight = (
         best.throughput_infer_per_sec / best.load.request_batch_size * (best.measurement.latency_avg_ms or 0) / 1e3
     )
-    most = 2 * max(best.load.concurrency, round(in_flight), 1)
-    loads = sorted({round(load) for load in np.geomspace(1, most, LOADS).tolist()})
+    max_load = 2 * max(best.load.concurrency, round(in_flight), 1)
+    loads = sorted({round(load) for load in np.geomspace(1, max_load, LOADS).tolist()})
     candidates = [problem.space.canonical(best.candidate), *neighbours]
     try:
         configuration_loads = [(candidate, load) for candidate in candidates for load in loads]

@@ -56,15 +56,15 @@ def stages(run: FinishedRun) -> Drawing | None:
     figure = new_figure()
     widths = [2 + len(points) for points in panels.values()]
     row = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
-    tallest = 1.08 * max(sum(tables.stages_ms(p) or []) for points in panels.values() for p in points)
-    most = 1.08 * max(p.throughput_infer_per_sec for points in panels.values() for p in points)
+    highest_bar = 1.08 * max(sum(tables.stages_ms(p) or []) for points in panels.values() for p in points)
+    highest_throughput = 1.08 * max(p.throughput_infer_per_sec for points in panels.values() for p in points)
     labels: dict[str, list[str]] = {}
     for panel, (axes, (role, points)) in enumerate(zip(row, panels.items(), strict=True)):
         labels |= _stack(axes, points, panel)
         axes.set_title(role)
-        axes.set_ylim(0, tallest)
+        axes.set_ylim(0, highest_bar)
         line = _draw_throughput(axes, points)
-        line.set_ylim(0, most)
+        line.set_ylim(0, highest_throughput)
         thousands(axes, x=False)
         if panel:
             axes.tick_params(labelleft=False)

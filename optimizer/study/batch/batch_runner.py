@@ -74,10 +74,10 @@ class BatchRunner:
         return self.record
 
     def _run_minimums(self) -> None:
-        most_seconds = search_seconds(self.record.budget_seconds) / len(self.record.entries)
+        max_seconds = search_seconds(self.record.budget_seconds) / len(self.record.entries)
         for index, entry in enumerate(self.record.entries):
             if entry.state == "waiting":
-                seconds = max(0.0, most_seconds - entry.seconds)
+                seconds = max(0.0, max_seconds - entry.seconds)
                 self.on_progress(f"{entry.label}: minimum search, at most {seconds:.0f} s")
                 self._step(index, seconds, max_trials=MINIMUM_TRIALS)
 
