@@ -34,12 +34,12 @@ def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
         return newest
     if (sweep := _find_sweep(run, out)) is not None:
         raise _sweep_error(sweep, flag, run)
-    here, shown = one_line(out, MAX_NAME_LENGTH), list_command(out)
+    results, shown = one_line(out, MAX_NAME_LENGTH), list_command(out)
     if run == LATEST:
-        raise BadInputError(f"{flag} {LATEST}: no run in {here}; give the folder of a run (`{shown}` lists runs)")
+        raise BadInputError(f"{flag} {LATEST}: no run in {results}; give the folder of a run (`{shown}` lists runs)")
     also = "" if in_results == Path(run) or Path(run).is_relative_to(out) else f" nor in {quote(str(in_results))}"
     raise BadInputError(
-        f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {here} has no run of such a model; "
+        f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {results} has no run of such a model; "
         f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"
     )
 

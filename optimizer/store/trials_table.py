@@ -125,10 +125,10 @@ class TrialsTable:
             missing = [name for name in (*_REQUIRED, *self._choices) if name not in header]
             unknown = [name for name in header if name not in self.columns]
             if missing or unknown:
-                which = [*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]
+                names = [*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]
                 raise BadInputError(
                     f"{table.name}: its columns are not those of this run's parameters "
-                    f"({one_line(', '.join(which), MAX_LIST_LENGTH)}): continue it with the version of tune that "
+                    f"({one_line(', '.join(names), MAX_LIST_LENGTH)}): continue it with the version of tune that "
                     "began it, or begin a new run (`tune --warm-start` learns from this one)"
                 )
             self.columns = header

@@ -226,5 +226,5 @@ def _other_machine(environment: Environment, task: Task, run: RunFolder) -> str:
     measured_on = run.fingerprint()
     if measured_on is None:
         return ""
-    here = environment.fingerprint(task)
-    return replace(here, perf_analyzer="").differences(replace(measured_on, perf_analyzer=""))
+    fingerprint = environment.fingerprint(task)
+    return replace(fingerprint, perf_analyzer="").differences(replace(measured_on, perf_analyzer=""))

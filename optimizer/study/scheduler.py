@@ -266,13 +266,13 @@ class Scheduler:
             return None  # the number of trials is given
         if len(self._controls) >= self.max_controls or best.candidate in candidates[len(self.trials) :]:
             return None
-        now = [m.speed_probe_ms for _, m in self.trials[-1].measurements if m.speed_probe_ms]
-        before = [
+        latest_probes_ms = [m.speed_probe_ms for _, m in self.trials[-1].measurements if m.speed_probe_ms]
+        probes_ms = [
             point.measurement.speed_probe_ms
             for point in latest_points(self.trials)
             if (point.candidate, point.load) == (best.candidate, best.load) and point.measurement.speed_probe_ms
         ]
-        changes = [abs(math.log(now[-1] / probe_ms)) for probe_ms in before] if now else []
+        changes = [abs(math.log(latest_probes_ms[-1] / probe_ms)) for probe_ms in probes_ms if latest_probes_ms]
         return best.candidate if changes and min(changes) > math.log(CONTROL_CHANGE) else None
 
     def _control_loads(self, candidate: Candidate, speed: SpeedCorrection) -> tuple[int, ...]:

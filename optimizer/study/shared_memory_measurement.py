@@ -42,7 +42,10 @@ def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None]) 
         folder = RunFolder.create(str(run.folder.path), FOLDER)
         fingerprint = environment.fingerprint(task)
         without = replace(shared, shared_memory="none", output_shared_memory_bytes=None)
-        generators = [environment.make_generators(task, folder, each).confirmation for each in (without, shared)]
+        generators = [
+            environment.make_generators(task, folder, generator_options).confirmation
+            for generator_options in (without, shared)
+        ]
         on_progress(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
         with environment.open_target(task, folder) as target, target.deploy_fresh(point.candidate) as endpoint:
             pairs = _measure(endpoint, point.load, generators)

@@ -192,9 +192,9 @@ def _print_configuration(console: Console, configuration_cells: Sequence[SweepCe
         if any(cell.is_measured for cell in cells):
             _print_cells(console, cells, _load_column(cells[0], by_request))
         for reason, failed in groupby((c for c in cells if not c.is_measured), key=lambda c: c.measurement.reason):
-            which = ", ".join(_load_column(cell, by_request)[1](cell) for cell in failed)
+            loads = ", ".join(_load_column(cell, by_request)[1](cell) for cell in failed)
             name = _load_column(cells[0], by_request)[0].lower()
-            print_line(console, f"{name.replace(chr(10), ' ')} {which}: {reason}", "red")
+            print_line(console, f"{name.replace(chr(10), ' ')} {loads}: {reason}", "red")
 
 
 def _print_cells(console: Console, cells: Sequence[SweepCell], load: Column) -> None:

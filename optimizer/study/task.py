@@ -308,14 +308,14 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
     timings = {bound: METRICS[bound.metric].timing for bound in sla.latencies}
     streamed = [bound for bound, timing in timings.items() if timing and timing.needs_streaming]
     if "output-throughput" in objectives:
-        what, instead = "--objective output-throughput", "use --objective throughput"
+        goal, remedy = "--objective output-throughput", "use --objective throughput"
     elif streamed:
-        what, instead = f"the bound {streamed[0]}", "bound its latency instead, such as --sla-p95 20ms"
+        goal, remedy = f"the bound {streamed[0]}", "bound its latency instead, such as --sla-p95 20ms"
     else:
         return
     raise BadInputError(
-        f"{what}: {named.source.name} sends one response to a request; only a decoupled model streams "
-        f"(model_transaction_policy in config.pbtxt), so {instead}"
+        f"{goal}: {named.source.name} sends one response to a request; only a decoupled model streams "
+        f"(model_transaction_policy in config.pbtxt), so {remedy}"
     )
 
 

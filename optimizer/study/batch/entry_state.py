@@ -81,8 +81,8 @@ def _compare_estimates(before: EntryRecord, now: EntryRecord, old: Estimate, new
     share = _improvement(old, new)
     low, high = _improvement_interval(old, new)
     if low is None or high is None:
-        which, why = ("then", old.unsure) if old.low is None else ("now", new.unsure)
-        text = f"{_signed(share)} since {since}, which may be noise ({which}: {why or 'no interval'})"
+        when, why = ("then", old.unsure) if old.low is None else ("now", new.unsure)
+        text = f"{_signed(share)} since {since}, which may be noise ({when}: {why or 'no interval'})"
         return Change("undecided", since, text, share)
     if other := _other_disturbance(old, new):
         return Change("undecided", since, f"{_signed(share)} since {since}, which may be noise ({other})", share)

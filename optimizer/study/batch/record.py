@@ -199,9 +199,9 @@ def resumed_record(record: BatchRecord, suite: Suite, budget_seconds: float | No
     )
     for label in [*recorded, *current]:
         if recorded.get(label) != current.get(label):
-            how = "was removed" if label not in current else "is new" if label not in recorded else "has changed"
+            change = "was removed" if label not in current else "is new" if label not in recorded else "has changed"
             raise BadInputError(
-                f"{suite.path}: {label} {how} since that batch started; start a new one, without --resume"
+                f"{suite.path}: {label} {change} since that batch started; start a new one, without --resume"
             )
     by_label = {entry.label: entry for entry in record.entries}
     entries = tuple(

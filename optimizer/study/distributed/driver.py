@@ -152,7 +152,7 @@ class ClusterExecutor:
         by_number = {trial.number: trial for trial in trials}
         retry, is_allowed = CrashRetry(), True
 
-        def keep(new: ConfirmationPlan) -> None:
+        def record_plan(new: ConfirmationPlan) -> None:
             nonlocal plan
             plan = new
             record(new)
@@ -163,14 +163,14 @@ class ClusterExecutor:
             worker = ready[0]
             references = self.recorder.references_for(worker)
             self.workers.send(worker, ConfirmJob(tuple(by_number.values()), plan, budget.seconds_left(), references))
-            if self._follow(worker, by_number, keep):
+            if self._follow(worker, by_number, record_plan):
                 return list(by_number.values())
             is_allowed = retry.count_crash()
         self._incomplete = ConfirmationIncomplete(retry.crashes)
         return list(by_number.values())
 
     def _follow(
-        self, confirming: WorkerHandle, by_number: dict[int, Trial], keep: Callable[[ConfirmationPlan], None]
+        self, confirming: WorkerHandle, by_number: dict[int, Trial], record_plan: Callable[[ConfirmationPlan], None]
     ) -> bool:
         """Record events in ``by_number`` until the confirmation ends. Return False if its worker was lost."""
         while True:
@@ -185,7 +185,7 @@ class ClusterExecutor:
                     case WorkerFailed() | WorkerLost():
                         return False
                     case ConfirmationPlanned(plan):
-                        keep(plan)
+                        record_plan(plan)
                     case LoadMeasured(trial, load, measurement, FreshServer() as fresh):
                         by_number[trial.number] = by_number[trial.number].with_row(load, measurement, fresh)
                     case TrialFailed(trial):
