@@ -34,6 +34,9 @@ from lib.measured_model import prepare_model
 from lib.output import head, judged, print_progress, row
 from lib.records import programs
 from lib.tune_runs import TuneFailedError, run_tune
+from model_analyzer_runs import quick_mode
+from model_analyzer_runs.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
+from model_analyzer_runs.search_cost import SearchCost, StatedResult
 from optimizer.config import model_config
 from optimizer.core.files import cache_folder
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS
@@ -42,9 +45,6 @@ from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine import hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task
-from peer import model_analyzer
-from peer.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
-from peer.search import Search, StatedResult
 
 MODELS = ("dlrm", "benchmarks/tables/mlp.yaml")
 OURS = "tune"
@@ -71,8 +71,8 @@ class ModelComparison:
     model: str
     task: Task
     sla_ms: float
-    bounds: model_analyzer.Bounds
-    searches: tuple[Search, ...]  # tune's, Model Analyzer's, and tune's with windows as long as Model Analyzer's
+    bounds: quick_mode.Bounds
+    searches: tuple[SearchCost, ...]  # tune's, Model Analyzer's, and tune's with windows as long as Model Analyzer's
     levels: tuple[Level, ...]
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     work = (options.work or cache_folder() / "peers").absolute()
     try:
         runtime.ensure(print_progress)
-        home = model_analyzer.install(work, print_progress)
+        home = quick_mode.install(work, print_progress)
         tasks = {name: prepare(name) for name in options.models or (MODELS[1:] if options.smoke else MODELS)}
         out.mkdir(parents=True, exist_ok=True)
         text = "\n".join([heading(), *(section(compare(n, t, settings, home, out)) for n, t in tasks.items())])
@@ -136,7 +136,7 @@ def prepare(model: str) -> Task:
 def compare(model: str, task: Task, settings: Settings, home: Path, out: Path) -> ModelComparison:
     """Run all searches of one model, one after the other, and measure the winners again."""
     sla_ms = sla(model, task)
-    bounds = model_analyzer.Bounds.of(task)
+    bounds = quick_mode.Bounds.of(task)
     if settings.smoke:
         bounds = replace(bounds, most_batch=bounds.least_batch, most_instances=1, most_concurrency=4, sweeps=1)
     folder = out / re.sub(r"[^\w.-]+", "-", model)
@@ -144,7 +144,7 @@ def compare(model: str, task: Task, settings: Settings, home: Path, out: Path) -
     fixed = {"model": model, "facts": task.source.facts, "sla_ms": sla_ms}
     options = list(settings.tune_options)
 
-    def ours(name: str, place: Path, interval_ms: int | None) -> Search:
+    def ours(name: str, place: Path, interval_ms: int | None) -> SearchCost:
         own = options if interval_ms is None else [*options, "--measurement-interval", f"{interval_ms}ms"]
         return kept(place, {**fixed, "options": own}, lambda: tune(name, model, sla_ms, own, interval_ms, place))
 
@@ -152,8 +152,8 @@ def compare(model: str, task: Task, settings: Settings, home: Path, out: Path) -
     peers_folder = folder / "model_analyzer"
     peers = kept(
         peers_folder,
-        {**fixed, "version": model_analyzer.VERSION, "bounds": asdict(bounds)},
-        lambda: model_analyzer.search(home, task, bounds, sla_ms, peers_folder),
+        {**fixed, "version": quick_mode.VERSION, "bounds": asdict(bounds)},
+        lambda: quick_mode.search(home, task, bounds, sla_ms, peers_folder),
     )
     interval_ms = settings.interval_ms or round(1000 * peers.window_seconds / WINDOW_OVER_INTERVAL)
     second = ours(f"{OURS}, windows as long as Model Analyzer's", folder / "tune_long", interval_ms)
@@ -177,9 +177,9 @@ def sla(model: str, task: Task) -> float:
     sys.exit(f"{model}: its profile has no bound on p95 (sla: {{p95: 20ms}})")
 
 
-def kept(folder: Path, settings: dict[str, Any], search: Callable[[], Search]) -> Search:
+def kept(folder: Path, settings: dict[str, Any], search: Callable[[], SearchCost]) -> SearchCost:
     """Return the stored search of these settings from ``folder``, or a new one."""
-    record, form = folder / "search.json", TypeAdapter(Search)
+    record, form = folder / "search.json", TypeAdapter(SearchCost)
     plain = json.loads(json.dumps(settings))
     if record.exists() and (before := json.loads(record.read_text()))["settings"] == plain:
         print_progress(f"{folder.parent.name}: {folder.name} is stored already; not repeated")
@@ -191,7 +191,9 @@ def kept(folder: Path, settings: dict[str, Any], search: Callable[[], Search]) -
     return result
 
 
-def tune(name: str, model: str, sla_ms: float, options: list[str], interval_ms: int | None, folder: Path) -> Search:
+def tune(
+    name: str, model: str, sla_ms: float, options: list[str], interval_ms: int | None, folder: Path
+) -> SearchCost:
     """Run ``tune --sla-p95 N MODEL`` as a user does."""
     seed = [] if "--seed" in options else ["--seed", "0"]
     try:
@@ -200,7 +202,7 @@ def tune(name: str, model: str, sla_ms: float, options: list[str], interval_ms: 
         sys.exit(str(error))
     times, result = run.info["times"], run.result
     best = result["recommended"]
-    return Search(
+    return SearchCost(
         name=name,
         wall_seconds=run.wall_seconds,
         confirm_seconds=times["confirm_seconds"],
@@ -228,7 +230,7 @@ def heading() -> str:
     machine = hardware.detect()
     return (
         f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d %H:%M')}; {programs()}; "
-        f"Python {runtime.running_python()}; Model Analyzer {model_analyzer.VERSION}; "
+        f"Python {runtime.running_python()}; Model Analyzer {quick_mode.VERSION}; "
         f"`{shlex.join(['python', *sys.argv])}`\n"
     )
 
@@ -254,7 +256,7 @@ def section(comparison: ModelComparison) -> str:
     return "\n".join(lines)
 
 
-def search_table(searches: Sequence[Search]) -> list[str]:
+def search_table(searches: Sequence[SearchCost]) -> list[str]:
     columns = [
         *("search s", "with confirmation s", "server s", "load generator s", "rest s"),
         *("configurations", "measurements", "perf_analyzer runs", "window s", "CPU share of others"),
@@ -279,7 +281,7 @@ def search_table(searches: Sequence[Search]) -> list[str]:
     return lines
 
 
-def faster(ours: Search, peers: Search) -> list[str]:
+def faster(ours: SearchCost, peers: SearchCost) -> list[str]:
     """Return the ratios of the peer's wall time, whose search ends without a confirmation, to tune's."""
     ratios = [("search", peers.wall_seconds / ours.search_seconds, SEARCH_TARGET)]
     if ours.confirm_seconds:

@@ -187,7 +187,7 @@ class DisturbedServer:
 
 
 @dataclass(frozen=True)
-class Run:
+class DisturbedRunJob:
     disturbed: float
     slowness: float
     background: bool
@@ -197,7 +197,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Result:
+class DisturbedRunResult:
     """How a run ended.
 
     Attributes:
@@ -227,7 +227,7 @@ class Result:
     tests: tuple[tuple[int, int, int, str], ...] = ()
 
 
-def run(job: Run) -> Result:
+def run(job: DisturbedRunJob) -> DisturbedRunResult:
     """Return how one run ended."""
     stack = SimulatedStack(hidden_server(job.server))
     bound_ms = feasible_bound_ms(job.server, FEASIBLE_SHARE)
@@ -266,7 +266,7 @@ def run(job: Run) -> Result:
         if (candidate := problem.space.canonical(point.candidate))
     ]
     throughput, p95_ms, recommended = max(served, default=(math.nan, math.nan, math.nan))
-    return Result(
+    return DisturbedRunResult(
         bool(served),
         throughput / best,
         p95_ms / bound_ms,
@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
     jobs = [
-        Run(disturbed, arguments.slowness, arguments.background, arguments.start_seconds, server, seed)
+        DisturbedRunJob(disturbed, arguments.slowness, arguments.background, arguments.start_seconds, server, seed)
         for disturbed in arguments.disturbed
         for seed in range(arguments.seeds)
         for server in SERVERS
@@ -353,7 +353,7 @@ def main() -> None:
     print(f"\n{measured_on(f'{len(SERVERS) * arguments.seeds} runs a row')}")
 
 
-def _cells(results: Sequence[Result]) -> list[str]:
+def _cells(results: Sequence[DisturbedRunResult]) -> list[str]:
     passed = [result for result in results if result.passed]
     shares = sorted(result.share for result in passed) or [math.nan]
     return [

@@ -77,10 +77,10 @@ class OutOfTime(BaseException):
 # -- what a command does --------------------------------------------------------------------------------------------
 
 
-class Output:
+class CapturedOutput:
     """The standard output and error of this process, including what libraries write, as texts."""
 
-    def __enter__(self) -> Output:
+    def __enter__(self) -> CapturedOutput:
         self._saved = [os.dup(1), os.dup(2)]
         self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
         self._streams = contextlib.ExitStack()
@@ -118,7 +118,7 @@ class Output:
             file.close()
 
 
-class Watch:
+class AuditHook:
     """Records and prevents writes outside ``root``, new processes and connections of the code in this process."""
 
     WRITES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "os.symlink")
@@ -172,7 +172,7 @@ def _is_this_machine(host: object) -> bool:
     return str(host) in ("localhost", "::1", "None") or str(host).startswith("127.")
 
 
-_watching: list[Watch] = []
+_watching: list[AuditHook] = []
 
 
 @functools.cache
@@ -181,7 +181,7 @@ def _add_hook() -> None:  # once: an audit hook cannot be removed
 
 
 @contextlib.contextmanager
-def watched(watch: Watch) -> Iterator[None]:
+def watched(watch: AuditHook) -> Iterator[None]:
     _add_hook()
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # an import would write into the package
     _watching.append(watch)
@@ -216,7 +216,7 @@ def limited(report_to: int, cpu_seconds: float = MOST_CPU_SECONDS) -> Iterator[N
 # -- one case -------------------------------------------------------------------------------------------------------
 
 
-class Place:
+class CaseFolders:
     """The folders of the cases below ``root``: each case has a working folder of its own, all share home and cache.
 
     The working folder is deep enough for ``../../etc``. The compiled simulator is that of the user's cache.
@@ -309,7 +309,7 @@ def _places_to_write(words: tuple[str, ...], folder: Path, before: Collection[Pa
     return places
 
 
-def attempt(case: Case, place: Place, *, as_command: bool = False) -> tuple[str, float]:
+def attempt(case: Case, place: CaseFolders, *, as_command: bool = False) -> tuple[str, float]:
     """Return how the case ended, and the seconds of CPU time. Raises AssertionError if it is not right.
 
     It ends ``accepted`` (also where a server would be needed), ``refused`` (exit code 2) or ``environment`` (3).
@@ -324,10 +324,10 @@ def attempt(case: Case, place: Place, *, as_command: bool = False) -> tuple[str,
     return {2: "refused", 3: "environment"}.get(outcome or 0, "accepted"), seconds
 
 
-def _call(case: CommandCase, place: Place) -> int | None:
+def _call(case: CommandCase, place: CaseFolders) -> int | None:
     """Return the exit code of the case in this process; None if it came to the start of a server."""
-    watch = Watch(place.sandbox.root, place.compiled)
-    with place.folder(case) as folder, Output() as output:
+    watch = AuditHook(place.sandbox.root, place.compiled)
+    with place.folder(case) as folder, CapturedOutput() as output:
         try:
             with limited(output.error_descriptor), watched(watch):
                 ended = call_tune(place.sandbox, output, *case.words, cwd=folder, env=place.env)
@@ -339,7 +339,7 @@ def _call(case: CommandCase, place: Place) -> int | None:
     return None if ended.code == STOPPED else ended.code
 
 
-def _run(case: CommandCase, place: Place) -> int:
+def _run(case: CommandCase, place: CaseFolders) -> int:
     """Return the exit code of the case as a command."""
     limit = int(10 * MOST_CPU_SECONDS)  # a start imports what this process has imported already
     with place.folder(case) as folder:
@@ -432,7 +432,7 @@ class State:
             write_atomically(path, json.dumps(document, indent=1))
 
 
-def fuzz_batch(state: State, cases: int, place: Place, phases: tuple[Phase, ...] = ALL_PHASES) -> None:
+def fuzz_batch(state: State, cases: int, place: CaseFolders, phases: tuple[Phase, ...] = ALL_PHASES) -> None:
     """Try up to ``cases`` cases of the section whose turn it is. The first one that is not right ends the batch.
 
     The cases depend on the seed and on the number of the first one.
@@ -483,7 +483,7 @@ def _describe(case: Case, fault: str) -> str:
     return f"tune {shlex.join(case.words)}{ascii(files)[1:-1]}\n  {fault}"
 
 
-def fuzz(state: State, cases: int, place: Place, path: Path | None = None) -> None:
+def fuzz(state: State, cases: int, place: CaseFolders, path: Path | None = None) -> None:
     """Try cases until ``state`` has as many. It is written to ``path`` after each batch."""
     while state.next_case < cases:
         fuzz_batch(state, min(BATCH, cases - state.next_case), place)
@@ -501,7 +501,7 @@ def main() -> int:
     arguments = parser.parse_args()
     state = State.read(arguments.state, arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
-        fuzz(state, SMOKE_CASES if arguments.smoke else arguments.cases, Place(Path(folder)), arguments.state)
+        fuzz(state, SMOKE_CASES if arguments.smoke else arguments.cases, CaseFolders(Path(folder)), arguments.state)
     print_title("Bad input to the command line: latest run")
     print("A case is right if `tune` ends with a documented exit code, at most one line of error for each fault, no")
     print("traceback, in time, and leaves no process and no file outside its folders. *Accepted* includes cases")

@@ -43,7 +43,7 @@ WHEELS = {
 }
 FOR_PYTHON_38 = "0.2.0"
 NUMPY_FOR_IT = "numpy==1.24.4"
-GIVEN = ("http-restricted-api", "grpc-address", "disable-auto-complete-config", "backend-config")
+PASSED_OPTIONS = ("http-restricted-api", "grpc-address", "disable-auto-complete-config", "backend-config")
 SUITES = "TestLocalTarget or TestRemoteTargetOnAnotherVersion"
 SECONDS = 120.0
 RUN = ("--sla-p95", "50ms", "--max-trials", "4", "--budget", "30s", "--measurement-interval", "100ms", "--json")
@@ -77,7 +77,7 @@ def _tried(wheel: str) -> Tried:
         if wheel == FOR_PYTHON_38:
             _give_python_38(program, folder / "packages")
         known = find_installation(str(program)).options or frozenset()
-        lacks = ", ".join(f"`--{name}`" for name in GIVEN if name not in known) or "nothing"
+        lacks = ", ".join(f"`--{name}`" for name in PASSED_OPTIONS if name not in known) or "nothing"
         version, run = _run(program, folder)
         return Tried(wheel, version, lacks, _contract(program) if version else "not run", run)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from lib.output import measured_on, print_title
+from lib.output import judged, measured_on, print_title
 from lib.process_pool import run_jobs
 from lib.records import Records
 from lib.simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
@@ -334,7 +334,7 @@ def _targets(cases: Sequence[PlanningCase]) -> str:
     ratio = float(np.mean([case.safe / case.true for case in cases]))
     covered = float(np.mean([_covered(case) for case in cases]))
     return "\n".join(
-        f"- {name}: {value}, {'met' if is_met else '**missed**'}"
+        f"- {name}: {value}, {judged(is_met)}"
         for name, value, is_met in (
             (
                 "safe is too low in at most 0.5 %",

@@ -205,7 +205,7 @@ class DriftingServer:
 
 
 @dataclass(frozen=True)
-class Search:
+class DriftJob:
     machine: Machine
     method: Method
     server: str
@@ -213,14 +213,14 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Result:
+class DriftResult:
     regret: float
     choice: float  # regret among the configurations that were tried
     trials: int
     controls: int
 
 
-def search(job: Search) -> Result:
+def search(job: DriftJob) -> DriftResult:
     bound = feasible_bound_ms(job.server, FEASIBLE_SHARE)
     stack = SimulatedStack(hidden_server(job.server))
     problem = Problem(
@@ -249,7 +249,7 @@ def search(job: Search) -> Result:
     served = _highest_throughputs(job.server, round(bound / math.exp(statistics.median(server.slowness)), 3))
     own = served[problem.space.canonical(chosen.candidate)] if chosen else 0.0
     best, best_tried = max(served.values()), max(served[candidate] for candidate in tried)
-    return Result(1 - own / best, 1 - own / best_tried, len(tried), len(trials) - len(tried))
+    return DriftResult(1 - own / best, 1 - own / best_tried, len(tried), len(trials) - len(tried))
 
 
 @lru_cache
@@ -275,7 +275,7 @@ def main() -> None:
         for method in methods
     ]
     jobs = [
-        Search(machine, method, server, seed)
+        DriftJob(machine, method, server, seed)
         for machine, method in cases
         for server in SERVERS
         for seed in range(arguments.seeds)
@@ -295,11 +295,11 @@ def main() -> None:
     print(f"\n{measured_on(searches)}")
 
 
-def _describe(job: Search, result: Result) -> str:
+def _describe(job: DriftJob, result: DriftResult) -> str:
     return f"{job.machine.name}, {job.method.name}, {job.server}, {job.seed}: {result}"
 
 
-def _cells(results: Sequence[Result], hidden: Sequence[Result]) -> list[str]:
+def _cells(results: Sequence[DriftResult], hidden: Sequence[DriftResult]) -> list[str]:
     regrets = sorted(result.regret for result in results)
     gains = [own.regret - other.regret for own, other in zip(results, hidden, strict=True)]
     error = statistics.stdev(gains) / math.sqrt(len(gains))

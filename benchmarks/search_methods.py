@@ -7,8 +7,8 @@
 Replays each tables/*.csv (see record_tables.py) and tables of simulated servers (simulated_tables.py) as
 `tune replay` does, under three bounds, by each method with each seed. Prints Markdown; the latest tables are in
 search_methods.md. Progress goes to standard error. A method whose packages are missing is left out: see
-rivals/requirements.txt. With --noise measurements differ from the recorded ones as repeated recordings do. With
---runs a killed comparison is continued.
+other_searchers/requirements.txt. With --noise measurements differ from the recorded ones as repeated recordings do.
+With --runs a killed comparison is continued.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lib.search_report import (
 )
 from lib.search_runs import ReplayJob, run_all
 from optimizer.results import formatting
-from rivals import METHODS, REQUIREMENTS
+from other_searchers import METHODS, REQUIREMENTS
 
 WHOLE_TABLE = 10_000  # more configurations than a table has
 

@@ -52,7 +52,7 @@ SLOW_MODEL = {"hidden_width": 1024, "layers": 4}
 
 
 @dataclass(frozen=True)
-class Case:
+class LoadCase:
     """One thing to judge: a load on a server.
 
     ``settings`` are those of the model. With ``summaries`` the server computes quantiles of its request times.
@@ -66,7 +66,7 @@ class Case:
     summaries: bool = False
 
 
-def cases(expectation: Expectation) -> list[Case]:
+def cases(expectation: Expectation) -> list[LoadCase]:
     """Return the loads that fit, then those that do not."""
     recommended, size = expectation.point.candidate, expectation.request_samples
     safe = expectation.safe_rate
@@ -83,19 +83,19 @@ def cases(expectation: Expectation) -> list[Case]:
     fewer, closed, crowded = (LoadPoint(size, concurrency=max(1, round(share * clients))) for share in (0.5, 1, 4))
     larger = "a larger model"
     return [
-        *(Case(f"independent requests, {share:.0%}", True, at(share), recommended) for share in (0.1, 0.5, 0.9)),
-        Case("a closed loop with half of the clients", True, fewer, recommended),
-        Case("the run's own closed loop", True, closed, recommended),
-        Case("requests of 4 times the samples, 10%", False, at(0.1, 4 * size), recommended),
-        Case("a closed loop with 4 times the clients", False, crowded, recommended),
-        Case("without batching, the run's own closed loop", False, closed, unbatched),
-        Case(f"{larger}, the run's own closed loop", False, closed, recommended, settings=SLOW_MODEL),
-        Case(f"{larger}, 5%", False, at(0.05), recommended, settings=SLOW_MODEL),
-        Case("with summary_latencies, the run's own closed loop", False, closed, recommended, summaries=True),
+        *(LoadCase(f"independent requests, {share:.0%}", True, at(share), recommended) for share in (0.1, 0.5, 0.9)),
+        LoadCase("a closed loop with half of the clients", True, fewer, recommended),
+        LoadCase("the run's own closed loop", True, closed, recommended),
+        LoadCase("requests of 4 times the samples, 10%", False, at(0.1, 4 * size), recommended),
+        LoadCase("a closed loop with 4 times the clients", False, crowded, recommended),
+        LoadCase("without batching, the run's own closed loop", False, closed, unbatched),
+        LoadCase(f"{larger}, the run's own closed loop", False, closed, recommended, settings=SLOW_MODEL),
+        LoadCase(f"{larger}, 5%", False, at(0.05), recommended, settings=SLOW_MODEL),
+        LoadCase("with summary_latencies, the run's own closed loop", False, closed, recommended, summaries=True),
     ]
 
 
-def judged(case: Case, expectation: Expectation, folder: Path, interval: float, count: int) -> Judgement | None:
+def judged(case: LoadCase, expectation: Expectation, folder: Path, interval: float, count: int) -> Judgement | None:
     """Serve ``case`` on a new server, send its load, and return the judgement on its metrics.
 
     It is None if the client gave up before the last interval ended.
@@ -141,7 +141,7 @@ def outcome(judgement: Judgement | None) -> str:
     return "near the capacity" if any(check.status == "near" for check in judgement.checks) else "fits"
 
 
-def table(results: Sequence[tuple[Case, list[Judgement | None]]]) -> str:
+def table(results: Sequence[tuple[LoadCase, list[Judgement | None]]]) -> str:
     """Return the Markdown table."""
     lines = [
         f"| server and load | should | {' | '.join(OUTCOMES)} | checks that differed |",
@@ -178,7 +178,7 @@ def main() -> None:
     expectation = derive_expectation(run)
     if expectation.server_processes > 1:
         sys.exit(f"{arguments.run}: has several server processes; give a run with one")
-    results: list[tuple[Case, list[Judgement | None]]] = [(case, []) for case in cases(expectation)]
+    results: list[tuple[LoadCase, list[Judgement | None]]] = [(case, []) for case in cases(expectation)]
     ends = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.rounds):

@@ -16,7 +16,7 @@ from lib.process_pool import run_jobs
 from objectives.metrics import METRICS
 from optimizer.replay.replay import ReplayResult, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
-from rivals import searcher_factory
+from other_searchers import searcher_factory
 
 
 @dataclass(frozen=True)

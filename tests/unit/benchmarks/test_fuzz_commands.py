@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fuzz_commands
-from fuzz_commands import SMOKE_CASES, OutOfTime, Place, State, Stopped, Watch, attempt, fuzz, limited
+from fuzz_commands import SMOKE_CASES, AuditHook, CaseFolders, OutOfTime, State, Stopped, attempt, fuzz, limited
 from lib.command_check import check_output
 from lib.fuzz_sections import CommandCase, ReaderCase
 from optimizer.core.errors import BadInputError
@@ -16,11 +16,11 @@ from tests.command_fixtures import Ended
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "root")
+def place(tmp_path: Path) -> CaseFolders:
+    return CaseFolders(tmp_path / "root")
 
 
-def test_tune_ends_well_whatever_it_gets(place: Place) -> None:
+def test_tune_ends_well_whatever_it_gets(place: CaseFolders) -> None:
     state = State.read(None, 0)
     fuzz(state, SMOKE_CASES, place)
     assert state.faults == []
@@ -50,7 +50,7 @@ def _talkative(content: bytes) -> None:
     ("read", "error"),
     [(_unprintable, BadInputError), (_other, BadInputError), (_of_python, ValueError), (_talkative, BadInputError)],
 )
-def test_a_wrong_reader_is_noticed(read: Any, error: type[Exception], place: Place) -> None:
+def test_a_wrong_reader_is_noticed(read: Any, error: type[Exception], place: CaseFolders) -> None:
     with pytest.raises(AssertionError):
         attempt(ReaderCase(read, b"x", error), place)
 
@@ -85,7 +85,9 @@ def test_wrong_output_is_noticed(code: int, stderr: str) -> None:
         (("cache", "--clean"), "p.yaml", False),
     ],
 )
-def test_a_file_in_a_wrong_place_is_noticed(words: tuple[str, ...], file: str, is_right: bool, place: Place) -> None:
+def test_a_file_in_a_wrong_place_is_noticed(
+    words: tuple[str, ...], file: str, is_right: bool, place: CaseFolders
+) -> None:
     case = CommandCase(words, {"p.yaml": b"valid", "run/run.json": b"{}"})
 
     def write() -> None:
@@ -101,7 +103,7 @@ def test_a_file_in_a_wrong_place_is_noticed(words: tuple[str, ...], file: str, i
 
 
 def test_writes_outside_and_programs_are_prevented_and_recorded(tmp_path: Path) -> None:
-    watch = Watch(tmp_path / "inside")
+    watch = AuditHook(tmp_path / "inside")
     with fuzz_commands.watched(watch):
         with pytest.raises(PermissionError):
             (tmp_path / "file").write_text("")

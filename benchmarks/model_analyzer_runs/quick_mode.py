@@ -23,6 +23,15 @@ from shlex import quote
 import yaml
 
 from lib.idle_machine import CpuUsage
+from model_analyzer_runs.launches import (
+    LOAD_GENERATOR,
+    SERVER,
+    Observer,
+    log_start,
+    seconds_of_loads,
+    seconds_of_servers,
+)
+from model_analyzer_runs.search_cost import SearchCost, StatedResult
 from optimizer.config.model_source import ModelSource
 from optimizer.core.process import SupervisedProcess, run_command
 from optimizer.deploy import runtime
@@ -31,8 +40,6 @@ from optimizer.deploy.installed_server import ServerFolder
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.target_settings import free_port
 from optimizer.study.task import Task
-from peer.launches import LOAD_GENERATOR, SERVER, Observer, log_start, seconds_of_loads, seconds_of_servers
-from peer.search import Search, StatedResult
 
 VERSION = "1.58.0"
 PROTOBUF = "protobuf<7"  # version 7 and later lack the field that the peer reads
@@ -153,7 +160,7 @@ def install(work: Path, on_progress: Callable[[str], None]) -> Path:
     return home
 
 
-def search(home: Path, task: Task, bounds: Bounds, sla_ms: float, out: Path) -> Search:
+def search(home: Path, task: Task, bounds: Bounds, sla_ms: float, out: Path) -> SearchCost:
     """Run quick mode to its end, and store configuration, results, logs and launches in ``out``, an absolute path."""
     shutil.rmtree(out, ignore_errors=True)  # otherwise it continues from the checkpoint of an interrupted run
     out.mkdir(parents=True)
@@ -187,7 +194,7 @@ def search(home: Path, task: Task, bounds: Bounds, sla_ms: float, out: Path) -> 
         for launch in observer.launches:
             table.writerow((launch.program, round(launch.started - started, 3), round(launch.ended - started, 3)))
     rows = read_results(out / "results" / "metrics-model-inference.csv")
-    return Search(
+    return SearchCost(
         name=NAME,
         wall_seconds=wall_seconds,
         confirm_seconds=None,

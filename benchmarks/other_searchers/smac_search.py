@@ -30,7 +30,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Trial
 from optimizer.search.optuna_encoding import Encoding, TrialScore, score_trial
 from optimizer.search.optuna_samplers import STARTUP_TRIALS
-from rivals.benchmark_searcher import BenchmarkSearcher
+from other_searchers.benchmark_searcher import BenchmarkSearcher
 
 PENALTY = 10.0  # factor on a cost for each bound's worth of violation
 FAILED = 2.0  # cost of a failed deployment relative to the worst one so far

@@ -27,7 +27,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, latest_points
 from optimizer.search.optuna_encoding import Encoding
 from optimizer.search.optuna_samplers import STARTUP_TRIALS
-from rivals.benchmark_searcher import BenchmarkSearcher
+from other_searchers.benchmark_searcher import BenchmarkSearcher
 
 SAMPLES = 128  # of the posterior
 AT_ONCE = 1024  # configurations and loads that are evaluated together

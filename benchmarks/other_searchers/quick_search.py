@@ -17,7 +17,7 @@ from itertools import product
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Trial
 from optimizer.search.optuna_encoding import TrialScore, score_trial
-from rivals.benchmark_searcher import BenchmarkSearcher
+from other_searchers.benchmark_searcher import BenchmarkSearcher
 
 RADIUS = 3.0  # Euclidean distance, in steps, of the neighbors of a configuration
 ENOUGH_NEIGHBORS = 3  # measured neighbors before a step

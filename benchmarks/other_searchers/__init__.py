@@ -10,7 +10,7 @@ from typing import cast
 from optimizer.options.run_options import SEARCHERS
 from optimizer.replay.replay import SearcherFactory
 
-REQUIREMENTS = "benchmarks/rivals/requirements.txt"
+REQUIREMENTS = "benchmarks/other_searchers/requirements.txt"
 
 
 @dataclass(frozen=True)

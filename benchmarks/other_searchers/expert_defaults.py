@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate
-from rivals.benchmark_searcher import BenchmarkSearcher
+from other_searchers.benchmark_searcher import BenchmarkSearcher
 
 INSTANCES = (1, 2)
 DELAY_US = 100

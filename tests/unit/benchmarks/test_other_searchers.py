@@ -1,4 +1,4 @@
-"""The search methods of ``benchmarks/rivals``, and the tables on which they are compared."""
+"""The search methods of ``benchmarks/other_searchers``, and the tables on which they are compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import rivals
+import other_searchers
 import search_methods
 from lib import bounded_tables
 from objectives.metrics import Measurement
@@ -19,8 +19,8 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.run_options import SEARCHERS
 from optimizer.replay.replay import recorded_problem, replay
 from optimizer.store.recording import read_recording
-from rivals.expert_defaults import ExpertSearcher
-from rivals.quick_search import QuickSearcher
+from other_searchers.expert_defaults import ExpertSearcher
+from other_searchers.quick_search import QuickSearcher
 
 KNOWN = Path(__file__).parents[2] / "data" / "known.csv"
 SIZES, COUNTS = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
@@ -76,20 +76,20 @@ def test_expert_defaults_are_a_list_of_two() -> None:
 
 
 def test_every_method_has_its_module() -> None:
-    assert rivals.METHODS.keys() > set(SEARCHERS) - {"grid"}
-    for name, method in rivals.METHODS.items():
-        factory = rivals.searcher_factory(name) if not method.missing_packages() else None
+    assert other_searchers.METHODS.keys() > set(SEARCHERS) - {"grid"}
+    for name, method in other_searchers.METHODS.items():
+        factory = other_searchers.searcher_factory(name) if not method.missing_packages() else None
         assert factory is None or factory == name or callable(factory)
-    assert rivals.Method(packages=("json", "no_such_package")).missing_packages() == ["no_such_package"]
+    assert other_searchers.Method(packages=("json", "no_such_package")).missing_packages() == ["no_such_package"]
 
 
 @pytest.mark.parametrize("name", ["botorch", "smac"])
 def test_a_model_based_rival_exhausts_a_table_without_repetition(name: str) -> None:
     if find_spec(name) is None:
-        pytest.skip(f"needs {rivals.REQUIREMENTS}")
+        pytest.skip(f"needs {other_searchers.REQUIREMENTS}")
     recording = read_recording(KNOWN)
     problem = recorded_problem(recording, {"p95": 20})
-    first, second = (replay(recording, problem, rivals.searcher_factory(name), 1, 99) for _ in range(2))
+    first, second = (replay(recording, problem, other_searchers.searcher_factory(name), 1, 99) for _ in range(2))
     assert first == second
     assert first.effort.deployments == len(recording.space)
     assert first.regret == 0
@@ -98,9 +98,11 @@ def test_a_model_based_rival_exhausts_a_table_without_repetition(name: str) -> N
 def test_the_command_leaves_a_method_out_whose_package_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(rivals.METHODS, "smac", rivals.Method("smac_search.SmacSearcher", ("no_such_package",)))
+    monkeypatch.setitem(
+        other_searchers.METHODS, "smac", other_searchers.Method("smac_search.SmacSearcher", ("no_such_package",))
+    )
     assert search_methods._installed(("quick", "smac", "random")) == ("quick", "random")
-    line = "smac is left out: it needs no_such_package; pip install -r benchmarks/rivals/requirements.txt\n"
+    line = "smac is left out: it needs no_such_package; pip install -r benchmarks/other_searchers/requirements.txt\n"
     assert capsys.readouterr().err == line
 
 

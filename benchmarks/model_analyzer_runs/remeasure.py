@@ -18,6 +18,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from model_analyzer_runs.search_cost import StatedResult
 from optimizer.config import model_config
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
@@ -26,7 +27,6 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.study.task import Task
-from peer.search import StatedResult
 
 WINDOW_MS = 1667  # perf_analyzer's windows last a fifth longer: three of 2 s
 PERCENT = (80, 90, 100, 110)  # of the winner's own load

@@ -16,7 +16,7 @@ class StatedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchCost:
     """The cost of a search.
 
     ``wall_seconds`` is that of the whole process. ``confirm_seconds`` is the part of it in which the recommendation
