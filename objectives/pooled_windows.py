@@ -11,7 +11,7 @@ import numpy as np
 
 from objectives import latency_sketch, priority_stats
 from objectives.arrays import FloatArray
-from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing
+from objectives.metrics import LATENCY, METRICS, QUANTILES, RATES, TIMINGS, Measurement, Timing
 
 MAX_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
@@ -22,14 +22,16 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
-    also by priority. A lost window has none of them. Other values are medians over the windows in which they are
-    known. The result is stable if all windows are.
+    also by priority. Rates, such as the throughput, are means over windows, which have equal lengths: a window of a
+    large batch holds one or two of them, so that the median would be far from the mean. A lost window has none of
+    these. Other values are medians over the windows in which they are known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement)):
         known = [value for window in windows if isinstance(value := getattr(window, name), (int, float))]
         if known and name not in ("stable", "overloaded", *_SUMMED):
-            values[name] = round(statistics.median(known), 4)
+            average = statistics.fmean if name in RATES else statistics.median
+            values[name] = round(average(known), 4)
     served = [window for window in windows if window.requests != 0 and window.throughput_infer_per_sec is not None]
     for timing in TIMINGS if served else ():
         if not math.isnan(average_ms := pooled_average_ms(served, timing)):
@@ -47,8 +49,8 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     reason = next((window.reason for window in windows if window.reason), "")
     overloaded = any(window.overloaded for window in windows)
-    medians = Measurement(**values)  # type: ignore[arg-type]
-    return replace(medians, stable=stable, overloaded=overloaded, reason=reason)
+    pooled = Measurement(**values)  # type: ignore[arg-type]
+    return replace(pooled, stable=stable, overloaded=overloaded, reason=reason)
 
 
 def latency_quantiles(measurement: Measurement, timing: Timing = LATENCY) -> dict[float, float]:

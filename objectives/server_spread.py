@@ -156,22 +156,33 @@ def _other_share(windows: Sequence[Measurement]) -> float:
 def metric_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
     """Return the log of a metric in each window of each server, without windows in which it is unknown.
 
-    A server with a window of 0, which served nothing, has the log of the mean of its windows instead. It is -inf if
-    all of them are 0. The average of a time has the values of ``_average_logs``.
+    Throughputs and averages of times are linearized, see ``_throughput_logs`` and ``_average_logs``.
     """
-    timing, is_rate = METRICS[metric].timing, METRICS[metric].better == "higher"
+    timing = METRICS[metric].timing
     if timing is not None and METRICS[metric].quantile is None:
         return _average_logs(servers, timing)
-    logs = []
-    for server in servers:
-        values = [0.0 if is_rate and served_nothing(window) else METRICS[metric].value(window) for window in server]
-        known = [value for value in values if value is not None and 0 <= value < math.inf]
-        mean = statistics.fmean(known) if known else 0.0
-        if known and min(known) > 0:
-            logs.append(np.log(known))
-        elif known:
-            logs.append(np.array([math.log(mean) if mean else -math.inf]))
-    return logs
+    if METRICS[metric].better == "higher":
+        return _throughput_logs(servers, metric)
+    values = [[METRICS[metric].value(window) for window in server] for server in servers]
+    known = [[value for value in server if value is not None and 0 < value < math.inf] for server in values]
+    return [np.log(server) for server in known if server]
+
+
+def _throughput_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
+    """Return the log of a throughput in each window of each server, linearized at the mean of all servers.
+
+    The mean of logs would be that of a geometric mean, which is too low for windows that differ, and is unknown for a
+    window that served nothing. Therefore the log of the throughput ``a`` is log m + (a - m) / m, where ``m`` is the
+    mean over the servers of the mean over their windows. A server that served nothing at all has -inf.
+    """
+    values = [[0.0 if served_nothing(window) else METRICS[metric].value(window) for window in own] for own in servers]
+    known = [[value for value in server if value is not None and 0 <= value < math.inf] for server in values]
+    known = [server for server in known if server]
+    means = [statistics.fmean(server) for server in known if any(server)]
+    mean = statistics.fmean(means) if means else math.nan
+    return [
+        math.log(mean) + np.array(server) / mean - 1 if any(server) else np.array([-math.inf]) for server in known
+    ]
 
 
 def _average_logs(servers: ServerWindows, timing: Timing) -> list[FloatArray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -206,9 +205,6 @@ def _pooled(trial: Trial, load: LoadPoint, windows: Sequence[Measurement]) -> Po
     """Return the windows of one server as one measurement."""
     counted = batch_stats.sum_by_size(batch_stats.from_text(window.batch_stats) for window in windows)
     measured = replace(pool_measurements(windows), batch_stats=batch_stats.to_text(counted))
-    if averages_ms := [window.latency_avg_ms for window in windows if window.latency_avg_ms is not None]:
-        # the throughput is the median of the windows too, and Little's law holds between the two
-        measured = replace(measured, latency_avg_ms=round(statistics.median(averages_ms), 4))
     return Point(trial.number, trial.candidate, load, measured)
 
 

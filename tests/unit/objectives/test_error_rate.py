@@ -169,7 +169,7 @@ def test_windows_that_served_nothing_lower_the_throughput() -> None:
     assert judge_sla([[own] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
     assert judge_sla(half, sla, spreads, test).verdict is Verdict.FAIL
     interval = throughput_interval(half, spreads["throughput"])
-    assert interval.low < 50 < interval.high < 60
+    assert interval.low < 50 < interval.high < 90
     ratio = throughput_ratio(half, [[own] * 8] * 6, spreads["throughput"])
     assert ratio is not None
     assert ratio.estimate == pytest.approx(0.5)

@@ -150,6 +150,26 @@ def test_a_lost_window_changes_no_pooled_latency(lost: Measurement) -> None:
     assert not with_lost.stable
 
 
+def test_a_pooled_throughput_is_the_mean_of_the_windows() -> None:
+    """A window of 0.5 s holds one or two batches of 32 if the server serves 100 infer/s."""
+    windows = [replace(window(9.0, n), throughput_infer_per_sec=128.0 if n % 16 < 9 else 64.0) for n in range(32)]
+    assert pool_measurements(windows).throughput_infer_per_sec == 100.0
+
+
+def test_a_throughput_bound_passes_only_if_less_slow_windows_pass_too() -> None:
+    """A window of 2 infer/s is no worse than one of 0."""
+    sla = Sla.from_bounds({"throughput": 80.0})
+    verdicts, lows = [], []
+    for slowest in (0.0, 2.0, 10.0, 50.0):
+        measured = [[replace(window(9.0, 0), throughput_infer_per_sec=100.0)] * 8 for _ in range(4)]
+        measured[0][7] = replace(window(9.0, 0), throughput_infer_per_sec=slowest)
+        spreads = server_spreads([measured], sla.bounded_latencies)
+        verdicts.append(judged(measured, sla).verdict)
+        lows.append(throughput_interval(measured, spreads["throughput"]).low)
+    assert verdicts == [Verdict.PASS] * 4
+    assert lows == sorted(lows)
+
+
 def test_disturbed_windows_are_left_out_whatever_their_latency() -> None:
     measured = servers(9.0)
     for own in measured[: int(len(measured) * MAX_EXCLUDED_SHARE * 2)]:
