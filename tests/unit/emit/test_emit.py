@@ -262,7 +262,7 @@ def test_replicas_can_follow_cpu_time(tmp_path: Path) -> None:
 def test_every_file_names_its_run(tmp_path: Path) -> None:
     header = [line for line in emitted(SAMPLE, tmp_path)["config.pbtxt"].splitlines() if line.startswith("#")]
     assert re.match(r"# dlrm, as tuned by tritune .*: run dlrm/sample, written 2026-11-21", header[0])
-    assert "13,315 infer/s, p95 18.5 ms, concurrency 47 (4 samples a request), memory 643 MB" in header[1]
+    assert "13,444 infer/s, p95 18.5 ms, concurrency 47 (4 samples a request), memory 643 MB" in header[1]
     assert header[2] == "# bound: p95 <= 20 ms"
     assert header[3].startswith("# verdict: PASS: the SLA is met at 99 % confidence")
     assert header[4] == "# on: Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs, Triton 2.51.0"

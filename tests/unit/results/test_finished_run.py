@@ -145,8 +145,16 @@ def test_the_front_of_the_recorded_run_is_not_dominated_by_a_row(run: Path) -> N
         served, p95_ms = point.throughput_infer_per_sec, point.measurement.latency_p95_ms or 0.0
         better = searched[(searched.throughput_infer_per_sec > served) & (searched.latency_p95_ms < p95_ms)]
         assert set(zip(better.trial, better.concurrency, strict=True)) <= confirmed
+    assert outcome.front.dominating is None
+    assert outcome.recommended in outcome.front.points
+
+
+def test_a_measurement_of_the_search_may_dominate_the_recommendation() -> None:
+    outcome = read_run(Path("results/dlrm/sample")).outcome
+    assert outcome is not None
     assert outcome.front.dominating is not None
-    assert outcome.front.dominating.trial == 6
+    assert (outcome.front.dominating.trial, outcome.front.dominating.load.concurrency) == (7, 41)
+    assert outcome.recommended not in outcome.front.points
 
 
 def test_a_load_that_the_search_did_not_try_is_predicted_for_a_comparison(run: Path) -> None:

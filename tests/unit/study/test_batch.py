@@ -508,7 +508,7 @@ def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchReco
     with console.capture() as captured:
         print_batch(console, replace(mixed, entries=(alone,), gone=()), folder)
     first, second = captured.get().splitlines()[4:6]
-    assert re.search(r"p95 <= 20 ms +13,315 infer/s", first)
+    assert re.search(r"p95 <= 20 ms +13,444 infer/s", first)
     assert second.strip() == "and memory <= 2 GB"
 
 
