@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 
@@ -24,12 +24,13 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
     also by priority. Rates, such as the throughput, are means over windows, which have equal lengths: a window of a
     large batch holds one or two of them, so that the median would be far from the mean. A lost window has none of
-    these. Other values are medians over the windows in which they are known. The result is stable if all windows are.
+    these. Other values are medians over the windows in which they are known. The result is stable if all windows are,
+    and overloaded or crashed if one of them is.
     """
     values: dict[str, object] = {}
-    for name in (field.name for field in fields(Measurement)):
-        known = [value for window in windows if isinstance(value := getattr(window, name), (int, float))]
-        if known and name not in ("stable", "overloaded", *_SUMMED):
+    for name in (field.name for field in fields(Measurement) if field.name not in _SUMMED):
+        known = [value for window in windows if _is_number(value := getattr(window, name))]
+        if known:
             average = statistics.fmean if name in RATES else statistics.median
             values[name] = round(average(known), 4)
     served = [window for window in windows if window.requests != 0 and window.throughput_infer_per_sec is not None]
@@ -46,11 +47,14 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
     # no failed request is a count of 0, but no served request leaves ``requests`` unknown
     values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
-    stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
-    reason = next((window.reason for window in windows if window.reason), "")
-    overloaded = any(window.overloaded for window in windows)
-    pooled = Measurement(**values)  # type: ignore[arg-type]
-    return replace(pooled, stable=stable, overloaded=overloaded, reason=reason)
+    values["stable"] = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
+    values |= {name: any(getattr(window, name) for window in windows) for name in ("overloaded", "server_crashed")}
+    values["reason"] = next((window.reason for window in windows if window.reason), "")
+    return Measurement(**values)  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def latency_quantiles(measurement: Measurement, timing: Timing = LATENCY) -> dict[float, float]:

@@ -164,7 +164,7 @@ def test_a_notebook_shows_the_answer_and_no_markup_of_a_model(tmp_path: Path) ->
     table.write_text(table.read_text().replace("\ndlrm,", "\n<b>x</b>,"))
     shown = load_run(folder)._repr_html_()
     assert "<b>" not in shown
-    assert "PASS at 13,300 ± 600 infer/s, p95 18.5" in shown
+    assert "PASS at 13,400 ± 500 infer/s, p95 18.5" in shown
     assert "PASS: the SLA is met at 99 % confidence" in shown
 
 
@@ -176,7 +176,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), names)
     output = capsys.readouterr().out
-    assert "13,300 ± 600 infer/s" in output
+    assert "13,400 ± 500 infer/s" in output
     assert "--sla-p95 20 parsecs: " in output
     assert (tmp_path / "pareto.png").read_bytes()[1:4] == b"PNG"
     assert names["run"].plots["load"]._repr_png_()[1:4] == b"PNG"

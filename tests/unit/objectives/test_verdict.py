@@ -148,6 +148,7 @@ def test_a_lost_window_changes_no_pooled_latency(lost: Measurement) -> None:
     assert with_lost.latency_p95_ms == pooled.latency_p95_ms
     assert with_lost.latency_sketch == pooled.latency_sketch
     assert not with_lost.stable
+    assert (pooled.server_crashed, with_lost.server_crashed) == (False, lost.server_crashed)
 
 
 def test_a_pooled_throughput_is_the_mean_of_the_windows() -> None:

@@ -116,7 +116,7 @@ def test_replicas_for_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert answer["power"] == {"watts": None, "joules_per_1000": None}
     assert answer["gpus"] is None
     assert "with a 20 ms bound on p95 one machine" in answer["capacity_sentence"]
-    assert "handles 47 concurrent requests of 4 samples, 13,300 ±" in answer["capacity_sentence"]
+    assert "handles 47 concurrent requests of 4 samples, 13,400 ±" in answer["capacity_sentence"]
     assert "1.776.030 recommendations/sec" in answer["published"]["quotation"]
 
 

@@ -150,7 +150,7 @@ class TestFormats:
 
     def test_a_file(self, run: Path) -> None:
         assert main([str(run), "--format", "markdown", "--out", str(run / "one.md")]) == 0
-        assert (run / "one.md").read_text().startswith(r"# dlrm: PASS at 13,300 ± 600 infer/s, p95 18.5")
+        assert (run / "one.md").read_text().startswith(r"# dlrm: PASS at 13,400 ± 500 infer/s, p95 18.5")
 
     @pytest.mark.parametrize(
         "words",
@@ -424,7 +424,7 @@ class TestBrowser:
         page, said = opened(written / "report.html", tmp_path, "--dump-dom")
         assert said == []
         assert page.count("<svg") == 2 * len(PLOTS), "for wide and for narrow screens"
-        assert "13,300 ± 600 infer/s" in page
+        assert "13,400 ± 500 infer/s" in page
         _, said = opened(written / "report.html", tmp_path, f"--print-to-pdf={tmp_path / 'report.pdf'}")
         assert said == []
         assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
