@@ -70,12 +70,13 @@ RESULT_P90 = 5
 RESULT_P95 = 6
 RESULT_P99 = 7
 RESULT_QUEUE = 8  # sum over requests
-RESULT_BUSY = 9  # integral over time of the number of busy instances
-RESULT_OVERLOADED = 10
-RESULT_COMPLETED_UNITS = 11
-RESULT_REJECTED = 12
-RESULT_TIMED_OUT = 13
-RESULTS = 14
+RESULT_COMPUTE = 9  # sum over requests
+RESULT_BUSY = 10  # integral over time of the number of busy instances
+RESULT_OVERLOADED = 11
+RESULT_COMPLETED_UNITS = 12
+RESULT_REJECTED = 13
+RESULT_TIMED_OUT = 14
+RESULTS = 15
 
 # columns of the two logs
 EXECUTION_COLUMNS = 5  # instance, start, end, units, requests
@@ -119,7 +120,8 @@ MEMBERS = 4  # requests of the batch
 SINCE = 5  # when the number of busy instances last changed the speed of the execution
 RUN = 6  # number of the execution
 WAITED = 7  # time in the queue, summed over the requests of the batch
-INSTANCE_ROWS = 8
+BEGUN = 8  # when the execution began
+INSTANCE_ROWS = 9
 
 # rows of ``progress``, which has a column for each instance
 LEFT = 0  # share of the execution that remained at SINCE
@@ -261,6 +263,7 @@ class State:
     batches: int
     latency_sum: int
     queue_sum: int
+    compute_sum: int
     busy_area: int
     rejected_before: int
     timed_out_before: int
@@ -986,6 +989,7 @@ def _take_payload(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
         * progress[FACTOR, j]
     )
     instances[STATE, j], instances[SINCE, j], progress[LEFT, j] = EXECUTING, state.now, 1.0
+    instances[BEGUN, j] = state.now
     instances[WHEN, j] = state.now + max(int(span + 0.5), 1)
     instances[RUN, j] = state.runs
     if state.runs < len(arrays.executions):
@@ -1049,6 +1053,7 @@ def _answer(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
     if state.measuring:
         state.batches += 1
         state.queue_sum += instances[WAITED, j]
+        state.compute_sum += instances[MEMBERS, j] * (state.now - instances[BEGUN, j])
         state.units_measured += instances[SIZE, j]
     for i in range(instances[MEMBERS, j]):
         state.last_response = max(state.now + scenario[RECEIVE], state.last_response + scenario[SPACING])
@@ -1116,6 +1121,7 @@ def _write_results(state: State, latencies: Ints, result: Floats) -> None:
     result[RESULT_LATENCY] = state.latency_sum
     _write_percentiles(latencies, state.measured, result)
     result[RESULT_QUEUE] = state.queue_sum
+    result[RESULT_COMPUTE] = state.compute_sum
     result[RESULT_BUSY] = state.busy_area
     result[RESULT_OVERLOADED] = 1.0 if state.overloaded and state.refusals == 0 else 0.0
 

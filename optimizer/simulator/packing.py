@@ -276,8 +276,8 @@ def _prefetches(scenario: Scenario) -> bool:
 
 def _to_result(row: list[float], unit: int, instances: int) -> SimulationResult:
     nan = float("nan")
-    duration, requests, executions, latency, p50, p90, p95, p99, queue, busy, overloaded, *others = row
-    units, rejected, timed_out = others
+    duration, requests, executions, latency, p50, p90, p95, p99, *sums, overloaded, units, rejected, timed_out = row
+    queue, compute, busy = sums
     served = bool(requests)
     return SimulationResult(
         throughput_infer_per_sec=unit * units / (duration / NS) if duration else nan,
@@ -287,6 +287,7 @@ def _to_result(row: list[float], unit: int, instances: int) -> SimulationResult:
         latency_p95_s=p95 / NS,
         latency_p99_s=p99 / NS,
         queue_avg_s=queue / requests / NS if served else nan,
+        compute_avg_s=compute / requests / NS if served else nan,
         mean_batch_size=unit * units / executions if executions else nan,
         utilization=busy / (instances * duration) if duration else nan,
         requests=int(requests),

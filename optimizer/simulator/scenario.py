@@ -221,6 +221,7 @@ class SimulationResult:
         latency_p95_s: 95th percentile of the time from a client's send to its response. All latencies are of the
             requests that complete in the measurement interval. Quantiles follow perf_analyzer's definition.
         queue_avg_s: Mean time from the arrival at the batcher to the start of the computation.
+        compute_avg_s: Mean time of the execution that a request is part of.
         mean_batch_size: Samples per execution.
         utilization: Mean share of busy instances.
         requests: Requests that complete in the interval.
@@ -236,6 +237,7 @@ class SimulationResult:
     latency_p95_s: float
     latency_p99_s: float
     queue_avg_s: float
+    compute_avg_s: float
     mean_batch_size: float
     utilization: float
     requests: int

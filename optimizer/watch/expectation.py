@@ -231,8 +231,7 @@ class Expectation:
         smallest_batch = min(self.request_samples, self.largest_batch)
         is_overloaded = any(result.overloaded for result in independent)
         longest_queue_ms = max(1e3 * result.queue_avg_s for result in results) * time_factor
-        network_s = self.replica.model.overheads.network_s
-        execution_ms = Range.around([compute_ms(result, network_s) for result in results], time_factor)
+        execution_ms = Range.around([1e3 * result.compute_avg_s for result in results], time_factor)
         longest_execution_ms = self._longest_execution_ms(slow) * time_factor
         return ExpectedAtRate(
             mean_batch_size=Range(
@@ -252,11 +251,6 @@ class Expectation:
         times = self.replica.model.times(execution_settings(self.replica.candidate))
         rows = math.ceil(self.largest_batch / times.step)
         return 1e3 * float(times.seconds[:rows].max()) * slowdown.slowness
-
-
-def compute_ms(result: SimulationResult, network_s: float) -> float:
-    """Return the mean time of the execution that a request was part of."""
-    return 1e3 * max(result.latency_avg_s - result.queue_avg_s - network_s, 0.0)
 
 
 def predict_slowness(estimate: SlownessEstimate, replicas: int) -> SlownessEstimate:

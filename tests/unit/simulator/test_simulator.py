@@ -161,6 +161,7 @@ def test_latencies_on_the_way() -> None:
     one = simulate(batcher(1), ClosedLoopLoad(1), constant(10 * MS), over)
     assert one.latency_p50_s == pytest.approx(22 * MS)
     assert one.queue_avg_s == pytest.approx(9 * MS)
+    assert one.compute_avg_s == pytest.approx(10 * MS)
     assert one.utilization == pytest.approx(10 / 25)
     assert simulate(Candidate(1), ClosedLoopLoad(1), constant(10 * MS), over).latency_p50_s == pytest.approx(18 * MS)
     two = simulate(Candidate(1), ClosedLoopLoad(2), constant(10 * MS), over)  # served in turn: 10 ms and 6 ms each
@@ -1030,7 +1031,7 @@ def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest
 
 
 def test_any_percentile_is_estimated_from_the_simulated_ones() -> None:
-    result = SimulationResult(1.0, 5.0, 7.0, 23.0, 30.0, 46.0, 0.0, 1.0, 1.0, 100, 1.0, False)
+    result = SimulationResult(1.0, 5.0, 7.0, 23.0, 30.0, 46.0, 0.0, 5.0, 1.0, 1.0, 100, 1.0, False)
     names = (
         "latency-p50",
         "latency-p80",

@@ -28,7 +28,7 @@ from optimizer.results.summary import NextStep
 from optimizer.simulator.scenario import SimulationResult
 from optimizer.study.model_finder import trace_sizes
 from optimizer.study.warm_start import read_warm_start
-from optimizer.watch.expectation import Expectation, WhyNotSimulated, compute_ms
+from optimizer.watch.expectation import Expectation, WhyNotSimulated
 from optimizer.watch.fit_check import Judgement, judge
 from optimizer.watch.next_steps import Cause, find_cause, nearest_other_size, next_steps, repeat_search
 from optimizer.watch.server_metrics import ServedLoad
@@ -53,7 +53,6 @@ def simulated_loads(result: SimulationResult) -> list[ServedLoad]:
     expected = recorded_expectation()
     assert expected.replica is not None
     requests = SECONDS * result.throughput_infer_per_sec / expected.request_samples
-    execution_ms = compute_ms(result, expected.replica.model.overheads.network_s)
     load = ServedLoad(
         SECONDS,
         requests,
@@ -62,7 +61,7 @@ def simulated_loads(result: SimulationResult) -> list[ServedLoad]:
         requests * expected.request_samples / result.mean_batch_size,
         requests * 1e3 * result.latency_avg_s,
         requests * 1e3 * result.queue_avg_s,
-        requests * execution_ms,
+        requests * 1e3 * result.compute_avg_s,
     )
     counted = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms")
     return [

@@ -35,7 +35,7 @@ RATE = 1000.0
 
 
 def growing(
-    model: str = "dlrm", rate: float = RATE, samples: float = 4, batch: float = 8, pending: int = 0
+    model: str = "dlrm", rate: float = RATE, samples: float = 4, batch: float = 7, pending: int = 0
 ) -> Callable[[], str]:
     """Return a function that returns the page of a server that serves ``rate`` requests per second.
 
