@@ -30,8 +30,11 @@ from lib.disturbance import BURST_FACTOR, BURST_SECONDS
 from lib.output import command, measured_on, print_head, row
 from lib.process_pool import run_jobs
 from lib.simulated_stack import (
+    DEPLOY_SECONDS,
+    MAX_CONCURRENCY,
     PROBE_NOISE,
     PROBE_SECONDS,
+    SERVERS,
     TRUE_LOADS,
     SimulatedStack,
     feasible_bound_ms,
@@ -64,9 +67,6 @@ from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import TrialRunner
 
-SERVERS = ("linear", "steps", "kink")
-MAX_CONCURRENCY = 64
-DEPLOY_SECONDS = 3.0
 BUDGET_SECONDS = 180.0
 WINDOW_SECONDS = 0.5
 SEARCH_WINDOWS = 3  # windows of a measurement of the search

@@ -23,8 +23,11 @@ import numpy as np
 from lib.output import measured_on, print_title, row
 from lib.process_pool import run_jobs
 from lib.simulated_stack import (
+    DEPLOY_SECONDS,
+    MAX_CONCURRENCY,
     PROBE_NOISE,
     PROBE_SECONDS,
+    SERVERS,
     SimulatedStack,
     feasible_bound_ms,
     highest_throughput,
@@ -54,15 +57,13 @@ from optimizer.study.trial_runner import TrialRunner
 
 EPOCH_SECONDS = (20.0, 60.0)  # time between two changes
 STEP_FACTORS = (1.3, 1.7)
-DEPLOY_SECONDS, MEASURE_SECONDS = 3.0, 1.4
+MEASURE_SECONDS = 1.4
 SEARCH_SECONDS = 72.0  # 60 % of two minutes
 DEPLOYMENT_NOISE, MEASUREMENT_NOISE = 0.05, 0.03  # standard deviations of logs
 UNSTEADY_PROBE_NOISE = 0.22
 OTHERS_SHARE = 0.46  # share of the CPUs that other processes take every other epoch
 MOST_SLOWED = 0.5  # largest log by which they slow a measurement
 LARGE_REGRET = 0.05
-SERVERS = ("linear", "steps", "kink")
-MAX_CONCURRENCY = 64
 FEASIBLE_SHARE = 0.4  # share of all configurations and loads within the bound
 COLUMNS = (
     *("machine", "slope", "search sees", "regret", "difference", "90th percentile", f"above {LARGE_REGRET:.0%}"),

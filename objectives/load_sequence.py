@@ -33,8 +33,8 @@ CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at l
 def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: float) -> int:
     """Return the index of the load at which the tests of a configuration begin.
 
-    It is the load with the largest product of predicted throughput and probability to pass. A load whose prediction
-    is below the bound by ``margin`` is assumed to be likely to pass.
+    It is the highest load whose prediction is below the bound by at least ``margin``, or a higher one with a larger
+    product of predicted throughput and probability to pass.
 
     Args:
         predicted: The log of the predicted latency over its bound at each load, ascending; at least one.
@@ -155,7 +155,7 @@ class LoadSequence:
         while self.current is not None:
             index, servers = self.current, results.servers(self.current)
             if servers:
-                judged = results.judge(index, self.current_error, self._most_servers(index, servers, results))
+                judged = results.judge(index, self.current_error, self._max_servers(index, servers, results))
                 if judged.verdict is Verdict.PASS and servers in LOOKS:
                     self.finish_passed(judged.excess)
                 elif judged.verdict is not Verdict.PASS and not judged.is_promising:
@@ -193,7 +193,7 @@ class LoadSequence:
         limit = self.predicted[self.current] - least if math.isfinite(excess) else -math.inf
         self.current = self._next(self._fail(lacks_throughput=lacks_throughput), limit)
 
-    def _most_servers(self, index: int, servers: int, results: LoadResults) -> int:
+    def _max_servers(self, index: int, servers: int, results: LoadResults) -> int:
         """Return how many servers the test of the load at ``index`` may have.
 
         Before its first look, the time of a lower load is reserved, if one can follow.

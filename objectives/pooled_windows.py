@@ -22,10 +22,10 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
-    also by priority. Rates, such as the throughput, are means over windows, which have equal lengths: a window of a
-    large batch holds one or two of them, so that the median would be far from the mean. A lost window has none of
-    these. Other values are medians over the windows in which they are known. The result is stable if all windows are,
-    and overloaded or crashed if one of them is.
+    also by priority. Rates, such as the throughput, are means over windows, which have equal lengths: if a window
+    holds only one or two large batches, the median is far from the mean. A lost window has none of these. Other
+    values are medians over the windows in which they are known. The result is stable if all windows are, and
+    overloaded or crashed if one of them is.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement) if field.name not in _SUMMED):

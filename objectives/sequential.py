@@ -29,9 +29,8 @@ def look_error(error: float, look: int) -> float:
     The tests at all looks together err with ``error`` at most. The levels are applied to Student's t as well
     (Jennison and Turnbull 1999, "Group Sequential Methods", section 4.4).
     """
-    return _last_look(
-        error, LOOKS[: LOOKS.index(look) + 1]
-    ).level  # without the later looks, which take time to compute
+    looks = LOOKS[: LOOKS.index(look) + 1]  # without the later ones, which take time to compute
+    return _last_look(error, looks).level
 
 
 class _Look(NamedTuple):

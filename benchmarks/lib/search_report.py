@@ -78,7 +78,7 @@ of the table. A recommendation is one that a confirmation would end with; *until
 configurations that were measured, even if noise hid how good they are."""
 WITHOUT_NOISE = "The measurements are the recorded ones, without noise."
 CLOSE = 0.02  # regret of a recommendation from which on the settings of ONNX Runtime count as found
-NOT_A_RIVAL = (OWN, "expert", "grid")
+NOT_COMPARED = (OWN, "expert", "grid")
 MOST_OF_BEST_RIVAL = 2 / 3  # target for the restricted mean on the test tables
 
 
@@ -154,10 +154,10 @@ def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str]
     for method in methods:
         print(row(method, *(f"{own[method]:.1f}" if method in own else "" for own in means.values())))
     for kind, own in means.items():
-        rivals = {method: mean for method, mean in own.items() if method not in NOT_A_RIVAL}
-        if OWN in own and rivals:
-            best = min(rivals, key=lambda method: rivals[method])
-            share = own[OWN] / rivals[best]
+        competitors = {method: mean for method, mean in own.items() if method not in NOT_COMPARED}
+        if OWN in own and competitors:
+            best = min(competitors, key=lambda method: competitors[method])
+            share = own[OWN] / competitors[best]
             verdict = "met" if share <= MOST_OF_BEST_RIVAL else "missed"
             target = f" Target: at most {MOST_OF_BEST_RIVAL:.2f}, {verdict}." if kind == "test" else ""
             print(f"\n{KINDS[kind]}: `{OWN}` needs {share:.2f} times as many as `{best}`.{target}")

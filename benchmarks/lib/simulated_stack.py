@@ -21,6 +21,9 @@ from optimizer.simulator.speed_correction import TIMES
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)
 TRUE_LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # at which the truth is simulated
+SERVERS = ("linear", "steps", "kink")
+MAX_CONCURRENCY = 64
+DEPLOY_SECONDS = 3.0
 PROBE_SECONDS, PROBE_NOISE = 0.04, 0.02  # of a speed probe: time, standard deviation of its log
 
 

@@ -17,12 +17,12 @@ REQUIREMENTS = "benchmarks/other_searchers/requirements.txt"
 class Method:
     """A search method of the comparison.
 
-    ``rival`` is the module of this package and the class in it that implements the method; empty for one of tritune.
+    ``searcher`` is the module of this package and its class that implements the method; empty for one of tritune.
     ``packages`` are those that tritune does not require. ``is_exhaustive``: it measures the whole table, whatever the
     limit on trials. ``is_slow``: a search takes 8 to 60 s, so it is compared on the test tables only.
     """
 
-    rival: str = ""
+    searcher: str = ""
     packages: tuple[str, ...] = ()
     is_exhaustive: bool = False
     is_slow: bool = False
@@ -45,8 +45,8 @@ METHODS: dict[str, Method] = {
 
 def searcher_factory(name: str) -> str | SearcherFactory:
     """Return what ``replay`` takes as the method ``name`` of METHODS."""
-    rival = METHODS[name].rival
-    if not rival:
+    path = METHODS[name].searcher
+    if not path:
         return name
-    module, _, searcher = rival.partition(".")
-    return cast(SearcherFactory, getattr(importlib.import_module(f"{__name__}.{module}"), searcher))
+    module, _, class_name = path.partition(".")
+    return cast(SearcherFactory, getattr(importlib.import_module(f"{__name__}.{module}"), class_name))

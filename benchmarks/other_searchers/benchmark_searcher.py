@@ -1,4 +1,4 @@
-"""The base class of the rivals: a Searcher in memory that runs one trial at a time."""
+"""The base class of the compared searchers: a Searcher in memory that runs one trial at a time."""
 
 from __future__ import annotations
 

@@ -161,14 +161,14 @@ def _whole(loads: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
     )
 
 
-def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
-    """Return the best point of each of the ``most`` best candidates, best first.
+def finalists(points: Sequence[Point], problem: Problem, max_points: int) -> list[Point]:
+    """Return the best point of each of the ``max_points`` best candidates, best first.
 
     Disturbed measurements count with less weight, see ``SpeedCorrection.best_point``. If no point is stable, the best
     unstable one is returned: fresh servers decide about it.
     """
     remaining, chosen = points, list[Point]()
-    while len(chosen) < most:
+    while len(chosen) < max_points:
         best = SpeedCorrection().best_point(remaining, problem.best_point)
         if best is None and not chosen:
             best = problem.best_point(remaining, unstable=True)

@@ -280,7 +280,7 @@ def _auto_complete_option(configs: Mapping[str, ModelConfig]) -> list[str]:
 def _gpu_count(run: FinishedRun, configs: Mapping[str, ModelConfig]) -> int:
     """Return the number of GPUs of the measured server; 0 if it ran on another machine or used none."""
     options = run.options
-    if options.target == "remote":
+    if options.target == "remote" or not run.info["server_uses_gpus"]:
         return 0
     if options.target == "docker":
         gpus = read_gpus(options.docker_gpus or "none")

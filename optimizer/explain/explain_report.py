@@ -150,7 +150,7 @@ def _no_bound_binds(explanation: Explanation) -> str:
     missed = problem.sla.missed(fastest.measurement)
     if missed:
         bounds = formatting.bounds(missed)
-        return f"Several together. The measurement with the most throughput misses {bounds}: {shown}."
+        return f"Several together. The stable measurement with the most throughput misses {bounds}: {shown}."
     return "None: no measurement beyond a bound had more throughput."
 
 

@@ -42,7 +42,7 @@ def fetch_metrics_page(url: str) -> str:
 def parse_metrics_page(text: str) -> MetricsPage:
     """Return the finite values of each series of a metrics page with their labels.
 
-    Lines that are no values are left out, and values without labels, which neither Triton nor the engines export.
+    Lines that are no values are left out, and values without labels, which no caller reads.
     """
     page = defaultdict[str, list[tuple[dict[str, str], float]]](list)
     for line in text.splitlines():

@@ -279,14 +279,14 @@ def retarget(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
 
 
 def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
-    """Return the options of a resumed run with the values that are given with ``--resume``. Raises OptionError."""
+    """Return the options of a resumed run or sweep with the values given with ``--resume``. Raises OptionError."""
     parsed = parse_values(values)
     fields = _fields(parsed)
     fields.pop("out", None)  # where the run is looked for
     resumed = replace(options, **fields)
     if misplaced := _misplaced_option(resumed, parsed.keys()):
         flag, value, targets = misplaced
-        problem = f"{flag} {value}: works only with {targets}, and the run has --target {options.target}"
+        problem = f"{flag} {value}: works only with {targets}, not with the --target {options.target} of before"
         raise OptionError(flag[2:], f"{problem}; remove {flag}")
     check_target(resumed, parsed.keys())
     _check_cluster(resumed)  # no other option of a resumed run contradicts those of the run

@@ -100,8 +100,8 @@ class FleetPlan:
         burst: The load at BURST times the rate.
         burst_replicas: The replicas that this needs; None if no number is enough.
         replicas_by_hour: The replicas in each hour of a day.
-        cost: None without a price.
-        power: None if the replicas cannot serve the rate.
+        cost: None without a price, or if nothing was planned.
+        power: None if nothing was planned.
         forecast_errors: The errors of the simulator on the run.
         further_measuring: The benefit of further measurements.
         autoscaler_test: The test of the autoscaler.

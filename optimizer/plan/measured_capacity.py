@@ -181,7 +181,7 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
             f"that streams or keeps state needs; `{command}` makes it"
         )
     lower, upper = confirmed.throughput.low, confirmed.throughput.high
-    middle = min(max(throughput, lower), upper)  # a median of windows may lie outside the interval of their mean
+    middle = min(max(throughput, lower), upper)  # the mean of all windows is not that of the servers
     interval = ConfidenceInterval(lower / size, upper / size)
     load = confirmed.point.load
     safe = likely = high = load.request_rate

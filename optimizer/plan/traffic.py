@@ -104,8 +104,8 @@ class RecordedTraffic:
     ) -> FloatArray:
         """Return the arrival times of several replicas in one sequence: replica after replica.
 
-        It ends when there are ``requests`` arrivals, or after the last replica. Each replica's share has the length
-        of the whole recording, so that all its peaks are included.
+        It has as many replicas as have ``requests`` arrivals together, or all of them. Each replica's share has the
+        length of the whole recording, so that all its peaks are included.
         """
         times = np.cumsum(self.intervals_s) * (self.rate / rate)
         length, count = float(times[-1]), len(times)

@@ -210,7 +210,7 @@ class CandidateSelector:
         return [(candidate, n) for candidate in candidates for n in self._concurrencies(candidate)[::every]]
 
     def _most_different(self, running: Sequence[ConfigurationLoad], remaining: Sequence[Candidate]) -> Candidate:
-        """Return the candidate of ``left`` with the largest distance from all ``running`` ones.
+        """Return the candidate of ``remaining`` with the largest distance from all ``running`` ones.
 
         This is a maximin design (Johnson, Moore and Ylvisaker 1990).
         """

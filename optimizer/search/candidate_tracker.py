@@ -130,7 +130,7 @@ class CandidateTracker:
         trial = self.study.ask(self._encoding.distributions)
         trial.set_user_attr(WORKER, self._workers.name)
         candidate = self._encoding.decode(trial.params)
-        if candidate is None or candidate in tried or not self._claim(candidate, except_trial=trial.number):
+        if candidate is None or candidate in tried or not self._is_free(candidate, except_trial=trial.number):
             self._drop(trial, candidate)
             return None
         self._started[candidate] = trial
@@ -161,7 +161,7 @@ class CandidateTracker:
             user_attrs=user_attrs if concurrency is None else {**user_attrs, EXPECTED: concurrency},
         )
         trial = optuna.Trial(self.study, enter_trial(self.study, running))
-        if not again and not self._claim(canonical, before=trial.number):
+        if not again and not self._is_free(canonical, before=trial.number):
             self._drop(trial, canonical)
             return False
         self._started[canonical] = trial
@@ -265,8 +265,8 @@ class CandidateTracker:
             for other in self.study.get_trials(deepcopy=False)
         )
 
-    def _claim(self, candidate: Candidate, *, before: int | None = None, except_trial: int | None = None) -> bool:
-        """Claim the candidate for a new trial. Return False if another trial has it already.
+    def _is_free(self, candidate: Candidate, *, before: int | None = None, except_trial: int | None = None) -> bool:
+        """Return whether no other trial has the candidate.
 
         With ``before``, only trials with a lower number count. Trials that this process stored, but whose number it
         did not get from the database, are marked as failed.

@@ -101,9 +101,8 @@ class SimulatedPosterior:
         self._bounds_s = latency_bounds_s(inputs.problem, inputs.latencies)
         self._share = ShareWithinBounds.from_problem(inputs.problem, inputs.latencies)
         self._model = model
-        self._cache: dict[
-            ConfigurationLoad, tuple[Performance, list[float]]
-        ] = {}  # values are results and their features
+        # results and their features
+        self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}
         self._features: list[tuple[Sequence[ConfigurationLoad], FloatArray]] = []
         errors = compute_residuals(model, measured, self._problem, self._latencies, inputs.speed)
         self._longer_tail = errors.longer_tail

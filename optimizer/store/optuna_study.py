@@ -263,10 +263,10 @@ def check_study(
 
     A study that does not exist is not created, and an existing one is not changed.
     """
-    if "://" not in storage and not Path(storage).exists():
-        return
     shown = redact(storage)
     with opening_errors(storage):
+        if "://" not in storage and not Path(storage).exists():
+            return
         backend = make_storage(storage)
         try:
             study = optuna.load_study(study_name=name, storage=backend, sampler=sampler)

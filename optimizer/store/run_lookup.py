@@ -87,7 +87,7 @@ def _find_sweep(run: str, out: str) -> Path | None:
 
 
 def _sweep_error(sweep: Path, flag: str, run: str) -> BadInputError:
-    """Return the error for a folder of a sweep, which the user gave as ``run`` in in_results of a run."""
+    """Return the error for a folder of a sweep, which the user gave as ``run`` in place of a run."""
     path = show_path(sweep)
     where = "" if Path(run) == sweep else f" ({path})"
     tables = [shlex.quote(show_path(table)) for table in sorted(sweep.glob("trials*.csv"))]

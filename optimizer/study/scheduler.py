@@ -153,9 +153,8 @@ class Scheduler:
             trial = self._numbered(control, running)
             self._controls.add(trial.number)
             return "control", trial
-        others_run = (
-            self.other_workers.are_running()
-        )  # read first: a trial that ends meanwhile may change the suggestion
+        # read first: a trial that ends meanwhile may change the suggestion
+        others_run = self.other_workers.are_running()
         with self.stopwatch.count("search"):
             suggestion = self.searcher.suggest()
             # the searcher suggested neither the comparisons nor a trial of an earlier session: both may be running

@@ -180,9 +180,8 @@ def _make_problem(
         open_loop=options.load == "rate",
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
-        cpu_count=None
-        if on_gpu or other_machine_address(options)
-        else hardware.cpu_count,  # that of another machine is unknown
+        # that of another machine is unknown
+        cpu_count=None if on_gpu or other_machine_address(options) else hardware.cpu_count,
         kind=source.kind,
         request_times=arrivals.times if arrivals else None,
         tokens=token_requests(named, request_options(named, options), options),

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import optuna
+import psutil
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -213,17 +214,21 @@ class SharedWorkers(StudyWorkers):
 
 
 def _is_running(worker: FrozenTrial) -> bool:
-    """Return whether the process of a worker on this host runs. A later process may have its PID."""
-    return bool(_started_ticks(worker.user_attrs[PID]) == worker.user_attrs[STARTED])
+    """Return whether the process of a worker on this host runs. A later process may have its PID.
+
+    If /proc hides the processes of other users, any process with its PID counts as the worker.
+    """
+    pid = worker.user_attrs[PID]
+    try:
+        return bool(_started_ticks(pid) == worker.user_attrs[STARTED])
+    except OSError:
+        return psutil.pid_exists(pid)
 
 
 def _started_ticks(pid: int) -> int | None:
-    """Return the start of a process in clock ticks since the boot; None if it has ended, even if it is a zombie."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state == "Z" else int(fields[18])  # field 22 of proc_pid_stat(5)
+    """Return the start of a process in clock ticks since the boot; None for a zombie. Raises OSError."""
+    state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    return None if state == b"Z" else int(fields[18])  # field 22 of proc_pid_stat(5)
 
 
 POLL_SECONDS = 0.5  # pause of a worker that waits for others

@@ -120,6 +120,7 @@ def test_a_quota_limits_cpus_that_the_candidate_chose(tmp_path: Path) -> None:
         (RunOptions(""), "KIND_AUTO", False, 0),
         (RunOptions("", target="docker", docker_image=IMAGE, docker_gpus="1"), "KIND_AUTO", True, 1),
         (RunOptions("", target="docker", docker_image=IMAGE, docker_gpus="all"), "KIND_AUTO", True, 2),
+        (RunOptions("", target="docker", docker_image=IMAGE, docker_gpus="all"), "KIND_CPU", False, 0),
         (RunOptions("", target="docker", docker_image=IMAGE), "KIND_AUTO", True, 0),
         (RunOptions("", target="remote", url="triton:8001"), "KIND_GPU", None, 0),
     ],

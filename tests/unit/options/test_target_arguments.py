@@ -207,7 +207,8 @@ def test_a_resumed_run_keeps_its_target_and_takes_a_new_header(tmp_path: Path) -
         read_run_arguments([*words, "--target", "local"])
     embedded = run(tmp_path / "embedded", RunOptions("m"))
     problem = (
-        r"--header a:\*\*\*: works only with --target remote, and the run has --target embedded; remove --header$"
+        r"--header a:\*\*\*: works only with --target remote, "
+        "not with the --target embedded of before; remove --header$"
     )
     with pytest.raises(BadInputError, match=problem):
         read_run_arguments(["--resume", str(embedded.path), "--header", "a:b"])

@@ -262,7 +262,7 @@ def test_a_resumed_sweep_takes_a_header_if_its_server_does(tmp_path: Path) -> No
             assert resumed.options == replace(began.options, headers=("a:b",))
             assert resumed.request.given == {**began.request.given, "header": ["a:***"]}
         else:
-            with pytest.raises(BadInputError, match="and the run has --target local; remove --header"):
+            with pytest.raises(BadInputError, match="not with the --target local of before; remove --header"):
                 parse(f"--resume {tmp_path} --header a:b")
 
 
