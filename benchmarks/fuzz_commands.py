@@ -74,7 +74,7 @@ class OutOfTime(BaseException):
     """The command took more than ``MOST_CPU_SECONDS``."""
 
 
-# -- what a command does --------------------------------------------------------------------------------------------
+# -- effects of a command --------------------------------------------------------------------------------------------
 
 
 class CapturedOutput:
@@ -247,7 +247,7 @@ class CaseFolders:
 
     @contextlib.contextmanager
     def folder(self, case: CommandCase) -> Iterator[Path]:
-        """Yield a new working folder with the case's files. Afterwards check what was written, and remove it."""
+        """Yield a new working folder with the case's files. Afterwards check the written files, and remove it."""
         self._count += 1
         folder = self.sandbox.working_folder / "a/b" / str(self._count)
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The check of what a command printed and of its exit code."""
+"""The check of the output and the exit code of a command."""
 
 from __future__ import annotations
 

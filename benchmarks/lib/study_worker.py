@@ -100,7 +100,7 @@ class StudyWorker:
             return log.read()
 
     def stop(self) -> None:
-        """End the process; what it has started ends with it."""
+        """End the process, and the processes that it has started."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -18,6 +18,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from lib.plain_server import perf_analyzer_for
 from model_analyzer_runs.search_cost import StatedResult
 from optimizer.config import model_config
 from optimizer.core.errors import MeasurementError
@@ -25,7 +26,6 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.study.task import Task
 
 WINDOW_MS = 1667  # perf_analyzer's windows last a fifth longer: three of 2 s
@@ -109,15 +109,7 @@ def _measure(
     samples = []
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "perf_analyzer.log")
-        load_generator = PerfAnalyzer(
-            installed.perf_analyzer,
-            LocalRunner(installed.perf_analyzer_libraries),
-            log,
-            input_data=task.input_data,
-            shapes=task.shapes,
-            window_ms=window_ms,
-            repeat=False,
-        )
+        load_generator = replace(perf_analyzer_for(task, installed, log), window_ms=window_ms)
         source = replace(task.source, config=config)
         target = EmbeddedTarget(source, TargetSettings(Path(scratch, "server.log"), on_progress=on_progress))
         with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:

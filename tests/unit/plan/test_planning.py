@@ -92,7 +92,7 @@ def test_the_busy_share_leaves_out_the_time_between_the_shares_of_a_recording(re
 
 
 def test_the_smallest_fleet_of_a_known_server() -> None:
-    """At a constant rate no request waits until each replica gets 100 requests per second."""
+    """No request waits at a constant rate until each replica gets 100 requests per second."""
     constant = fleet(10.5, ConstantTraffic())
     assert constant.fewest_replicas(950.0, Slowdown()) == 10
     assert constant.fewest_replicas(950.0, Slowdown(slowness=0.9)) == 9
@@ -160,7 +160,7 @@ def test_uncertainty_needs_more_replicas() -> None:
 
 
 def test_requests_of_several_samples_arrive_whole() -> None:
-    """With two samples per request, half as many requests per second are served."""
+    """Requests of two samples are served at half the rate."""
     one = server(60.0, request_batch_size=2)
     assert one.capacity(Slowdown()) == pytest.approx(50.0, rel=0.01)
     result = Fleet(one, ConstantTraffic(), "round-robin", requests=4000).simulate(40.0, 1, Slowdown())
