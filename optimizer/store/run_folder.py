@@ -264,6 +264,13 @@ class RunFolder:
         info = {**head, "signature": sign(external_values(options)), **facts}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
 
+    def update_info(self, facts: Mapping[str, Any]) -> None:
+        """Replace the keys of ``facts`` in run.json. All other keys keep their values.
+
+        Raises BadInputError as ``read_info``, and EnvironmentFault if it cannot be written.
+        """
+        write_atomically(self.info, json.dumps({**self._read_document(), **facts}, indent=2) + "\n")
+
 
 def damaged_record(path: Path, kind: str, fault: str | Exception) -> BadInputError:
     """Return the error for the record of a run, a sweep or a batch that is damaged or belongs to another program.

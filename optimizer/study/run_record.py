@@ -156,9 +156,18 @@ class RunRecord:
         return has_complete_test(self.notes)
 
     def write_plan(self, plan: ConfirmationPlan) -> None:
-        """Write ``plan`` to run.json, and keep it there. Raises EnvironmentFault."""
+        """Write ``plan`` to run.json, which keeps the status and the result of an earlier session.
+
+        Raises EnvironmentFault if it cannot be written, and BadInputError if another program has changed it.
+        """
         self.planned.update(plan_document(plan))
-        self._write_info("running", "", {})
+        self.folder.update_info(
+            {
+                "written": time.strftime(WRITTEN_FORMAT),
+                "confirmation_plan": self.planned,
+                "times": self._times(),
+            }
+        )
 
     def write(self, status: str, outcome: Outcome | None, reason: str = "") -> dict[str, Any]:
         """Write run.json and, with an ``outcome``, the derived files. Return the document of ``--json``.
@@ -277,7 +286,7 @@ KEYS: Final = {
     "started_in": "Folder that relative paths start from, relative to the folder of the run.",
     "signature": "HMAC-SHA256, by a key of the user, of options that name code, addresses or data; may be null.",
     "status": "`running`, also of a run that was killed; `found`, `none` (nothing is recommended), `interrupted`, "
-    "`failed`, or `left` (other workers continue the shared study).",
+    "`failed`, or `left` (other workers continue the shared study). `tune verify` changes it at its end only.",
     "verdict": "PASS, FAIL or UNDECIDED; null before the end.",
     "reason": "Error of a failed run; empty for another one.",
     "command": "Command that reproduces the run, with all options that are not the default.",

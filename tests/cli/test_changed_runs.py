@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from objectives.sequential import LOOKS
+from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
@@ -154,6 +155,15 @@ def test_a_session_without_a_recommendation_removes_that_of_an_earlier_one(finis
     assert outcome.recommended is None
     finished.record.write("none", outcome)
     assert [path.name for path in best.iterdir()] == ["notes.txt"]
+
+
+def test_a_planned_confirmation_keeps_the_result_of_the_run(finished: FinishedFolder) -> None:
+    before = finished.run.read_info()
+    finished.record.write_plan(ConfirmationPlan(0.01, 0.1, (2,)))
+    after = finished.run.read_info()
+    assert after["confirmation_plan"]["finalists"] == [2]
+    changed = dict.fromkeys(("written", "confirmation_plan", "times"))
+    assert {**after, **changed} == {**before, **changed}
 
 
 def test_a_run_is_read_with_the_cpus_that_its_search_had(finished: FinishedFolder) -> None:

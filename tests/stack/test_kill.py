@@ -21,7 +21,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.results.finished_run import read_run
+from optimizer.results.finished_run import read_run, unfinished
 from tests.command_fixtures import (
     FINISHED,
     HANG_SECONDS,
@@ -246,7 +246,7 @@ def test_signals_end_it_at_once(signum: signal.Signals, moment: Moment, steady: 
     assert info(steady)["status"] == "interrupted"
 
 
-def test_a_continued_test_that_fails_or_is_interrupted_leaves_the_search_ended(steady: Sandbox) -> None:
+def test_a_continued_test_that_does_not_end_leaves_the_search_ended(steady: Sandbox) -> None:
     if not assert_search_ended(run_tune(steady, *STUDY, *SHORT, "steady.yaml"), run_folder(steady)):
         pytest.skip("no load was steady on this busy machine")
     assert info(steady)["status"] == "found"
@@ -258,6 +258,17 @@ def test_a_continued_test_that_fails_or_is_interrupted_leaves_the_search_ended(s
     assert "reference.npz" in failed.errors[0]
     assert (info(steady)["status"], info(steady)["reason"]) == ("found", "")
     reference.write_bytes(outputs)
+    before = info(steady)
+    killed = steady.fork("verify", "--budget", "2m", run_folder(steady))
+    a_row_is_written(steady, killed)
+    killed.kill()
+    killed.communicate()
+    assert eventually(lambda: steady.processes() == [], HANG_SECONDS), steady.processes()
+    after = info(steady)
+    assert after["confirmation_plan"] is not None
+    for key in ("status", "verdict", "reason", "notes", "result"):
+        assert after[key] == before[key]
+    assert unfinished(read_run(run_folder(steady))) == ""
     process = steady.fork("verify", "--budget", "2m", run_folder(steady))
     server_starts(steady, process)
     process.send_signal(signal.SIGINT)
