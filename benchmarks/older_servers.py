@@ -11,6 +11,7 @@ than tune supports, which tune must say in one line. The second has a stub for P
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -59,6 +60,8 @@ class Tried:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     print("# Older servers under `--target local`: latest measurement\n")
     print(f"{command()}, Python {runtime.running_python()}\n")
     columns = ("nvidia-pytriton", "Triton", "missing server options", "contract suite", "a run with a 5 ms model")
