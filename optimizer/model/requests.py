@@ -45,6 +45,7 @@ READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[
 }
 # perf_analyzer prepares every request before it starts; this many samples in all requests together take about 1 s
 MAX_PREPARED_SAMPLES, MIN_SAMPLES = 1 << 19, 8
+SEND_AT_RATE = "send at a rate (--load rate; for a sweep --request-rate)"  # advice in errors
 MIN_ENTRY_BYTES = 10  # smallest size of an entry in perf_analyzer's JSON
 MAX_GENERATED_REQUESTS, MIN_GENERATED_REQUESTS = 256, 8
 EXAMPLE_SIZE, EXAMPLE_SIZES = "128", "16..128"  # of a variable dimension, in errors
@@ -108,7 +109,7 @@ class RequestBatching:
         if not self.open_loop:
             raise BadInputError(
                 f"{one_line(source, 200)}: perf_analyzer sends requests of {self.samples} samples in one shape only; "
-                "set --request-batch-size 1 or use --load rate"
+                f"set --request-batch-size 1, or {SEND_AT_RATE}"
             )
         groups = [set(shapes[i : i + self.samples]) for i in range(0, len(shapes), self.samples)]
         if self.mixed or len(shapes) % self.samples or any(len(group) > 1 for group in groups):

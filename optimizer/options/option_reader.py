@@ -118,11 +118,16 @@ def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
             raise _requires(f"--{timing[0]}", quote(options.request_times), "--load rate")
         return
     if options.protocol == "http":
-        fix = "leave --protocol http out" if "protocol" in explicit else "give the server's gRPC address as --url"
-        raise OptionError("load", f"--load rate sends requests by gRPC only: {fix}")
+        why = "requests at a rate are sent over gRPC only"
+        if "protocol" in explicit:
+            raise OptionError("protocol", f"--protocol http: {why}; leave it out")
+        raise OptionError("url", f"--url {quote(options.url or DEFAULT_URL)}: {why}; give the gRPC port")
     if options.perf_analyzer_image is not None:
-        problem = "--load rate does not use perf_analyzer: leave --perf-analyzer-image out"
-        raise OptionError("load", problem)
+        raise OptionError(
+            "perf-analyzer-image",
+            f"--perf-analyzer-image {quote(options.perf_analyzer_image)}: perf_analyzer does not send requests at a "
+            "rate; leave it out",
+        )
 
 
 def _check_remote(options: RunOptions) -> None:

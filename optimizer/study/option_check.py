@@ -15,6 +15,7 @@ from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCE
 from optimizer.deploy.target_factory import CAN_RESTART
 from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedClasses
 from optimizer.model.profile_schema import ScoreSection
+from optimizer.model.requests import SEND_AT_RATE
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.study.model_finder import NamedModel, size_fault
@@ -40,10 +41,13 @@ def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOp
             options,
             named.profile,
             f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
-            "requests of one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)",
+            f"requests of one size: give one size, or {SEND_AT_RATE}",
         )
     if source.concurrent and options.load == "rate":
-        raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
+        raise BadInputError(
+            "requests at a rate are sent to one model only; leave out the concurrent models, or use --load "
+            "concurrency (for a sweep --concurrency)"
+        )
 
 
 def check_server_settings(source: ModelSource, options: RunOptions, problem: Problem) -> None:
@@ -129,7 +133,8 @@ def check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -
         raise size_fault(options, named.profile, f"{named.batch.largest}: {because}")
     if source.is_stateful and options.load == "rate":
         raise BadInputError(
-            f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
+            f"{name} is stateful and is measured in a closed loop, without a request rate; use --load concurrency "
+            "(for a sweep --concurrency)"
         )
 
 
@@ -212,7 +217,7 @@ def check_shared_memory(options: RunOptions, source: ModelSource, *, on_gpu: boo
     elif source.concurrent:
         problem = "several models get load at the same time, and perf_analyzer unregisters all regions; leave it out"
     elif options.shared_memory == "system" and options.load != "rate" and (tensor := _unnameable(source)):
-        problem = f"perf_analyzer names memory after tensors, and {tensor!r} is no name of a file; use --load rate"
+        problem = f"perf_analyzer names memory after tensors, and {tensor!r} is no name of a file; {SEND_AT_RATE}"
     elif options.shared_memory == "cuda" and not on_gpu:
         problem = f"{name} is served on the CPU; use --shared-memory system"
     else:

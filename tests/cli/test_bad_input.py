@@ -79,7 +79,7 @@ FLAGS = [
     bad("--load fast mlp", "--load fast: ", "concurrency, rate"),
     bad("--request-distribution constant mlp", "--request-distribution constant", "--load rate"),
     bad("--request-intervals i.txt mlp", "--request-intervals i.txt", "--load rate"),
-    bad("--load rate --protocol http mlp", "--load rate", "gRPC"),
+    bad("--load rate --protocol http mlp", "--protocol http: ", "gRPC"),
     bad("--min-score high mlp", "--min-score high: ", "0.9"),
     bad("--confidence 99.99999% mlp", "--confidence 99.99999%: ", "99%", "from 80% to 99.99%"),
     bad("--confidence sure mlp", "--confidence sure: ", "99%"),

@@ -89,7 +89,7 @@ def test_a_request_of_several_samples_has_one_shape(tmp_path: Path) -> None:
     lengths = [item["ids"].size for item in result]
     assert len(result) == 3 * 256
     assert all(len(set(lengths[i : i + 3])) == 1 for i in range(0, len(lengths), 3))
-    with pytest.raises(BadInputError, match=r"shapes ids,mask:4\.\.7: perf_analyzer sends .* or use --load rate"):
+    with pytest.raises(BadInputError, match=r"shapes ids,mask:4\.\.7: perf_analyzer sends .* or send at a rate "):
         prepare_requests(RequestOptions(shapes=LENGTHS), config(), RequestBatching(3), tmp_path)
 
 
@@ -255,7 +255,7 @@ def test_samples_of_different_lengths(tmp_path: Path) -> None:
     assert [item["ids"].size for item in samples(options, tmp_path)] == [2, 3]
     assert prepare_requests(options, config(), ONE, tmp_path).largest == {"ids": (3,), "mask": (3,)}
     for sent, message in (
-        (RequestBatching(2), "or use --load rate"),
+        (RequestBatching(2), "or send at a rate"),
         (RequestBatching(2, open_loop=True), "put samples of one shape together"),
     ):
         with pytest.raises(BadInputError, match=message):

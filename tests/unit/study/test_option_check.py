@@ -61,7 +61,7 @@ def test_a_tensor_that_perf_analyzer_cannot_name_a_region_after_is_refused(model
     config.CopyFrom(models["sleeper"].config)
     config.output[0].name = "dense/BiasAdd:0"
     source = replace(models["sleeper"], config=config)
-    with pytest.raises(BadInputError, match="'dense/BiasAdd:0' is no name of a file; use --load rate"):
+    with pytest.raises(BadInputError, match="'dense/BiasAdd:0' is no name of a file; send at a rate "):
         check_shared_memory(RunOptions("m", shared_memory="system"), source, on_gpu=False)
     check_shared_memory(RunOptions("m", shared_memory="system", load="rate"), source, on_gpu=False)
 

@@ -219,7 +219,7 @@ def test_the_length_may_be_a_distribution(models: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"load": "rate"}, "--load rate: sums is stateful"),
+        ({"load": "rate"}, "sums is stateful .* without a request rate; use --load concurrency"),
         ({"protocol": "http"}, "--protocol http: sums is stateful, .* over gRPC only; use --protocol grpc$"),
         (
             {"target": "remote", "url": "http://localhost:8000"},
