@@ -28,7 +28,7 @@ from optimizer.confirmation.windows import (
     pooled_point,
     server_windows,
     tested_spreads,
-    without_lost_end,
+    without_last_lost_windows,
 )
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
@@ -43,16 +43,18 @@ def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -
     They are those of its earlier tests, otherwise the first ones that are free. The tests of a candidate that can no
     longer be deployed do not count.
     """
-    first = {
+    first_errors = {
         trial.number: next(iter(errors.values()))
         for trial in trials
         if trial.number in plan.finalists and (errors := errors_by_load(trial))
     }
     for shares in SHARES:
-        users = [other for other, error in first.items() if math.isclose(error, plan.error * shares[0])]
-        if number in users or (number not in first and not users):
+        users = [user for user, error in first_errors.items() if math.isclose(error, plan.error * shares[0])]
+        if number in users or (number not in first_errors and not users):
             return shares
-    return SHARES[0] if number in first else None  # its confirmations do not follow the plan: CandidateTests says so
+    if number in first_errors:  # its confirmations do not follow the plan, and CandidateTests raises the error
+        return SHARES[0]
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,28 +222,40 @@ def next_test(confirmation: ConfirmationState, best: Sequence[Point]) -> NextTes
     plan, trials = confirmation.plan, confirmation.trials
     by_number = {trial.number: trial for trial in trials}
     deployable = [point for point in best if by_number[point.trial].status != "failed"]
+    if not deployable:
+        return None
     compared = _compared_predictions(confirmation)
+    rival = _choose_rival(deployable[1:], by_number, compared)
     tests, states = list[NextTest | None](), list[CandidateState]()
-    for point in (*deployable[:1], *_rival(deployable[1:], by_number, compared)):
+    for point in filter(None, (deployable[0], rival)):
         shares = error_shares(plan, trials, point.trial)
-        predictions = compared.get(point.trial) or plan.predictions.get(point.trial)
         if shares is None:
             continue
-        if predictions is None:
-            tests.append(NextTest(point, confirmation.plan_test_server(point, point.load), LOOKS[0]))
-            states.append(CandidateState(passed=0.0, expected=0.0))
-            continue
-        candidate = CandidateTests(confirmation, point, predictions, shares)
-        index = candidate.next_load()
-        states.append(candidate.state(index))
-        if index is not None:
-            tests.append(NextTest(point, candidate.server_plan(index), candidate.missing_servers(index)))
-        else:
-            tests.append(None)
-            if not errors_by_load(candidate.trial):
-                break  # there is no time for it, nor for the other
+        predictions = compared.get(point.trial) or plan.predictions.get(point.trial)
+        test, state = _next_test_of(confirmation, point, predictions, shares)
+        tests.append(test)
+        states.append(state)
+        if test is None and not errors_by_load(by_number[point.trial]):
+            break  # there is no time for its first test, nor for that of the rival
     chosen = choose_candidate(states)
     return None if chosen is None else tests[chosen]
+
+
+def _next_test_of(
+    confirmation: ConfirmationState, point: Point, predictions: LoadPredictions | None, shares: tuple[float, ...]
+) -> tuple[NextTest | None, CandidateState]:
+    """Return the next test of the candidate of ``point``, and how far its tests are.
+
+    The test is None if no load can pass in the time that is left. ``predictions`` are None before its first server.
+    """
+    if predictions is None:
+        test = NextTest(point, confirmation.plan_test_server(point, point.load), LOOKS[0])
+        return test, CandidateState(passed=0.0, expected=0.0)
+    tests = CandidateTests(confirmation, point, predictions, shares)
+    index = tests.next_load()
+    if index is None:
+        return None, tests.state(None)
+    return NextTest(point, tests.server_plan(index), tests.missing_servers(index)), tests.state(index)
 
 
 def next_verdict(
@@ -251,7 +265,7 @@ def next_verdict(
 
     ``is_cross_checked`` says whether perf_analyzer measures each tested server as well.
     """
-    trials = [without_lost_end(trial) for trial in trials]
+    trials = [without_last_lost_windows(trial) for trial in trials]
     points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
     start_seconds = estimate_start_seconds(trials)
     confirmation = ConfirmationState(problem, plan, trials, start_seconds, is_cross_checked=is_cross_checked)
@@ -273,14 +287,16 @@ def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem
     return predictions.for_rival(measured, problem)
 
 
-def _rival(
-    others: Sequence[Point], by_number: Mapping[int, Trial], compared: Mapping[int, LoadPredictions]
-) -> Sequence[Point]:
-    """Return the one of ``others`` that is tested, or may be; empty if there are none."""
-    tested = [point for point in others if errors_by_load(by_number[point.trial])]
+def _choose_rival(
+    finalists: Sequence[Point], by_number: Mapping[int, Trial], compared: Mapping[int, LoadPredictions]
+) -> Point | None:
+    """Return the one of ``finalists`` that may be tested too; None if there are none.
+
+    If tests of some were begun, it is one of these. Among several it is the one that is expected to serve the most.
+    """
+    tested = [point for point in finalists if errors_by_load(by_number[point.trial])]
     expected = {number: predictions.rival_throughput_infer_per_sec for number, predictions in compared.items()}
-    rival = max(tested or others, key=lambda point: expected.get(point.trial, 0.0), default=None)
-    return [] if rival is None else [rival]
+    return max(tested or finalists, key=lambda point: expected.get(point.trial, 0.0), default=None)
 
 
 def _compared_predictions(confirmation: ConfirmationState) -> dict[int, LoadPredictions]:

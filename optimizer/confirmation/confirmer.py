@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +20,16 @@ from optimizer.confirmation.candidate_tests import (
 )
 from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit, was_search_disturbed
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
-from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests, usual_points
+from optimizer.confirmation.plan import ConfirmationPlan, compared_points, correct_search_points, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.confirmation.windows import errors_by_load, last_server, lost_end, server_windows, without_lost_end
+from optimizer.confirmation.windows import (
+    errors_by_load,
+    last_lost_windows,
+    last_server,
+    server_windows,
+    without_last_lost_windows,
+)
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
@@ -131,13 +136,13 @@ class Confirmer:
     fit: ModelFitter = lambda _: None
     recorded_plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
-    best: Sequence[Point] = field(default=(), init=False)
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
     # by trial, the first server whose measurement is repeated; the next server has its number
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
     _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
     _start_seconds: list[float] = field(default_factory=list, init=False)  # start times of the fresh servers so far
     _points: Sequence[Point] = field(default=(), init=False)  # points of the search, corrected
+    _finalists: Sequence[Point] = field(default=(), init=False)  # best point of each, in the order of testing
     _plan: ConfirmationPlan = field(init=False)  # has the loads that were predicted so far
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
@@ -156,46 +161,49 @@ class Confirmer:
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
         self._last_server = last_server(self.trials)
-        self._lost_servers = {trial.number: lost[0].server for trial in self.trials if (lost := lost_end(trial))}
-        self.trials = [without_lost_end(trial) for trial in self.trials]
+        self._lost_servers = {
+            trial.number: lost[0].server for trial in self.trials if (lost := last_lost_windows(trial))
+        }
+        self.trials = [without_last_lost_windows(trial) for trial in self.trials]
         with self.measurer.stopwatch.count("search"):
-            self._points, self._disturbances = usual_points(self.trials, self.problem, self.fit)
+            self._points, self._disturbances = correct_search_points(self.trials, self.problem, self.fit)
         self._plan = plan_tests(self.recorded_plan, self.trials, self._points, self.problem, self._disturbances)
         self.measurer.disturbance_limit = self._plan.disturbance_limit
-        best = self.best = self._plan.best_points(self._points, self.problem)
-        if not best:
+        self._finalists = self._plan.best_points(self._points, self.problem)
+        if not self._finalists:
             return self.trials
-        compared = compared_points(best, comparisons, self._points, self.problem)
-        self._predict_loads([best[0], *compared])
+        best = self._finalists[0]
+        compared = compared_points(self._finalists, comparisons, self._points, self.problem)
+        self._predict_loads([best, *compared])
         if was_search_disturbed(self.trials):
             self._test(until_pass=True)
-        if (tests := self._tests(best[0])) is not None:
-            untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
-            loads = [self._compared_load(other) for other in untested]
+        if (tests := self._tests(best)) is not None:
+            untested = [point for point in compared if not errors_by_load(self.trial(point.trial))]
+            loads = [self._first_compared_load(point) for point in untested]
             self._measure_in_turn(tests, list(map(self._comparison_plan, untested, loads)))
         self._test()
-        self._begin_test(best[0])
+        self._begin_test(best)
         self._continue_comparisons(compared)
         return self.trials
 
-    def test_recommendation(self, recommended: Point, others: Sequence[ServerPlan]) -> list[Trial]:
+    def test_recommendation(self, recommended: Point, comparisons: Sequence[ServerPlan]) -> list[Trial]:
         """Return the trials with a separate test of the recommendation at its own load.
 
         Windows and crashes of earlier tests do not count, and are not in the returned trials.
 
-        The others are measured in turn with its first servers. Those for which the time seemed too short are measured
-        after the test, if it left enough.
+        ``comparisons`` are measured in turn with its first servers. Those for which the time seemed too short are
+        measured after the test, if it left enough.
         """
         self.trials = [replace(trial, confirmations=(), cross_checks=(), crashes=()) for trial in self.trials]
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
         self._plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
         tests = CandidateTests(self._state(), recommended, only, (1.0,))
-        self._measure_in_turn(tests, others)
+        self._measure_in_turn(tests, comparisons)
         while (index := tests.next_load()) is not None and self.measure(tests.server_plan(index)):
             pass
-        if self.trial(recommended.trial).confirmations:  # otherwise there is nothing to compare the others with
-            self._compare_in_turn(others)
+        if self.trial(recommended.trial).confirmations:  # otherwise there is nothing to compare with
+            self._compare_in_turn(comparisons)
         return self.trials
 
     def measure(self, server_plan: ServerPlan) -> bool:
@@ -237,7 +245,9 @@ class Confirmer:
 
     def _test(self, *, until_pass: bool = False) -> None:
         """Measure one server after another of the candidate that is tested next."""
-        while (test := next_test(self._state(), self.best)) is not None and not (until_pass and self._has_passed()):
+        while (test := next_test(self._state(), self._finalists)) is not None:
+            if until_pass and self._has_passed():
+                break
             plan = self._plan
             self._predict_loads([test.point])
             self._correct_loads(test.point)
@@ -281,8 +291,8 @@ class Confirmer:
     def _index(self, number: int) -> int:
         return next(index for index, trial in enumerate(self.trials) if trial.number == number)
 
-    def _compared_load(self, point: Point) -> LoadPoint:
-        """Return the first load at which the candidate of ``point`` was compared, or is."""
+    def _first_compared_load(self, point: Point) -> LoadPoint:
+        """Return the load of the first comparison of the candidate of ``point``, which may still be to come."""
         measured = [window.load for window in self.trial(point.trial).confirmations]
         return measured[0] if measured else self._plan.predictions[point.trial].first_compared_load
 
@@ -332,19 +342,19 @@ class Confirmer:
             self.recorded_plan = self._plan
             self.record(self._plan)
 
-    def _measure_in_turn(self, tests: CandidateTests, others: Sequence[ServerPlan]) -> None:
+    def _measure_in_turn(self, tests: CandidateTests, comparisons: Sequence[ServerPlan]) -> None:
         """Measure the first servers of all candidates in turn, so that a drift of the machine affects all alike.
 
-        If time is short, the last of ``others`` are left out: the verdict needs the time, see
+        If time is short, the last of ``comparisons`` are left out: the verdict needs the time, see
         ``ServerPlan.reserved_seconds``. Servers of an earlier session count.
         """
         index = tests.sequence.current or 0
         reserved_seconds = tests.server_plan(index).reserved_seconds(max(0, LOOKS[0] - tests.servers(index)))
-        missing = self._affordable(others, self.budget.seconds_left() - reserved_seconds)
-        for server in range(1, COMPARED_SERVERS + 1) if missing else ():
-            if tests.servers(index) < server:
+        affordable = self._affordable(comparisons, self.budget.seconds_left() - reserved_seconds)
+        for servers in range(1, COMPARED_SERVERS + 1) if affordable else ():
+            if tests.servers(index) < servers:
                 self.measure(tests.server_plan(index))
-            self._add_servers(missing, server)
+            self._add_servers(affordable, servers)
 
     def _begin_test(self, point: Point) -> None:
         """Measure those of the first servers of the next load that the time allows, unless a candidate has passed."""
@@ -362,13 +372,18 @@ class Confirmer:
         judged = judge_confirmations(self.trials, self.problem)
         return any(entry.judged.verdict is Verdict.PASS for entry in judged)
 
-    def _affordable(self, others: Sequence[ServerPlan], seconds: float) -> list[ServerPlan]:
-        """Return those of ``others`` that lack servers, and of them the first that take ``seconds`` together."""
-        lacking = [other for other in others if self._servers(other) < COMPARED_SERVERS]
-        ends = itertools.accumulate(
-            (COMPARED_SERVERS - self._servers(other)) * other.server_seconds for other in lacking
-        )
-        return [other for other, end in zip(lacking, ends, strict=True) if end <= seconds]
+    def _affordable(self, comparisons: Sequence[ServerPlan], seconds: float) -> list[ServerPlan]:
+        """Return those ``comparisons`` that lack servers, without the last ones if they take over ``seconds``."""
+        affordable, needed_seconds = list[ServerPlan](), 0.0
+        for server_plan in comparisons:
+            missing = COMPARED_SERVERS - self._servers(server_plan)
+            if missing <= 0:
+                continue
+            needed_seconds += missing * server_plan.server_seconds
+            if needed_seconds > seconds:
+                break
+            affordable.append(server_plan)
+        return affordable
 
     def _continue_comparisons(self, compared: Sequence[Point]) -> None:
         """Measure comparisons at better loads, in turn, while there are such loads and time is left."""
@@ -384,17 +399,17 @@ class Confirmer:
                     server_plans.append(self._comparison_plan(point, load))
             self._compare_in_turn(server_plans)
 
-    def _compare_in_turn(self, others: Sequence[ServerPlan]) -> None:
-        """Measure the missing servers of those of ``others`` for which the time suffices, in turn."""
-        missing = self._affordable(others, self.budget.seconds_left())
-        for server in range(1, COMPARED_SERVERS + 1):
-            self._add_servers(missing, server)
+    def _compare_in_turn(self, comparisons: Sequence[ServerPlan]) -> None:
+        """Measure the missing servers of those ``comparisons`` for which the time suffices, in turn."""
+        affordable = self._affordable(comparisons, self.budget.seconds_left())
+        for servers in range(1, COMPARED_SERVERS + 1):
+            self._add_servers(affordable, servers)
 
-    def _add_servers(self, others: Sequence[ServerPlan], servers: int) -> None:
-        """Measure one more server of each of ``others`` that has fewer than ``servers``."""
-        for other in others:
-            if self._servers(other) < servers:
-                self.measure(other)
+    def _add_servers(self, comparisons: Sequence[ServerPlan], servers: int) -> None:
+        """Measure one more server of each of ``comparisons`` that has fewer than ``servers``."""
+        for server_plan in comparisons:
+            if self._servers(server_plan) < servers:
+                self.measure(server_plan)
 
     def _servers(self, server_plan: ServerPlan) -> int:
         return len(server_windows(self.trial(server_plan.trial), server_plan.load))

@@ -110,7 +110,7 @@ def fit_disturbance_correction(
     if problem.cpu_count is None or not was_search_disturbed(trials):
         return DisturbanceCorrection()
     usual_share = _usual_share(trials)
-    correction = _usual_correction(points, usual_share, problem, fit)
+    correction = _fit_slopes(points, usual_share, problem, fit)
     falls = log_share_lost(_measurements(trials), usual_share)
     served = np.exp(-correction.throughput_slope * falls)
     expected = TAIL * math.log(np.average(np.exp(correction.latency_slope * falls / TAIL), weights=served))
@@ -119,25 +119,27 @@ def fit_disturbance_correction(
     return replace(correction, expected_slowdown=expected)
 
 
-def _usual_correction(
-    points: Sequence[Point],
-    usual_share: float,
-    problem: Problem,
-    fit: ModelFitter,
+def _fit_slopes(
+    points: Sequence[Point], usual_share: float, problem: Problem, fit: ModelFitter
 ) -> DisturbanceCorrection:
-    """Return the correction to the usual state; with a factor of 1 if no model predicts all points."""
+    """Return the correction with the posterior mean of the factor on both slopes.
 
-    def correction(factor: float) -> DisturbanceCorrection:
-        return DisturbanceCorrection(usual_share, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
-
+    The factor is 1 if no model predicts all points.
+    """
     points = [point for point in points if has_all_latencies(point, problem)]
-    corrected = [correction(factor).correct_points(points) for factor in SLOPE_FACTORS]
-    log_likelihoods = [value for state in corrected if (value := _log_likelihood(state, problem, fit)) is not None]
-    if len(log_likelihoods) < len(SLOPE_FACTORS):
-        return correction(1.0)
-    return correction(
-        float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(log_likelihoods) - max(log_likelihoods))))
-    )
+    log_likelihoods = list[float]()
+    for factor in SLOPE_FACTORS:
+        corrected = _correction(usual_share, factor).correct_points(points)
+        log_likelihood = _log_likelihood(corrected, problem, fit)
+        if log_likelihood is None:
+            return _correction(usual_share, 1.0)
+        log_likelihoods.append(log_likelihood)
+    posterior = np.exp(np.array(log_likelihoods) - max(log_likelihoods))
+    return _correction(usual_share, float(np.average(SLOPE_FACTORS, weights=posterior)))
+
+
+def _correction(usual_share: float, factor: float) -> DisturbanceCorrection:
+    return DisturbanceCorrection(usual_share, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
 
 
 def _log_likelihood(points: Sequence[Point], problem: Problem, fit: ModelFitter) -> float | None:

@@ -50,30 +50,36 @@ class LoadPredictions:
     @property
     def first_compared_load(self) -> LoadPoint:
         """The load at which the tests of the best candidate would begin."""
-        return self.loads[self._first(MARGIN)]
+        return self.loads[self._first_index(MARGIN)]
 
     @property
     def rival_throughput_infer_per_sec(self) -> float:
         """The predicted throughput at the load at which the test of a rival of the best candidate begins."""
-        return self.throughput_infer_per_sec[self._first(OTHER_MARGIN)]
+        return self.throughput_infer_per_sec[self._first_index(OTHER_MARGIN)]
 
     def slower(self, log_factor: float) -> LoadPredictions:
-        """Return them with latencies whose log is higher by ``log_factor``."""
+        """Return the predictions with latencies whose log is higher by ``log_factor``."""
         return replace(self, log_latency_ratios=tuple(ratio + log_factor for ratio in self.log_latency_ratios))
 
     def for_single_load(self) -> LoadPredictions:
-        """Return them for a test without time for a second load: it begins at a load that is likelier to pass."""
-        return replace(self, highest_first=self._first(OTHER_MARGIN))
+        """Return the predictions for a test without time for a second load.
+
+        Such a test begins at a load that is likelier to pass.
+        """
+        return replace(self, highest_first=self._first_index(OTHER_MARGIN))
 
     def corrected(self, measured: Point, problem: Problem) -> LoadPredictions | None:
-        """Return them shifted by the difference of a measurement at one of the loads; None if it is unknown."""
+        """Return the predictions shifted by the difference of ``measured``, a point at one of the loads.
+
+        The result is None if the difference is unknown.
+        """
         throughput = measured.throughput_infer_per_sec
-        latency = _log_metrics(measured.measurement, problem)[0]
-        is_unknown = latency == NO_BOUND and bool(problem.sla.latencies)
+        log_ratio = _log_latency_ratio(measured.measurement, problem)
+        is_unknown = log_ratio == NO_BOUND and bool(problem.sla.latencies)
         if measured.load not in self.loads or is_unknown or throughput <= 0:
             return None
         index = self.loads.index(measured.load)
-        shift, factor = latency - self.log_latency_ratios[index], throughput / self.throughput_infer_per_sec[index]
+        shift, factor = log_ratio - self.log_latency_ratios[index], throughput / self.throughput_infer_per_sec[index]
         if math.isclose(shift, 0, abs_tol=ROUNDING) and math.isclose(factor, 1, rel_tol=ROUNDING):
             return replace(self, highest_first=None)  # they were corrected before
         return LoadPredictions(
@@ -83,9 +89,10 @@ class LoadPredictions:
         )
 
     def for_rival(self, measured: Point, problem: Problem) -> LoadPredictions | None:
-        """Return them for the test of a compared candidate, corrected by its measurement; None if that is unknown.
+        """Return the predictions for the test of a compared candidate, corrected by its measurement ``measured``.
 
-        The test begins at most at MAX_RIVAL_LOAD_FACTOR times the load that was measured.
+        The result is None if the correction is unknown. The test begins at most at MAX_RIVAL_LOAD_FACTOR times the
+        measured load.
         """
         corrected = self.corrected(measured, problem)
         if corrected is None:
@@ -113,13 +120,13 @@ class LoadPredictions:
         if len(compared) >= COMPARED_LOADS:
             return None
         corrected = self.corrected(last.point, problem)
-        is_close = _log_metrics(last.point.measurement, problem)[0] > -2 * MARGIN
+        is_close = _log_latency_ratio(last.point.measurement, problem) > -2 * MARGIN
         if corrected is None or (meets_sla(last, problem) and is_close):
             return None
         chosen = corrected.first_compared_load
         return None if chosen in compared else chosen
 
-    def _first(self, margin: float) -> int:
+    def _first_index(self, margin: float) -> int:
         """Return the index of the load at which the tests begin."""
         end = len(self.loads) if self.highest_first is None else self.highest_first + 1
         return first_load(self.log_latency_ratios[:end], self.throughput_infer_per_sec, margin)
@@ -154,9 +161,9 @@ def predict_loads(
     loads = _possible_loads(point, problem, every_load=every_load)
     measured = [other for other in points if other.candidate == point.candidate and has_all_latencies(other, problem)]
     measured = measured or [point]
-    expected = None if model is None or problem.open_loop else _modeled(model, measured, loads, problem)
+    expected = None if model is None or problem.open_loop else _predict_by_model(model, measured, loads, problem)
     if expected is None:
-        expected = _extrapolated(measured, loads, problem)
+        expected = _extrapolate(measured, loads, problem)
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     throughput = np.exp(expected[:, 1])
@@ -169,7 +176,7 @@ def predict_loads(
     )
 
 
-def _modeled(
+def _predict_by_model(
     model: PerformanceModel, measured: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem
 ) -> FloatArray | None:
     """Return ``_log_metrics`` at ``loads`` [loads, 2] by ``model``; None where it predicts nothing.
@@ -178,29 +185,27 @@ def _modeled(
     """
     measured_loads = [point.load for point in measured]
     simulated_loads = [(measured[0].candidate, load.concurrency) for load in (*loads, *measured_loads)]
-    if (log_metrics := _log_simulated(model, simulated_loads, problem)) is None:
+    if (log_metrics := _simulate(model, simulated_loads, problem)) is None:
         return None
-    errors = _measured(measured, problem) - log_metrics[len(loads) :]
-    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, measured_loads, errors)
+    errors = _measured_log_metrics(measured, problem) - log_metrics[len(loads) :]
+    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolate(loads, measured_loads, errors)
     predicted: FloatArray = log_metrics[: len(loads)] + correction
     return predicted
 
 
 def prediction_errors(model: PerformanceModel, points: Sequence[Point], problem: Problem) -> FloatArray | None:
     """Return the log of measured over predicted latency and throughput [points, 2]; None if one is not predicted."""
-    log_metrics = _log_simulated(model, configuration_loads(points), problem)
-    return None if log_metrics is None else _measured(points, problem) - log_metrics
+    log_metrics = _simulate(model, configuration_loads(points), problem)
+    return None if log_metrics is None else _measured_log_metrics(points, problem) - log_metrics
 
 
-def _log_simulated(
-    model: PerformanceModel, loads: Sequence[ConfigurationLoad], problem: Problem
-) -> FloatArray | None:
+def _simulate(model: PerformanceModel, loads: Sequence[ConfigurationLoad], problem: Problem) -> FloatArray | None:
     """Return ``_log_metrics`` [loads, 2] as ``model`` predicts them; None if one of them is missing."""
-    log_metrics = np.array([_log_predicted(performance, problem) for performance in model.simulate(loads)])
+    log_metrics = np.array([_predicted_log_metrics(performance, problem) for performance in model.simulate(loads)])
     return log_metrics if np.isfinite(log_metrics).all() else None
 
 
-def _extrapolated(measured: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
+def _extrapolate(measured: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
     """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between the ``measured`` points of one candidate.
 
     Beyond them, latency is proportional to the load, and throughput no higher.
@@ -208,12 +213,12 @@ def _extrapolated(measured: Sequence[Point], loads: Sequence[LoadPoint], problem
     measured_loads = [point.load for point in measured]
     sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, measured_loads))
     beyond = sizes - np.clip(sizes, min(ends), max(ends))
-    inside = _interpolated(loads, measured_loads, _measured(measured, problem))
+    inside = _interpolate(loads, measured_loads, _measured_log_metrics(measured, problem))
     extrapolated: FloatArray = inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
     return extrapolated
 
 
-def _measured(points: Sequence[Point], problem: Problem) -> FloatArray:
+def _measured_log_metrics(points: Sequence[Point], problem: Problem) -> FloatArray:
     """Return ``_log_metrics`` of points [points, 2]."""
     return np.array([_log_metrics(point.measurement, problem) for point in points])
 
@@ -223,7 +228,7 @@ def has_all_latencies(point: Point, problem: Problem) -> bool:
     return point.throughput_infer_per_sec > 0 and problem.sla.share_of_bound(point.measurement) < math.inf
 
 
-def _interpolated(loads: Sequence[LoadPoint], measured_loads: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
+def _interpolate(loads: Sequence[LoadPoint], measured_loads: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
     """Return ``values`` [measured loads, columns] interpolated at ``loads``; values at the same load are averaged."""
     distinct, indices = np.unique(list(map(_log_size, measured_loads)), return_inverse=True)
     averages = [np.bincount(indices, column) / np.bincount(indices) for column in values.T]
@@ -232,35 +237,37 @@ def _interpolated(loads: Sequence[LoadPoint], measured_loads: Sequence[LoadPoint
 
 
 def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list[LoadPoint]:
-    load, possible = point.load, problem.space.allowed_concurrencies(point.candidate)
+    """Return the loads at which the candidate of ``point`` can be tested, ascending; that of ``point`` is one."""
+    load = point.load
     if not problem.sla.latencies:
         return [load]
+    loads = _rates_around(load) if load.request_rate else _concurrencies(point, problem, every_load=every_load)
     if any(METRICS[bound.metric].counted for bound in problem.sla) or METRICS["goodput"] in problem.objectives:
         # only the search's measurements show at which load too many requests fail, or the goodput falls again
-        return [other for other in _loads_around(point, problem, possible, every_load=every_load) if other <= load]
-    return _loads_around(point, problem, possible, every_load=every_load)
+        return [other for other in loads if other <= load]
+    return loads
 
 
-def _loads_around(
-    point: Point, problem: Problem, possible: tuple[int, ...] | None, *, every_load: bool
-) -> list[LoadPoint]:
-    load = point.load
-    if load.request_rate:
-        steps = range(
-            math.ceil(math.log(MIN_LOAD_FACTOR, RATE_STEP)), math.floor(math.log(MAX_LOAD_FACTOR, RATE_STEP)) + 1
-        )
-        rates = sorted({float(f"{load.request_rate * RATE_STEP**step:.3g}") for step in steps} | {load.request_rate})
-        return [replace(load, request_rate=rate) for rate in rates]
-    if possible is None and every_load:
+def _rates_around(load: LoadPoint) -> list[LoadPoint]:
+    rates = {float(f"{load.request_rate * factor:.3g}") for factor in _load_factors(RATE_STEP)} | {load.request_rate}
+    return [replace(load, request_rate=rate) for rate in sorted(rates)]
+
+
+def _concurrencies(point: Point, problem: Problem, *, every_load: bool) -> list[LoadPoint]:
+    load, allowed = point.load, problem.space.allowed_concurrencies(point.candidate)
+    if allowed is None and every_load:
         steps = range(math.ceil(math.log(problem.max_concurrency, LOAD_STEP)))
-        possible = (*(round(LOAD_STEP**step) for step in steps), problem.max_concurrency)
-    elif possible is None:
-        steps = range(
-            math.ceil(math.log(MIN_LOAD_FACTOR, LOAD_STEP)), math.floor(math.log(MAX_LOAD_FACTOR, LOAD_STEP)) + 1
-        )
-        possible = tuple(round(load.concurrency * LOAD_STEP**step) for step in steps)
-    within = {size for size in possible if 1 <= size <= problem.max_concurrency} | {load.concurrency}
-    return [replace(load, concurrency=size) for size in sorted(within)]
+        allowed = (*(round(LOAD_STEP**step) for step in steps), problem.max_concurrency)
+    elif allowed is None:
+        allowed = tuple(round(load.concurrency * factor) for factor in _load_factors(LOAD_STEP))
+    concurrencies = {size for size in allowed if 1 <= size <= problem.max_concurrency} | {load.concurrency}
+    return [replace(load, concurrency=size) for size in sorted(concurrencies)]
+
+
+def _load_factors(step: float) -> list[float]:
+    """Return the powers of ``step`` from MIN_LOAD_FACTOR to MAX_LOAD_FACTOR, ascending."""
+    lowest, highest = math.ceil(math.log(MIN_LOAD_FACTOR, step)), math.floor(math.log(MAX_LOAD_FACTOR, step))
+    return [step**power for power in range(lowest, highest + 1)]
 
 
 def _log_size(load: LoadPoint) -> float:
@@ -269,13 +276,16 @@ def _log_size(load: LoadPoint) -> float:
 
 def _log_metrics(measurement: Measurement, problem: Problem) -> tuple[float, float]:
     """Return the log of the latency over its bound and of the throughput."""
-    share = problem.sla.share_of_bound(measurement) if problem.sla.latencies else 0.0
-    return math.log(share) if 0 < share < math.inf else NO_BOUND, math.log(
-        measurement.throughput_infer_per_sec or 1.0
-    )
+    return _log_latency_ratio(measurement, problem), math.log(measurement.throughput_infer_per_sec or 1.0)
 
 
-def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, float]:
+def _log_latency_ratio(measurement: Measurement, problem: Problem) -> float:
+    """Return the log of the latency over its bound; NO_BOUND if no latency is bounded, or one is unknown."""
+    ratio = problem.sla.share_of_bound(measurement) if problem.sla.latencies else 0.0
+    return math.log(ratio) if 0 < ratio < math.inf else NO_BOUND
+
+
+def _predicted_log_metrics(performance: Performance, problem: Problem) -> tuple[float, float]:
     """Return what ``_log_metrics`` returns of a measurement."""
     shares = [1e3 * performance.latency_s(bound.metric) / bound.bound for bound in problem.sla.latencies]
     return math.log(max(shares)) if shares else NO_BOUND, math.log(performance.throughput_infer_per_sec)

@@ -46,10 +46,10 @@ class ConfirmationPlan:
         return [point for measured in by_finalist for point in finalists(measured, problem, 1)]
 
 
-def usual_points(
+def correct_search_points(
     trials: Sequence[Trial], problem: Problem, fit: ModelFitter
 ) -> tuple[list[Point], DisturbanceCorrection]:
-    """Return the search's points as in the usual state of the machine, and their correction for disturbances.
+    """Return the search's points, corrected to the usual state of the machine, and the correction for disturbances.
 
     After a disturbed search, the CPU share of other processes is the only covariate: they slow the probe too. If no
     point would meet the SLA then, the speed probe is the covariate, because fresh servers decide about it.
@@ -79,19 +79,19 @@ def plan_tests(
     Args:
         earlier: The plan of an earlier session; None if there is none.
         trials: The trials of the search, with the confirmations so far.
-        points: The search's points, from ``usual_points``.
+        points: The search's points, from ``correct_search_points``.
         problem: The search problem.
-        disturbances: Their correction for disturbances.
+        disturbances: The correction for disturbances, from there too.
     """
     by_candidate = dict[Candidate, Point]()
-    for state in (disturbances.slow_points(points), points):
-        for point in finalists(state, problem, MAX_FINALISTS):
+    for ranked in (disturbances.slow_points(points), points):
+        for point in finalists(ranked, problem, MAX_FINALISTS):
             by_candidate.setdefault(point.candidate, point)
     best = list(by_candidate.values())[:MAX_FINALISTS]
     error = 1 - problem.confidence - begun_error(trials)
     tested = {trial.number for trial in trials if errors_by_load(trial)}
     untested = tuple(point.trial for point in best if point.trial not in tested) if error > MIN_ERROR else ()
-    if earlier is not None and not (untested and best[0].trial not in earlier.finalists):
+    if earlier is not None and (not untested or best[0].trial in earlier.finalists):
         return earlier
     return ConfirmationPlan(error, disturbance_limit(trials), untested, earlier.predictions if earlier else {})
 
@@ -147,13 +147,13 @@ def read_plan_document(document: object) -> ConfirmationPlan:
             raise ValueError(f"{key}: not a prediction for each load")
         if predictions.highest_first is not None and not 0 <= predictions.highest_first < count:
             raise ValueError(f"{key}: highest_first is not one of the loads")
-        by_trial[trial] = replace(predictions, loads=_whole(predictions.loads))
+        by_trial[trial] = replace(predictions, loads=_with_integer_sizes(predictions.loads))
     if not 0 < plan.error < 1:
         raise ValueError(f"confirmation_plan.error: {plan.error:g} is not between 0 and 1")
     return replace(plan, predictions=by_trial)
 
 
-def _whole(loads: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
+def _with_integer_sizes(loads: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
     """Return the loads with whole request batch sizes as integers, which JSON does not distinguish."""
     return tuple(
         replace(load, request_batch_size=int(size)) if (size := load.request_batch_size) % 1 == 0 else load

@@ -117,19 +117,20 @@ def judge_load(
     test = SequentialTest(error, max_servers, problem.confidence)
     servers = server_windows(trial, load)
     judged = judge_sla(servers, problem.sla, spreads, test)
+    undecided = replace(judged, verdict=Verdict.UNDECIDED, is_promising=False)
     if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
         reason = f"a fresh server crashed under this load: {crash}"
-        return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, lacks_throughput=False)
-    if judged.verdict is Verdict.PASS and len(servers) not in LOOKS:
-        missing = servers_missing(len(servers))
-        return replace(judged, verdict=Verdict.UNDECIDED, reason=missing, is_promising=True)
-    if judged.verdict is Verdict.PASS:
-        if reason := _rise([window for window in trial.confirmations if window.load == load], problem.sla):
-            return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
-        agreement = load_agreement(trial, load, problem)
-        if agreement is not None and agreement.contradicts_pass:
-            reason, excess = agreement.contradiction, max(judged.excess, agreement.excess)
-            return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, excess=excess)
+        return replace(undecided, reason=reason, lacks_throughput=False)
+    if judged.verdict is not Verdict.PASS:
+        return judged
+    if len(servers) not in LOOKS:
+        return replace(undecided, reason=servers_missing(len(servers)), is_promising=True)
+    if reason := _describe_rise([window for window in trial.confirmations if window.load == load], problem.sla):
+        return replace(undecided, reason=reason)
+    agreement = load_agreement(trial, load, problem)
+    if agreement is not None and agreement.contradicts_pass:
+        excess = max(judged.excess, agreement.excess)
+        return replace(undecided, reason=agreement.contradiction, excess=excess)
     return judged
 
 
@@ -168,31 +169,31 @@ def compare_throughput(
 
 
 def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> ConfirmedLoad:
+    """Return the verdict on ``trial``, one of ``trials``, at ``load``."""
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
     error = max(window.error_probability for window in trial.confirmations if window.load == load)
-    at_test = tested_spreads(trials, trial, load, problem)
-    judged = judge_load(trial, load, problem, at_test, error or 1 - problem.confidence)
-    spreads = confirmed_spreads(trials, problem, counted)
+    spreads_at_test = tested_spreads(trials, trial, load, problem)
+    judged = judge_load(trial, load, problem, spreads_at_test, error or 1 - problem.confidence)
     if not error:
         judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
     point = pooled_point(trial, load)
     if judged.verdict is Verdict.PASS:  # disturbed windows may count, and then they are no reason to doubt it
         point = replace(point, measurement=replace(point.measurement, stable=True, reason=""))
-    latency = problem.sla.judged_latency
+    spreads, latency = confirmed_spreads(trials, problem, counted), problem.sla.judged_latency
     return ConfirmedLoad(
-        point,
-        judged,
-        len(servers),
-        sum(map(len, servers)),
-        throughput_interval(counted, spreads["throughput"], problem.confidence),
-        latency,
-        _latency_interval_ms(counted, latency, judged, problem, spreads),
-        error,
-        _crash_in_test(trial, load),
-        load_agreement(trial, load, problem),
-        _other_intervals(counted, judged, problem, spreads),
-        problem.sla,
-        any(window.throughput_infer_per_sec is None for server in servers for window in server),
+        point=point,
+        judged=judged,
+        servers=len(servers),
+        windows=sum(map(len, servers)),
+        throughput=throughput_interval(counted, spreads["throughput"], problem.confidence),
+        latency=latency,
+        latency_ms=_latency_interval_ms(counted, latency, judged, problem, spreads),
+        error=error,
+        crash=_crash_in_test(trial, load),
+        agreement=load_agreement(trial, load, problem),
+        other_intervals=_other_intervals(counted, judged, problem, spreads),
+        sla=problem.sla,
+        has_lost=any(window.throughput_infer_per_sec is None for server in servers for window in server),
     )
 
 
@@ -203,14 +204,13 @@ def _other_intervals(
     spreads: Mapping[str, ServerSpread],
 ) -> dict[str, ConfidenceInterval]:
     """Return ``ConfirmedLoad.other_intervals``."""
-    confidence, output = problem.confidence, "output-throughput"
-    latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
-    intervals = {
-        metric: _latency_interval_ms(servers, metric, judged, problem, spreads) for metric in sorted(latencies)
-    }
-    if output not in spreads:
-        return intervals
-    return {output: throughput_interval(servers, spreads[output], confidence, output), **intervals}
+    intervals: dict[str, ConfidenceInterval] = {}
+    output = "output-throughput"
+    if output in spreads:
+        intervals[output] = throughput_interval(servers, spreads[output], problem.confidence, output)
+    for metric in sorted({bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}):
+        intervals[metric] = _latency_interval_ms(servers, metric, judged, problem, spreads)
+    return intervals
 
 
 def _latency_interval_ms(
@@ -231,8 +231,13 @@ def _latency_interval_ms(
     return interval
 
 
-def _rise(windows: Sequence[ConfirmationWindow], sla: Sla) -> str:
-    """Return which mean time of a request rose too much for its bound, which a growing queue does; else nothing."""
+def _describe_rise(windows: Sequence[ConfirmationWindow], sla: Sla) -> str:
+    """Return which mean time of a request rose too much for its bound, as with a growing queue; empty if none did.
+
+    It is empty in a closed loop, where no queue can grow. ``windows`` are those of one load, at least one.
+    """
+    if not windows[0].load.request_rate:
+        return ""
     for timing in TIMINGS:
         rise_ms = _rise_ms(windows, timing)
         if rise_ms > MAX_RISE * min(sla.bounds_ms(timing), default=math.inf):
@@ -244,8 +249,8 @@ def _rise(windows: Sequence[ConfirmationWindow], sla: Sla) -> str:
 def _rise_ms(windows: Sequence[ConfirmationWindow], timing: Timing) -> float:
     """Return by how much the mean of ``timing`` rose on each server, from the first to the last third of its windows.
 
-    The result is the average over servers, and 0 if latency did not rise on one of them. It is 0 in a closed loop,
-    where no queue can grow.
+    The result is the average over servers, and 0 if the mean did not rise on one of them, or if one has fewer than
+    three windows.
     """
     rises = []
     for server in {window.server for window in windows}:
@@ -253,7 +258,7 @@ def _rise_ms(windows: Sequence[ConfirmationWindow], timing: Timing) -> float:
         averages = (getattr(measurement, timing.field_of("avg")) for measurement in measurements)
         means = [mean for mean in averages if mean is not None]
         third = len(means) // 3
-        if third == 0 or not windows[0].load.request_rate:
+        if third == 0:
             return 0.0
         rises.append((sum(means[-third:]) - sum(means[:third])) / third)
     return sum(rises) / len(rises) if rises and min(rises) > 0 else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,23 +31,24 @@ def counted_server_windows(trial: Trial, load: LoadPoint) -> list[list[Measureme
 def windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measurement]]:
     """Return ``server_windows`` by the number of the fresh server."""
     windows = [window for window in trial.confirmations if window.load == load]
+    tested = [window for window in windows if window.is_tested]
     servers: dict[int, list[Measurement]] = {}
-    for window in [window for window in windows if window.is_tested] or windows:
+    for window in tested or windows:
         servers.setdefault(window.server, []).append(window.measurement)
     return servers
 
 
-def confirmed_windows(trials: Sequence[Trial], *, disturbed: bool = False) -> list[list[list[Measurement]]]:
-    """Return the windows by fresh server, of each candidate and load that was confirmed.
+def undisturbed_windows(trials: Sequence[Trial]) -> list[list[list[Measurement]]]:
+    """Return the undisturbed windows by fresh server, of each candidate and load that was confirmed.
 
-    They are those that count if ``disturbed``, otherwise only those in which the machine was not disturbed.
+    Servers without such windows are left out.
     """
-    confirmed = confirmed_loads(trials)
-    if disturbed:
-        return [counted_server_windows(trial, load) for trial, load in confirmed]
-    groups = [server_windows(trial, load) for trial, load in confirmed]
-    kept = [[[window for window in server if not is_disturbed(window)] for server in servers] for servers in groups]
-    return [[server for server in servers if server] for servers in kept]
+    groups = []
+    for trial, load in confirmed_loads(trials):
+        servers = server_windows(trial, load)
+        undisturbed = [[window for window in server if not is_disturbed(window)] for server in servers]
+        groups.append([server for server in undisturbed if server])
+    return groups
 
 
 def windows_of(point: Point, trials: Sequence[Trial]) -> list[list[Measurement]]:
@@ -69,8 +71,11 @@ def confirmed_spreads(
     It is that of the conditions of ``counted``, the windows of one candidate and load that count. A disturbance makes
     servers differ more, so disturbed windows of the others count only if one of these was disturbed as well.
     """
-    has_disturbed = any(is_disturbed(window) for server in counted for window in server)
-    return server_spreads(confirmed_windows(trials, disturbed=has_disturbed), problem.sla.bounded_latencies)
+    if any(is_disturbed(window) for server in counted for window in server):
+        groups = [counted_server_windows(trial, load) for trial, load in confirmed_loads(trials)]
+    else:
+        groups = undisturbed_windows(trials)
+    return server_spreads(groups, problem.sla.bounded_latencies)
 
 
 def tested_spreads(
@@ -83,13 +88,12 @@ def tested_spreads(
     """
     counted = counted_server_windows(trial, load)
     if tested := [window.server for window in trial.confirmations if window.load == load and window.is_tested]:
-        trials = [_until(other, max(tested)) for other in trials]
+        trials = [_without_later_servers(other, max(tested)) for other in trials]
     return confirmed_spreads(trials, problem, counted)
 
 
-def _until(trial: Trial, server: int) -> Trial:
-    kept = tuple(window for window in trial.confirmations if window.server <= server)
-    return replace(trial, confirmations=kept)
+def _without_later_servers(trial: Trial, last: int) -> Trial:
+    return replace(trial, confirmations=tuple(window for window in trial.confirmations if window.server <= last))
 
 
 def last_server(trials: Sequence[Trial]) -> int:
@@ -113,13 +117,14 @@ def begun_error(trials: Sequence[Trial]) -> float:
     return sum(sum(set(errors_by_load(trial).values())) for trial in trials)
 
 
-def lost_end(trial: Trial) -> tuple[ConfirmationWindow, ...]:
+def last_lost_windows(trial: Trial) -> tuple[ConfirmationWindow, ...]:
     """Return the lost measurements at the end of the confirmations of ``trial``, which a later session repeats."""
     windows = trial.confirmations
-    kept = max((count for count, window in enumerate(windows, 1) if not window.is_lost), default=0)
-    return windows[kept:]
+    lost = itertools.takewhile(lambda window: window.is_lost, reversed(windows))
+    return windows[len(windows) - len(list(lost)) :]
 
 
-def without_lost_end(trial: Trial) -> Trial:
-    """Return ``trial`` without ``lost_end``."""
-    return replace(trial, confirmations=trial.confirmations[: len(trial.confirmations) - len(lost_end(trial))])
+def without_last_lost_windows(trial: Trial) -> Trial:
+    """Return ``trial`` without ``last_lost_windows``."""
+    count = len(trial.confirmations) - len(last_lost_windows(trial))
+    return replace(trial, confirmations=trial.confirmations[:count])

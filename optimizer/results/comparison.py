@@ -12,7 +12,7 @@ from objectives.confidence import Verdict
 from objectives.intervals import ThroughputRatio, throughput_ratio
 from objectives.server_spread import server_spreads
 from optimizer.confirmation.verdicts import ConfirmedLoad
-from optimizer.confirmation.windows import confirmed_windows, windows_of
+from optimizer.confirmation.windows import undisturbed_windows, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Point
@@ -232,7 +232,7 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
     differed between them, its effect is not known, and the interval is extremely wide. The speeds of two machines are
     part of the ratio, so the speed probe is no covariate there.
     """
-    groups = [*confirmed_windows(a.run.trials), *confirmed_windows(b.run.trials)]
+    groups = [*undisturbed_windows(a.run.trials), *undisturbed_windows(b.run.trials)]
     spread = server_spreads(groups)["throughput"]
     if not is_same_machine:
         spread = replace(spread, slope=0.0, slope_variance=0.0)
