@@ -23,6 +23,7 @@ from objectives.sla import CONFIDENCE
 PROMISING_STANDARD_ERRORS = 1.5  # standard errors by which a load may be better than measured, before the first look
 UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing
 PRIOR_SHARE_STD = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
+UNSEEN_GAP_ERROR = 0.02  # error of the bound by the count if the counts show no gap in the latencies
 LIKELY_STANDARD_ERRORS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
@@ -241,13 +242,9 @@ def judge_share(
 ) -> ConstraintVerdict:
     """Return the verdict on the share of requests over a bound.
 
-    The upper bound is the lower one of ``clopper_pearson_bounds`` and ``quantile_share_bound``. If the true share is
-    the permitted one, both use the same sampling error; how often the lower one is wrong was simulated
-    (benchmarks/verdict_procedure.md). ``quantile_share_bound`` takes the latencies near the bound to be continuous.
-    They may have a gap there, and failed requests have none. So the bounds are at least as far apart as those of the
-    count with the differences between servers that the counts show. Between two planned looks the verdict has the
-    error of the next one. Before the first look it is UNDECIDED, and promising if a look that the time allows would
-    be a PASS with a distance to the bound that is larger by PROMISING_STANDARD_ERRORS.
+    Between two planned looks the verdict has the error of the next one. Before the first look it is UNDECIDED, and
+    promising if a look that the time allows would be a PASS with a distance to the bound that is larger by
+    PROMISING_STANDARD_ERRORS.
 
     Args:
         counts: Requests and misses.
@@ -256,49 +253,108 @@ def judge_share(
         test: The test of this configuration and load.
         verb: The verb of the counted requests in the reason.
     """
-    from scipy import special
-
-    servers, share = len(counts.requests), counts.share
-    inside, inside_by_count = counts.slope * counts.distance, float(special.ndtri(allowed) - special.ndtri(share))
-    effective = effective_requests(counts, allowed, latency_variance(counts, spread))
-    effective_by_count = effective_requests(counts, allowed, share_spread(counts, allowed).variance)
-    at_first_look = LOOKS[0] / servers
-    needed = _needed_distance(allowed, effective * at_first_look, spread.degrees_of_freedom, test.error) - inside
-    if inside > 0:  # beyond the bound, the latencies show the distance better than the count
-        by_count = _needed_distance(
-            allowed, effective_by_count * at_first_look, spread.degrees_of_freedom, test.error
-        )
-        needed = max(needed, by_count - inside_by_count)
-    excess = needed / counts.slope
+    servers, estimate = len(counts.requests), _ShareEstimate.of(counts, allowed, spread)
+    effective, excess = estimate.effective, estimate.missing_distance(test.error) / counts.slope
     if servers < LOOKS[0]:
         # the count decides where the distance is unknown, as for failed requests
+        inside = max(estimate.inside, estimate.inside_by_count)
         standard_error = _probit_standard_error(allowed, effective)
-        may_pass = _may_pass(max(inside, inside_by_count), standard_error, servers, spread.degrees_of_freedom, test)
         return ConstraintVerdict(
             Verdict.UNDECIDED,
             servers_missing(servers),
             effective_requests=effective,
-            is_promising=may_pass,
+            is_promising=_may_pass(inside, standard_error, servers, spread.degrees_of_freedom, test),
             excess=excess,
         )
-
-    def bounds(count: int) -> tuple[float, float]:
-        """Return the bounds with ``count`` servers of the same results."""
-        sample = spread.degrees_of_freedom + count - servers, look_error(test.error, next_look(count))
-        low, high = clopper_pearson_bounds(share, effective * count / servers, *sample)
-        high = min(high, quantile_share_bound(counts, allowed, effective * count / servers, *sample))
-        low_by_count, high_by_count = clopper_pearson_bounds(share, effective_by_count * count / servers, *sample)
-        low = min(low, low_by_count)
-        return low, max(low, high, high_by_count)
-
-    low, high = bounds(servers)
+    low, high = estimate.bounds(servers, test.error)
     verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
-    is_promising = any(bounds(look)[1] <= allowed for look in LOOKS if servers < look <= test.max_servers)
+    later_looks = [look for look in LOOKS if servers < look <= test.max_servers]
+    is_promising = any(estimate.bounds(look, test.error)[1] <= allowed for look in later_looks)
     reason = (
         f"{low:.2%} to {high:.2%} of the requests {verb} (allowed: {100 * allowed:.4g}%), "
         f"{effective:,.0f} effective requests"
     )
     return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShareEstimate:
+    """The estimated share of requests over a bound, and the information about it.
+
+    Attributes:
+        counts: Requests and misses.
+        allowed: Permitted share of requests over the bound.
+        effective: Effective requests, with the variance of latency between servers.
+        effective_by_count: The same with the differences between servers that the counts show.
+        degrees_of_freedom: Degrees of freedom of the variance between servers.
+        inside: Distance of the normal quantile of the share to the permitted one, from the distance of the latencies
+            to the bound; negative if the bound is missed.
+        inside_by_count: The same distance from the counts.
+    """
+
+    counts: MissCounts
+    allowed: float
+    effective: float
+    effective_by_count: float
+    degrees_of_freedom: float
+    inside: float
+    inside_by_count: float
+
+    @classmethod
+    def of(cls, counts: MissCounts, allowed: float, spread: ServerSpread) -> _ShareEstimate:
+        from scipy import special
+
+        return cls(
+            counts,
+            allowed,
+            effective_requests(counts, allowed, latency_variance(counts, spread)),
+            effective_requests(counts, allowed, share_spread(counts, allowed).variance),
+            spread.degrees_of_freedom,
+            counts.slope * counts.distance,
+            float(special.ndtri(allowed) - special.ndtri(counts.share)),
+        )
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether more requests miss the bound than the distance of the latencies predicts."""
+        return self.inside_by_count < self.inside
+
+    def bounds(self, servers: int, error: float) -> tuple[float, float]:
+        """Return the lower and the upper bound of the share with ``servers`` servers of the same results.
+
+        The upper bound is the lower one of ``clopper_pearson_bounds`` and ``quantile_share_bound``. If the true share
+        is the permitted one, both use the same sampling error; how often the lower one is wrong was simulated
+        (benchmarks/verdict_procedure.md). ``quantile_share_bound`` takes the latencies near the bound to be
+        continuous. They may have a gap there, and failed requests have none. So the bounds are at least as far apart
+        as those of the count with the differences between servers that the counts show. If the counts show no gap,
+        this upper bound has the error UNSEEN_GAP_ERROR: it decides only if so few requests are independent that a gap
+        may be unseen.
+
+        Args:
+            servers: The number of servers.
+            error: One-sided error probability of all looks.
+        """
+        share, factor = self.counts.share, servers / len(self.counts.requests)
+        effective, effective_by_count = factor * self.effective, factor * self.effective_by_count
+        degrees_of_freedom = self.degrees_of_freedom + servers - len(self.counts.requests)
+        error = look_error(error, next_look(servers))
+        gap_error = error if self.has_gap else max(error, UNSEEN_GAP_ERROR)
+        low, high = clopper_pearson_bounds(share, effective, degrees_of_freedom, error)
+        by_quantile = quantile_share_bound(self.counts, self.allowed, effective, degrees_of_freedom, error)
+        low_by_count, _ = clopper_pearson_bounds(share, effective_by_count, degrees_of_freedom, error)
+        _, high_by_count = clopper_pearson_bounds(share, effective_by_count, degrees_of_freedom, gap_error)
+        low = min(low, low_by_count)
+        return low, max(low, min(high, by_quantile), high_by_count)
+
+    def missing_distance(self, error: float) -> float:
+        """Return by how much ``inside`` has to rise until the first look is likely to be a PASS."""
+        factor = LOOKS[0] / len(self.counts.requests)
+        sample = self.degrees_of_freedom, error
+        missing = _needed_distance(self.allowed, factor * self.effective, *sample) - self.inside
+        if not self.has_gap or self.inside <= 0:  # beyond the bound, the latencies show the distance better
+            return missing
+        by_count = _needed_distance(self.allowed, factor * self.effective_by_count, *sample)
+        return max(missing, by_count - self.inside_by_count)
 
 
 def _needed_standard_errors(degrees_of_freedom: float, error: float) -> float:

@@ -178,7 +178,7 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
         measured = f"{share} of the requests have a {timing.subject} above {over}"
     effective, needed = judged.effective_requests, needed_requests(bound, confirmed.error)
     too_few = (
-        f"{measured}; {formatting.short_metric(bound.metric)} needs at least {formatting.approximate(needed)} "
+        f"{measured}; {formatting.short_metric(bound.metric)} needs about {formatting.approximate(needed)} "
         f"effective requests, and these were {formatting.approximate(effective)}"
     )
     if (confirmed.point.measurement.requests or 0) < needed:

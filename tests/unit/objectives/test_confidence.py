@@ -16,6 +16,7 @@ from objectives.confidence import (
     clopper_pearson_bounds,
     difference_bounds,
     effective_requests,
+    fewest_requests,
     judge_mean,
     judge_share,
     latency_variance,
@@ -300,6 +301,29 @@ def test_at_the_bound_a_pass_is_rare_if_no_latency_is_near_it(
         counted = MissCounts(requests, list(misses), list(tail), min(slope, MAX_SLOPE), gap if is_inside else -gap)
         passed += judge_share(counted, allowed, SPREAD, SequentialTest(0.005, 4)).verdict is Verdict.PASS
     assert passed / runs <= highest, "0.25 % are planned; docs/verdict.md names the rate of servers that differ"
+
+
+@pytest.mark.parametrize(("batches", "verdict"), [(3, Verdict.UNDECIDED), (4, Verdict.PASS)])
+def test_a_pass_far_inside_the_bound_needs_enough_independent_requests(batches: int, verdict: Verdict) -> None:
+    """The requests of a window come in few batches, whose requests are all slow or all fast."""
+    tail = np.random.default_rng(0).binomial(batches, 0.05, (4, 8)) * (400 / batches)
+    far = replace(counts(0.0), distance=1.0, tail=list(tail))
+    effective = effective_requests(far, 0.05, share_spread(far, 0.05).variance)
+    assert (effective > fewest_requests(0.05, 0.005)) is (verdict is Verdict.PASS)
+    assert judge_share(far, 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is verdict
+
+
+def test_at_the_bound_a_pass_is_rare_if_a_gap_may_be_unseen() -> None:
+    """The requests of a batch take 0.7 or 1.4 times the bound. With few batches, none of them may be slow."""
+    random, passed, runs, batches = np.random.default_rng(1), 0, 2000, 2
+    requests = list(np.full((4, 8), 16.0 * batches))
+    for _ in range(runs):
+        misses, tail = 16 * random.binomial(batches, 0.05, (2, 4, 8)).astype(np.float64)
+        is_inside = misses.mean() / (16 * batches) <= 0.05
+        distance = math.log(1.4) * (1 if is_inside else -1)
+        counted = MissCounts(requests, list(misses), list(tail), MAX_SLOPE, distance)
+        passed += judge_share(counted, 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is Verdict.PASS
+    assert passed / runs <= 0.01
 
 
 def test_a_gap_far_inside_the_bound_keeps_a_pass() -> None:
