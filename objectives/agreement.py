@@ -115,17 +115,17 @@ class Agreement:
 
     @property
     def disagreement(self) -> str:
-        """Return how the load generators disagree; an empty string if they do not."""
+        """How the load generators disagree; empty if they do not."""
         return "; ".join(str(ratio) for ratio in self.ratios if ratio.differs)
 
     @property
     def contradicts_pass(self) -> bool:
-        """Return whether a disagreement contradicts a PASS."""
+        """Whether a disagreement contradicts a PASS."""
         return any(ratio.contradicts for ratio in self.ratios)
 
     @property
     def contradiction(self) -> str:
-        """Return the disagreements that contradict a PASS; an empty string if there are none."""
+        """The disagreements that contradict a PASS; empty if there are none."""
         return "; ".join(
             f"{ratio} (allowed: {four_digits(ratio.bound)})" if ratio.excess and ratio.bound else str(ratio)
             for ratio in self.ratios
@@ -134,7 +134,7 @@ class Agreement:
 
     @property
     def excess(self) -> float:
-        """Return by how much the log of latency has to fall until perf_analyzer's values meet their bounds."""
+        """The fall of the log of latency after which perf_analyzer's values would meet their bounds."""
         return max((ratio.excess for ratio in self.ratios), default=0.0)
 
 
@@ -157,19 +157,15 @@ def compare_load_generators(
     """
     latencies = (METRICS[metric].nearest_reported for metric in sla.bounded_latencies)
     metrics = list(dict.fromkeys(("throughput", *latencies)))
-    undisturbed = [_usable(pair) for pair in pairs]
-    usable = [pair for pair in undisturbed if pair]
-    lost = [pair for pair, kept in zip(pairs, undisturbed, strict=True) if kept is None]
-    reason = (lost[0].perf_analyzer.reason or "its windows were disturbed") if lost else ""
-    ratios = [_ratio(usable, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics]
-    return Agreement(len(pairs), len(usable), tuple(filter(None, ratios)), reason)
-
-
-def _usable(pair: ServerPair) -> ServerPair | None:
-    """Return the pair with its undisturbed windows; None if one side has no undisturbed value."""
-    windows = [window for window in pair.windows if not is_disturbed(window)]
-    is_usable = windows and pair.perf_analyzer.stable and pair.perf_analyzer.throughput_infer_per_sec
-    return ServerPair(windows, pair.perf_analyzer) if is_usable else None
+    undisturbed, reason = list[ServerPair](), ""
+    for pair in pairs:
+        windows = [window for window in pair.windows if not is_disturbed(window)]
+        if windows and pair.perf_analyzer.stable and pair.perf_analyzer.throughput_infer_per_sec:
+            undisturbed.append(ServerPair(windows, pair.perf_analyzer))
+        else:
+            reason = reason or pair.perf_analyzer.reason or "its windows were disturbed"
+    ratios = [_ratio(undisturbed, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics]
+    return Agreement(len(pairs), len(undisturbed), tuple(filter(None, ratios)), reason)
 
 
 def _ratio(

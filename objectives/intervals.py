@@ -83,15 +83,16 @@ def throughput_ratio(
         spread: The variance of the log of the throughput between servers, as ``server_spreads`` returns it.
         confidence: One-sided confidence of each end of the interval.
     """
-    both = [[server for server in servers if metric_logs([server], "throughput")] for servers in (ours, theirs)]
-    if not all(both) or not all(has_log(server, "throughput") for servers in both for server in servers):
-        return None
-    logs = [metric_logs(servers, "throughput") for servers in both]
-    probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
-    difference = probes[0] - probes[1]
-    bounds = difference_bounds(
-        logs[0], logs[1], difference if math.isfinite(difference) else 0.0, spread, 1 - confidence
+    ours, theirs = (
+        [server for server in servers if metric_logs([server], "throughput")] for servers in (ours, theirs)
     )
+    if not ours or not theirs or not all(has_log(server, "throughput") for server in (*ours, *theirs)):
+        return None
+    probe_difference = statistics.fmean(map(log_probe, ours)) - statistics.fmean(map(log_probe, theirs))
+    if not math.isfinite(probe_difference):
+        probe_difference = 0.0
+    our_logs, their_logs = metric_logs(ours, "throughput"), metric_logs(theirs, "throughput")
+    bounds = difference_bounds(our_logs, their_logs, probe_difference, spread, 1 - confidence)
     low, high = (min(max(bound, -MAX_LOG), MAX_LOG) for bound in bounds)
     return ThroughputRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
 

@@ -9,11 +9,11 @@ of the compressed protobuf message; it has about 0.2 to 1.5 kB.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from ddsketch import DDSketch
@@ -81,20 +81,20 @@ def check_sketch(text: str) -> None:
 
 def count(sketch: str) -> int:
     """Return the number of latencies in ``sketch``, which is not empty. Raises ValueError for a wrong text."""
-    return round(float(_read(sketch)[0].sum()))
+    return round(float(_read(sketch).counts.sum()))
 
 
 def pooled_quantile_ms(sketches: Sequence[str], level: float) -> float:
     """Return the quantile of the latencies of all ``sketches`` together in ms. Raises ValueError for a wrong text."""
-    cumulative, first_key = _merge(tuple(sketches))
+    counts, first_key = _merge(tuple(sketches))
+    cumulative = np.cumsum(counts)
     rank = min(max(level, 0.0), 1.0) * (cumulative[-1] - 1)
     return float(_MAPPING.value(first_key + int(np.searchsorted(cumulative, rank, side="right"))))
 
 
 def merge(sketches: Sequence[str]) -> str:
     """Return the sketch of the latencies of all ``sketches``, at least one. Raises ValueError for a wrong text."""
-    cumulative, first_key = _merge(tuple(sketches))
-    return _write(np.diff(cumulative, prepend=0.0), first_key)
+    return _write(*_merge(tuple(sketches)))
 
 
 @lru_cache(maxsize=1024)
@@ -135,36 +135,53 @@ def _encode(message: bytes) -> str:
     return base64.b64encode(zlib.compress(message, 9)).decode()
 
 
+class _Bins(NamedTuple):
+    """The counts of consecutive bins, and the key of the first one."""
+
+    counts: FloatArray
+    first_key: int
+
+
 @lru_cache(maxsize=64)
-def _merge(sketches: tuple[str, ...]) -> tuple[FloatArray, int]:
-    """Return the cumulative counts of all sketches together, and the key of the first bin."""
+def _merge(sketches: tuple[str, ...]) -> _Bins:
+    """Return the bins of all sketches together."""
     parts = [_read(text) for text in sketches]
-    first_key = min(key for _, key in parts)
-    merged = np.zeros(max(key + len(counts) for counts, key in parts) - first_key)
+    first_key = min(part.first_key for part in parts)
+    merged = np.zeros(max(part.first_key + len(part.counts) for part in parts) - first_key)
     for counts, key in parts:
         merged[key - first_key :][: len(counts)] += counts
-    return np.cumsum(merged), first_key
+    return _Bins(merged, first_key)
 
 
 @lru_cache(maxsize=1024)
-def _read(text: str) -> tuple[FloatArray, int]:
-    """Return the counts of consecutive bins and the key of the first one."""
-    rule = "not a latency sketch that tune wrote"
+def _read(text: str) -> _Bins:
+    """Return the bins of a sketch. Raises ValueError for a wrong text."""
+    message = _decode(text)
+    if message is None or not _has_only_bins(message):
+        raise ValueError("not a latency sketch that tune wrote")
+    store = message.positiveValues
+    bins = _Bins(np.array(store.contiguousBinCounts, dtype=np.float64), int(store.contiguousBinIndexOffset))
+    is_counted = bool(np.all((bins.counts >= 0) & (bins.counts <= MAX_COUNT))) and bins.counts.sum() >= 1
+    if not is_counted or bins.first_key < -_MAX_KEY or bins.first_key + len(bins.counts) > _MAX_KEY:
+        raise ValueError("not a latency sketch that tune wrote")
+    return bins
+
+
+def _decode(text: str) -> ddsketch_pb2.DDSketch | None:
+    """Return the message in ``text``; None for a wrong text, or one that is larger than the limits."""
+    if len(text) > MAX_TEXT:
+        return None
+    inflater, message = zlib.decompressobj(), ddsketch_pb2.DDSketch()
     try:
-        compressed = base64.b64decode(text[: MAX_TEXT + 1], validate=True)
-        inflater = zlib.decompressobj()
-        content = inflater.decompress(compressed, MAX_MESSAGE)
-        message = ddsketch_pb2.DDSketch()
-        message.ParseFromString(content)
-    except (binascii.Error, zlib.error, DecodeError):
-        raise ValueError(rule) from None
-    store, mapping = message.positiveValues, message.mapping
-    counts = np.array(store.contiguousBinCounts, dtype=np.float64)
-    first_key = int(store.contiguousBinIndexOffset)
-    others = len(store.binCounts) + message.negativeValues.ByteSize() + message.zeroCount
-    is_ours = math.isclose(mapping.gamma, _MAPPING.gamma, rel_tol=1e-12) and mapping.indexOffset == 0
-    is_counted = len(counts) > 0 and bool(np.all((counts >= 0) & (counts <= MAX_COUNT))) and counts.sum() >= 1
-    is_in_range = first_key >= -_MAX_KEY and first_key + len(counts) <= _MAX_KEY
-    if len(text) > MAX_TEXT or not inflater.eof or others or not (is_ours and is_counted and is_in_range):
-        raise ValueError(rule)
-    return counts, first_key
+        message.ParseFromString(inflater.decompress(base64.b64decode(text, validate=True), MAX_MESSAGE))
+    except (ValueError, zlib.error, DecodeError):
+        return None
+    return message if inflater.eof else None
+
+
+def _has_only_bins(message: ddsketch_pb2.DDSketch) -> bool:
+    """Return whether a message has consecutive bins of tune's mapping, and no other counts."""
+    mapping = message.mapping
+    is_tunes_mapping = math.isclose(mapping.gamma, _MAPPING.gamma, rel_tol=1e-12) and mapping.indexOffset == 0
+    other_counts = len(message.positiveValues.binCounts) + message.negativeValues.ByteSize() + message.zeroCount
+    return is_tunes_mapping and not other_counts

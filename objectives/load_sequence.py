@@ -230,13 +230,15 @@ class LoadSequence:
         return _most_promising(indices, self.predicted, self.throughput, limit, STEP_ERROR, passed)
 
     def _worth_testing(self, end: int) -> list[int]:
-        """Return the indices below ``end`` and all failed ones that are worth a test after the passed one.
+        """Return the indices of the loads that are worth a test, ascending.
 
-        They are expected to serve more than that one, and than one that missed the bound on the throughput.
+        They are above the load that passed, and below ``end`` and all loads that failed. They are expected to serve
+        clearly more than the load that passed, and than the last one that missed the bound on the throughput.
         """
-        indices, served = range(min([end, *self._failed])), self._low_throughput
+        start, served = 0, self._low_throughput
         if self.passed is not None:
-            indices, served = indices[self.passed + 1 :], max(served, self.throughput[self.passed])
+            start, served = self.passed + 1, max(served, self.throughput[self.passed])
+        indices = range(start, min([end, *self._failed]))
         return [index for index in indices if self.throughput[index] >= MIN_GAIN_FACTOR * served]
 
 
@@ -264,14 +266,14 @@ def choose_candidate(states: Sequence[CandidateState]) -> int | None:
     CLEAR_GAIN times as much.
     """
     chosen: int | None = None
-    most = 0.0
+    chosen_throughput = 0.0
     has_passed = any(state.passed for state in states)
     for index, state in enumerate(states):
         if state.expected is None:
             continue
         if state.is_begun or not has_passed:
             return index
-        others = max((other.passed for other_index, other in enumerate(states) if other_index != index), default=0.0)
-        if state.expected >= CLEAR_GAIN * others and (chosen is None or state.expected >= CLEAR_GAIN * most):
-            chosen, most = index, state.expected
+        passed = max((other.passed for other in (*states[:index], *states[index + 1 :])), default=0.0)
+        if state.expected >= CLEAR_GAIN * max(passed, chosen_throughput):
+            chosen, chosen_throughput = index, state.expected
     return chosen

@@ -28,29 +28,38 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     overloaded or crashed if one of them is.
     """
     values: dict[str, object] = {}
-    for name in (field.name for field in fields(Measurement) if field.name not in _SUMMED):
-        known = [value for window in windows if _is_number(value := getattr(window, name))]
-        if known:
+    for name in (field.name for field in fields(Measurement)):
+        numbers = [value for window in windows if _is_number(value := getattr(window, name))]
+        if name in _SUMMED:
+            # no failed request is a count of 0, but no served request leaves ``requests`` unknown
+            if any(numbers) or (numbers and name != "requests"):
+                values[name] = sum(numbers)
+        elif numbers:
             average = statistics.fmean if name in RATES else statistics.median
-            values[name] = round(average(known), 4)
+            values[name] = round(average(numbers), 4)
     served = [window for window in windows if window.requests != 0 and window.throughput_infer_per_sec is not None]
     for timing in TIMINGS if served else ():
-        if not math.isnan(average_ms := pooled_average_ms(served, timing)):
-            values[timing.field_of("avg")] = round(average_ms, 4)
-        for name, level in QUANTILES.items():
-            if all(level in latency_quantiles(window, timing) for window in served):
-                values[timing.field_of(name)] = round(pooled_quantile_ms(served, level, timing), 4)
-        sketches = [sketch for window in served if (sketch := timing.sketch(window))]
-        if len(sketches) == len(served):
-            values[timing.sketch_field] = latency_sketch.merge(sketches)
+        values |= _pool_timing(served, timing)
     values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
-    sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
-    # no failed request is a count of 0, but no served request leaves ``requests`` unknown
-    values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
     values["stable"] = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
-    values |= {name: any(getattr(window, name) for window in windows) for name in ("overloaded", "server_crashed")}
+    values["overloaded"] = any(window.overloaded for window in windows)
+    values["server_crashed"] = any(window.server_crashed for window in windows)
     values["reason"] = next((window.reason for window in windows if window.reason), "")
     return Measurement(**values)  # type: ignore[arg-type]
+
+
+def _pool_timing(windows: Sequence[Measurement], timing: Timing) -> dict[str, object]:
+    """Return the fields of Measurement for ``timing`` over all requests, without those that a window lacks."""
+    values: dict[str, object] = {}
+    if not math.isnan(average_ms := pooled_average_ms(windows, timing)):
+        values[timing.field_of("avg")] = round(average_ms, 4)
+    for name, level in QUANTILES.items():
+        if all(level in latency_quantiles(window, timing) for window in windows):
+            values[timing.field_of(name)] = round(pooled_quantile_ms(windows, level, timing), 4)
+    sketches = [timing.sketch(window) for window in windows]
+    if all(sketches):
+        values[timing.sketch_field] = latency_sketch.merge(sketches)
+    return values
 
 
 def _is_number(value: object) -> bool:

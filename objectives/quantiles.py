@@ -25,16 +25,16 @@ def parse_percentile(text: str) -> tuple[str, float]:
     return f"p{percent.normalize():f}", float(percent / 100)
 
 
-def quantile_at(known: Mapping[float, float], level: float) -> float:
-    """Return the quantile at ``level`` from ``known`` quantiles by level, of which there are at least two.
+def quantile_at(quantiles: Mapping[float, float], level: float) -> float:
+    """Return the quantile at ``level`` from at least two ``quantiles``, the known values by level.
 
     The distribution is taken as exponential between two of them, and the exponential between the two highest ones
     continues beyond them.
     """
     import numpy as np  # takes too long to import for the help of the command
 
-    levels = np.array([0.0, *sorted(known)])
-    values = np.array([0.0, *(known[known_level] for known_level in sorted(known))])
+    levels = np.array([0.0, *sorted(quantiles)])
+    values = np.array([0.0, *(quantiles[known_level] for known_level in sorted(quantiles))])
     depths = -np.log1p(-levels)
     depth = -math.log1p(-level)
     if depth <= depths[-1]:

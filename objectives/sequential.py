@@ -46,19 +46,24 @@ def _last_look(error: float, looks: tuple[int, ...]) -> _Look:
     """Return the last of ``looks``. The sums are integrated from look to look (Armitage, McPherson and Rowe 1969)."""
     from scipy import special
 
-    look, before = looks[-1], looks[-2] if len(looks) > 1 else 0
-    density, sums = np.array([1.0]), np.array([0.0])
-    if before:
-        _, density, sums = _last_look(error, looks[:-1])
-    wide = _GRID * np.sqrt(look)
-    step = wide[1] - wide[0]
-    scale = np.sqrt(look - before)
-    width = sums[1] - sums[0] if before else 1.0
-    weights = density * width / (scale * np.sqrt(2 * np.pi))
-    parts = np.array_split(wide, _PARTS)
-    density = np.concatenate([np.exp(-0.5 * ((part[:, None] - sums) / scale) ** 2) @ weights for part in parts])
-    above = (np.cumsum(density[::-1])[::-1] - density / 2) * step
-    spend = spent_error(error, look) - (spent_error(error, before) if before else 0.0)
-    bound = float(np.interp(-np.log(spend), -np.log(np.maximum(above, 1e-300)), wide))
-    is_left = wide < bound  # the others have ended the test
-    return _Look(float(special.ndtr(-bound / np.sqrt(look))), density[is_left], wide[is_left])
+    look = looks[-1]
+    previous, spent_before = 0, 0.0
+    sums_before, weights = np.array([0.0]), np.array([1.0])  # the probability of each sum
+    if len(looks) > 1:
+        previous, spent_before = looks[-2], spent_error(error, looks[-2])
+        _, density_before, sums_before = _last_look(error, looks[:-1])
+        weights = density_before * (sums_before[1] - sums_before[0])
+    added_std = np.sqrt(look - previous)  # of the sum of the values that were added since the previous look
+    weights = weights / (added_std * np.sqrt(2 * np.pi))
+    sums = _GRID * np.sqrt(look)
+    density = np.concatenate(
+        [
+            np.exp(-0.5 * ((part[:, None] - sums_before) / added_std) ** 2) @ weights
+            for part in np.array_split(sums, _PARTS)
+        ]
+    )
+    above = (np.cumsum(density[::-1])[::-1] - density / 2) * (sums[1] - sums[0])  # probability of a higher sum
+    error_of_look = spent_error(error, look) - spent_before
+    bound = float(np.interp(-np.log(error_of_look), -np.log(np.maximum(above, 1e-300)), sums))
+    continues = sums < bound  # a higher sum ends the test
+    return _Look(float(special.ndtr(-bound / np.sqrt(look))), density[continues], sums[continues])

@@ -80,42 +80,46 @@ def pool_server_spread(
         other_shares: The CPU share of other processes next to each server; empty if it is unknown. It is a covariate
             if it differs by more than USUAL_RANGE and makes the variance smaller.
     """
-    usual = _spread_given(groups, log_probes, ())
+    by_probe = _fit_spread(groups, log_probes, ())
     shares = [share for group in other_shares for share in group]
     if not shares or max(shares) - min(shares) <= USUAL_RANGE:
-        return usual
-    return min(usual, _spread_given(groups, log_probes, other_shares), key=lambda spread: spread.variance)
+        return by_probe
+    return min(by_probe, _fit_spread(groups, log_probes, other_shares), key=lambda spread: spread.variance)
 
 
-def _spread_given(
+def _fit_spread(
     groups: Sequence[Windows], log_probes: Sequence[Sequence[float]], other_shares: Sequence[Sequence[float]]
 ) -> ServerSpread:
-    """Return the variance between servers with these covariates, if there are more differences than slopes."""
-    residuals = centered([[float(windows.mean()) for windows in group] for group in groups])
+    """Return the variance between servers, adjusted for those of both covariates that differ within the groups.
+
+    It is not adjusted if there are no more degrees of freedom than slopes.
+    """
+    residuals = _centered([[float(windows.mean()) for windows in group] for group in groups])
     degrees_of_freedom = float(sum(len(group) - 1 for group in groups if len(group)))
-    states = [centered(log_probes), centered(other_shares)]
-    known = [index for index, state in enumerate(states) if state @ state > 0]
-    slopes, precision = np.zeros(2), np.zeros((2, 2))
-    if known and degrees_of_freedom > len(known):
-        matrix = np.stack([states[index] for index in known], axis=1)
-        slopes[known], _, rank, _ = np.linalg.lstsq(matrix, residuals)
-        precision[np.ix_(known, known)] = np.linalg.pinv(matrix.T @ matrix)
-        residuals = residuals - matrix @ slopes[known]
+    covariates = [_centered(log_probes), _centered(other_shares)]
+    used = [index for index, covariate in enumerate(covariates) if covariate @ covariate > 0]
+    slopes, slope_factors = np.zeros(2), np.zeros((2, 2))  # slope_factors: covariance of the slopes per variance
+    if used and degrees_of_freedom > len(used):
+        matrix = np.stack([covariates[index] for index in used], axis=1)
+        slopes[used], _, rank, _ = np.linalg.lstsq(matrix, residuals)
+        slope_factors[np.ix_(used, used)] = np.linalg.pinv(matrix.T @ matrix)
+        residuals = residuals - matrix @ slopes[used]
         degrees_of_freedom -= rank
+    excludes_disturbance = bool(slope_factors[1, 1])
     # a burst that covers some windows makes them differ, but the share explains its effect on the server's mean
-    within = 0.0 if precision[1, 1] else _mean_variance_of_windows(groups)
+    within = 0.0 if excludes_disturbance else _mean_variance_of_windows(groups)
     between = max(0.0, float(residuals @ residuals) - degrees_of_freedom * within)
     total = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
     variance = (PRIOR_DEGREES_OF_FREEDOM * PRIOR_STD**2 + between) / total
-    slope_variance = (variance + within) * float(precision[0, 0])
-    return ServerSpread(variance, total, float(slopes[0]), slope_variance, excludes_disturbance=bool(precision[1, 1]))
+    slope_variance = (variance + within) * float(slope_factors[0, 0])
+    return ServerSpread(variance, total, float(slopes[0]), slope_variance, excludes_disturbance)
 
 
 def _mean_variance_of_windows(groups: Sequence[Windows]) -> float:
     """Return the variance of a server's mean that the differences between its windows explain."""
     servers = [windows for group in groups for windows in group if len(windows) > 1]
-    known = [float(windows.var(ddof=1)) / len(windows) for windows in servers]
-    return float(np.mean(known)) if known else 0.0
+    variances = [float(windows.var(ddof=1)) / len(windows) for windows in servers]
+    return float(np.mean(variances)) if variances else 0.0
 
 
 def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread:
@@ -124,19 +128,19 @@ def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread
     Ratios of throughputs are at the same speed of the machine, but not at the same share of other processes. So
     differences that other processes explain are left out for latencies only.
     """
-    known = [[server for server in servers if has_log(server, metric)] for servers in groups]
-    probes = [[log_probe(server) for server in servers] for servers in known]
-    shares = [[_other_share(server) for server in servers] for servers in known] if METRICS[metric].timing else []
-    logs = [metric_logs(servers, metric) for servers in known]
-    return pool_server_spread(logs, _if_known(probes), _if_known(shares))
+    groups = [[server for server in servers if has_log(server, metric)] for servers in groups]
+    logs = [metric_logs(servers, metric) for servers in groups]
+    probes = [[log_probe(server) for server in servers] for servers in groups]
+    shares = [[_other_share(server) for server in servers] for servers in groups] if METRICS[metric].timing else []
+    return pool_server_spread(logs, _if_complete(probes), _if_complete(shares))
 
 
-def _if_known(states: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-    """Return ``states`` of the servers in each group, or nothing if one is unknown (nan)."""
-    return states if all(math.isfinite(state) for group in states for state in group) else ()
+def _if_complete(covariate: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+    """Return the values of ``covariate`` for the servers of each group, or nothing if one is unknown (nan)."""
+    return covariate if all(math.isfinite(value) for group in covariate for value in group) else ()
 
 
-def centered(groups: Sequence[Sequence[float] | FloatArray]) -> FloatArray:
+def _centered(groups: Sequence[Sequence[float] | FloatArray]) -> FloatArray:
     """Return the values of all groups, each minus the mean of its group."""
     return np.concatenate([np.array(group) - np.mean(group) for group in groups if len(group)] or [np.zeros(0)])
 
@@ -175,13 +179,16 @@ def _throughput_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
     window that served nothing. Therefore the log of the throughput ``a`` is log m + (a - m) / m, where ``m`` is the
     mean over the servers of the mean over their windows. A server that served nothing at all has -inf.
     """
-    values = [[0.0 if served_nothing(window) else METRICS[metric].value(window) for window in own] for own in servers]
-    known = [[value for value in server if value is not None and 0 <= value < math.inf] for server in values]
-    known = [server for server in known if server]
-    means = [statistics.fmean(server) for server in known if any(server)]
+    throughputs = []
+    for windows in servers:
+        values = [0.0 if served_nothing(window) else METRICS[metric].value(window) for window in windows]
+        if known := [value for value in values if value is not None and 0 <= value < math.inf]:
+            throughputs.append(known)
+    means = [statistics.fmean(server) for server in throughputs if any(server)]
     mean = statistics.fmean(means) if means else math.nan
     return [
-        math.log(mean) + np.array(server) / mean - 1 if any(server) else np.array([-math.inf]) for server in known
+        math.log(mean) + np.array(server) / mean - 1 if any(server) else np.array([-math.inf])
+        for server in throughputs
     ]
 
 

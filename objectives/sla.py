@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, Timing
+from objectives.metrics import LATENCY, METRICS, Measured, Measurement, Metric, PointT, Timing
 
 CONFIDENCE = 0.99  # default confidence of a verdict
 
@@ -159,7 +159,10 @@ class Sla:
         are left out. With ``unstable``, unstable points count too.
         """
         usable = [point for point in points if point.measurement.stable or unstable]
-        return _least([point for point in usable if self.is_met(point.measurement)], objectives)
+        usable = [point for point in usable if self.is_met(point.measurement)]
+        if objectives:
+            usable = [point for point in usable if _costs(point, objectives)[0] < math.inf]
+        return min(usable, key=lambda point: _costs(point, objectives), default=None)
 
     def closest_point(self, points: Iterable[PointT], objectives: Sequence[Metric] = ()) -> PointT | None:
         """Return the point with the smallest violation; None if nothing was measured.
@@ -171,7 +174,7 @@ class Sla:
         usable = [point for point in measured if point.measurement.stable] or measured
         least = min((self.violation(point.measurement) for point in usable), default=0.0)
         nearest = [point for point in usable if self.violation(point.measurement) == least]
-        return _least(nearest, objectives, any_value=True)
+        return min(nearest, key=lambda point: _costs(point, objectives), default=None)
 
 
 def metric_name(name: str) -> str:
@@ -192,15 +195,10 @@ def _parse_constraint(text: str) -> Constraint:
     return Constraint(metric_name(name), float(bound.split()[0]))
 
 
-def _least(points: Sequence[PointT], objectives: Sequence[Metric], *, any_value: bool = False) -> PointT | None:
-    order = (*objectives, METRICS["latency-p95"])
-
-    def costs(point: PointT) -> tuple[float, ...]:
-        values = (metric.cost(point.measurement) for metric in order)
-        return tuple(math.inf if value is None else value for value in values)
-
-    ranked = [p for p in points if any_value or not objectives or costs(p)[0] < math.inf]
-    return min(ranked, key=costs, default=None)
+def _costs(point: Measured, objectives: Sequence[Metric]) -> tuple[float, ...]:
+    """Return the costs that a point is ranked by: the objectives, then the p95 latency; inf if one is unknown."""
+    costs = (metric.cost(point.measurement) for metric in (*objectives, METRICS["latency-p95"]))
+    return tuple(math.inf if cost is None else cost for cost in costs)
 
 
 def parse_duration_ms(text: str, example: str = "20ms") -> float:
@@ -213,8 +211,8 @@ def parse_duration_ms(text: str, example: str = "20ms") -> float:
     unit = example.lstrip("0123456789")
     match = _match(r"(us|ms|s|m|min|h)?", text)
     if not match:
-        others = {"ms": "20ms, 0.02s or 500us", "m": "5m, 90s or 0.5h"}
-        raise ValueError(f"{_time_fault(text)}; write a positive time such as {others.get(unit, example)}")
+        examples = {"ms": "20ms, 0.02s or 500us", "m": "5m, 90s or 0.5h"}
+        raise ValueError(f"{_time_fault(text)}; write a positive time such as {examples.get(unit, example)}")
     value = float(match[1]) * _MS_PER_UNIT[match[2] or unit]
     if not 0 < value < math.inf:
         raise ValueError(f"the time must be greater than zero, such as {example}")
