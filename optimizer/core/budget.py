@@ -111,7 +111,8 @@ def spent_seconds(trials: Sequence[Trial], at_once: int = 1) -> float:
     for trial in trials:
         windows = (*trial.confirmations, *trial.cross_checks)
         start_seconds = trial.deploy_seconds or 0.0
-        searched += ((not _is_from_other_worker(trial)) + len(trial.crashes)) * start_seconds
+        starts = len(trial.crashes) + (0 if _is_from_other_worker(trial) else 1)
+        searched += starts * start_seconds
         searched += sum(measurement.measure_seconds or 0.0 for _, measurement in trial.measurements)
         confirmed += len({window.server for window in windows}) * start_seconds
         confirmed += sum(window.measurement.measure_seconds or 0.0 for window in windows)

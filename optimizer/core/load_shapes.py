@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from objectives.sla import parse_duration_ms
 
@@ -106,7 +107,7 @@ def parse_load_shape(text: str) -> LoadShape:
     (seconds,) = values["duration"]
     if not MIN_PERIOD_SECONDS <= seconds <= MAX_PERIOD_SECONDS:
         raise ValueError(f"a period takes {MIN_PERIOD_SECONDS:g} to {MAX_PERIOD_SECONDS:g} s")
-    return LoadShape(seconds, *_MAKE[name](values))
+    return LoadShape(seconds, *_FORMS[name].edges_and_shares(values))
 
 
 def complete_load_shape(text: str) -> str:
@@ -117,31 +118,38 @@ def complete_load_shape(text: str) -> str:
 
 
 def _kind(part: str) -> str:
+    """Return the key of ``_PARTS`` that the form of ``part`` belongs to, or ``duration``."""
     return next((kind for kind, pattern in _PARTS.items() if pattern.fullmatch(part)), "duration")
 
 
-def _values(name: str, parts: list[str]) -> dict[str, tuple[float, ...]]:
-    values: dict[str, tuple[float, ...]] = {}
+def _values(name: str, parts: list[str]) -> _PartValues:
+    """Return the values in ``parts`` of the shape ``name``. Raises ValueError with its syntax and an example."""
+    values: _PartValues = {}
     for part in parts:
         kind = _kind(part)
-        if kind in values or (kind != "duration" and kind not in _USED[name]):
-            raise ValueError(f"write {_SYNTAX[name]}, such as {DEFAULTS[name]}")
-        if kind == "duration":
-            try:
-                values[kind] = (parse_duration_ms(part, "1s") / 1000,)
-            except ValueError:
-                raise ValueError(f"write {_SYNTAX[name]}, such as {DEFAULTS[name]}") from None
-        else:
-            match = _PARTS[kind].fullmatch(part)
-            assert match is not None
-            values[kind] = tuple(map(float, match.groups()))
+        try:
+            if kind in values or kind not in (*_FORMS[name].parts, "duration"):
+                raise ValueError
+            values[kind] = _part_values(kind, part)
+        except ValueError:
+            raise ValueError(f"write {_FORMS[name].syntax}, such as {DEFAULTS[name]}") from None
     return values
 
 
-_EdgesAndShares = tuple[tuple[float, ...], tuple[float, ...]]  # the fields of a LoadShape
+def _part_values(kind: str, part: str) -> tuple[float, ...]:
+    """Return the numbers in a part, a duration in seconds. Raises ValueError for a wrong duration."""
+    if kind == "duration":
+        return (parse_duration_ms(part, "1s") / 1000,)
+    match = _PARTS[kind].fullmatch(part)
+    assert match is not None
+    return tuple(map(float, match.groups()))
 
 
-def _spike(values: dict[str, tuple[float, ...]]) -> _EdgesAndShares:
+_PartValues: TypeAlias = dict[str, tuple[float, ...]]  # the numbers in each part, by its kind
+_EdgesAndShares: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]  # the fields of a LoadShape
+
+
+def _spike(values: _PartValues) -> _EdgesAndShares:
     (factor,), (percent,) = values["factor"], values["share"]
     if not 1 < factor <= MAX_FACTOR or not 0.1 <= percent <= 90:
         raise ValueError(f"a spike has 1 to {MAX_FACTOR:g} times the other rate, for 0.1 to 90 % of the time")
@@ -151,14 +159,14 @@ def _spike(values: dict[str, tuple[float, ...]]) -> _EdgesAndShares:
     return (0.0, begin, begin + share, 1.0), (0.0, before, 1 - before, 1.0)
 
 
-def _ramp(values: dict[str, tuple[float, ...]]) -> _EdgesAndShares:
+def _ramp(values: _PartValues) -> _EdgesAndShares:
     first, last = values["range"]
     if max(first, last) > MAX_FACTOR or first == last:
         raise ValueError(f"a ramp begins and ends with different rates, from 0 to {MAX_FACTOR:g}")
     return _in_steps(lambda x: (first * x + (last - first) * x * x / 2) / ((first + last) / 2))
 
 
-def _diurnal(values: dict[str, tuple[float, ...]]) -> _EdgesAndShares:
+def _diurnal(values: _PartValues) -> _EdgesAndShares:
     (peak,) = values["factor"]
     if not 1 < peak <= 2:
         raise ValueError("the peak of a day is more than 1 and at most 2 times the mean")
@@ -170,10 +178,23 @@ def _in_steps(share_before: Callable[[float], float]) -> _EdgesAndShares:
     return edges, (*map(share_before, edges[:-1]), 1.0)
 
 
-_MAKE = {"spike": _spike, "ramp": _ramp, "diurnal": _diurnal}
-_USED = {"spike": ("factor", "share"), "ramp": ("range",), "diurnal": ("factor",)}
-_SYNTAX = {
-    "spike": "spike:FACTORx:SHARE%:DURATION",
-    "ramp": "ramp:FROM..TO:DURATION",
-    "diurnal": "diurnal:PEAKx:DURATION",
+@dataclass(frozen=True, slots=True)
+class _ShapeForm:
+    """How a shape is written.
+
+    Attributes:
+        syntax: The parts of the shape, for messages.
+        parts: The kinds of its parts without the duration.
+        edges_and_shares: Returns the fields of the LoadShape. Raises ValueError with the values that are allowed.
+    """
+
+    syntax: str
+    parts: tuple[str, ...]
+    edges_and_shares: Callable[[_PartValues], _EdgesAndShares]
+
+
+_FORMS = {
+    "spike": _ShapeForm("spike:FACTORx:SHARE%:DURATION", ("factor", "share"), _spike),
+    "ramp": _ShapeForm("ramp:FROM..TO:DURATION", ("range",), _ramp),
+    "diurnal": _ShapeForm("diurnal:PEAKx:DURATION", ("factor",), _diurnal),
 }

@@ -37,18 +37,22 @@ def describe_instability(
     """
     if len(windows) < MIN_WINDOWS:
         return f"only {len(windows)} of {MIN_WINDOWS} windows"
+    throughputs = [window.throughput_infer_per_sec for window in windows]
+    latencies = [window.latency_ms for window in windows]
     latency_limit = spread_limit if latency_spread_limit is None else latency_spread_limit
-    for name, unit, limit, values in (
-        ("throughput", "infer/s", spread_limit, [w.throughput_infer_per_sec for w in windows]),
-        (latency, "ms", latency_limit, [w.latency_ms for w in windows]),
-    ):
-        middle = sorted(values)[len(values) // 2]
-        if middle <= 0:
-            return f"a window of zero {name}"
-        if (max(values) - min(values)) / middle > limit:
-            lowest, highest = (f"{end:,.0f}" if end >= 1000 else f"{end:.3g}" for end in (min(values), max(values)))
-            return f"unstable: {name} between {lowest} and {highest} {unit}"
-    return ""
+    throughput_spread = _describe_spread(throughputs, spread_limit, "throughput", "infer/s")
+    return throughput_spread or _describe_spread(latencies, latency_limit, latency, "ms")
+
+
+def _describe_spread(values: Sequence[float], limit: float, name: str, unit: str) -> str:
+    """Return how ``values`` differ if their (max - min) / median is above ``limit``; otherwise an empty string."""
+    median, lowest, highest = sorted(values)[len(values) // 2], min(values), max(values)
+    if median <= 0:
+        return f"a window of zero {name}"
+    if (highest - lowest) / median <= limit:
+        return ""
+    ends = [f"{end:,.0f}" if end >= 1000 else f"{end:.3g}" for end in (lowest, highest)]
+    return f"unstable: {name} between {' and '.join(ends)} {unit}"
 
 
 def longest_window_ms(latency_bound_ms: float) -> float:

@@ -165,25 +165,23 @@ class _TreeBuilder:
 
     def _scalar(self, node: yaml.ScalarNode, line: int, keys: tuple[str, ...]) -> Scalar:
         text: str = node.value
-        word = text.lower()
-        kind = node.tag.removeprefix(_TAG)
         if node.tag in _TEXT_TAGS:
             return text
-        if kind == "bool" and (word in ("true", "false") or word in yaml.SafeLoader.bool_values):
-            return word == "true" if word in ("true", "false") else text
-        if kind == "null" and word in ("", "~", "null"):
+        kind = node.tag.removeprefix(_TAG)
+        if kind == "null" and text.lower() in ("", "~", "null"):
             return None
-        if kind == "int":
-            number = _parse_int(text)
-            if number is not None:
-                return number
-        if kind == "float":
-            real = _parse_float(text)
-            if real is not None:
-                return real
-        if kind in ("bool", "null", "int", "float"):
+        value: Scalar = None
+        if kind == "bool":
+            value = _parse_bool(text)
+        elif kind == "int":
+            value = _parse_int(text)
+        elif kind == "float":
+            value = _parse_float(text)
+        elif kind != "null":
+            raise self._fault(line, keys, f"the tag {kind} is not supported; leave it out")
+        if value is None:
             raise self._fault(line, keys, f"{text[:40]!r} is not a value of the type {kind}")
-        raise self._fault(line, keys, f"the tag {kind} is not supported; leave it out")
+        return value
 
     def _fault(self, line: int, keys: tuple[str, ...], problem: str) -> BadInputError:
         return located_error(self.file, line, keys, problem)
@@ -195,10 +193,18 @@ def located_error(file: str, line: int, keys: Sequence[str], problem: str) -> Ba
     return BadInputError(f"{one_line(file)}:{line}: {path}{one_line(problem, _MAX_PROBLEM_CHARACTERS)}")
 
 
-def _parse_int(text: str) -> int | str | None:
-    """Return the value of an integer of YAML 1.1; None for other texts.
+def _parse_bool(text: str) -> bool | str | None:
+    """Return the value of ``true`` or ``false``, or the text of another boolean of YAML 1.1; None for other texts."""
+    word = text.lower()
+    if word in ("true", "false"):
+        return word == "true"
+    return text if word in yaml.SafeLoader.bool_values else None
 
-    Leading zeros are decimal; sexagesimal stays text.
+
+def _parse_int(text: str) -> int | str | None:
+    """Return the value of an integer of YAML 1.1, or the text of a sexagesimal one; None for other texts.
+
+    Leading zeros are decimal.
     """
     digits = text.replace("_", "")
     if re.fullmatch(r"[-+]?[0-9]{1,40}", digits):
@@ -209,7 +215,7 @@ def _parse_int(text: str) -> int | str | None:
 
 
 def _parse_float(text: str) -> float | str | None:
-    """Return the value of a finite float of YAML 1.1; None for other texts.
+    """Return the value of a finite float of YAML 1.1, or the text of a sexagesimal one; None for other texts.
 
     No setting of Triton is infinite or nan.
     """

@@ -230,14 +230,16 @@ def machine_conditions(root: Path = Path("/")) -> dict[str, ConditionValue]:
         "cpu_governor": " ".join(sorted(governors - {""})) or None,
         "cpu_mhz": _mean_mhz(folder / "scaling_cur_freq" for folder in frequency) or _nominal_mhz(processor),
         "cpu_max_mhz": _mean_mhz(folder / "cpuinfo_max_freq" for folder in frequency),
-        "core_throttle_count": _sum(folder / "thermal_throttle/core_throttle_count" for folder in folders),
-        "package_throttle_count": _sum(folder / "thermal_throttle/package_throttle_count" for folder in folders[:1]),
+        "core_throttle_count": _sum_of_files(folder / "thermal_throttle/core_throttle_count" for folder in folders),
+        "package_throttle_count": _sum_of_files(
+            folder / "thermal_throttle/package_throttle_count" for folder in folders[:1]
+        ),
         "virtual_machine": ("hypervisor" in processor.split()) if "flags" in processor else None,
     }
 
 
 def _mean_mhz(paths: Iterable[Path]) -> float | None:
-    kilohertz = _numbers(paths)
+    kilohertz = _read_numbers(paths)
     return round(statistics.fmean(kilohertz) / 1000) if kilohertz else None
 
 
@@ -247,12 +249,12 @@ def _nominal_mhz(processor: str) -> float | None:
     return round(float(values[0])) if values else None
 
 
-def _sum(paths: Iterable[Path]) -> int | None:
-    counts = _numbers(paths)
+def _sum_of_files(paths: Iterable[Path]) -> int | None:
+    counts = _read_numbers(paths)
     return round(sum(counts)) if counts else None
 
 
-def _numbers(paths: Iterable[Path]) -> list[float]:
+def _read_numbers(paths: Iterable[Path]) -> list[float]:
     return [float(text) for text in map(read_kernel_file, paths) if text.isdecimal()]
 
 
@@ -300,9 +302,9 @@ def speed_note(measured: Iterable[Measurement]) -> SpeedVaried | None:
     Each node of a cluster is compared with itself, and the note is on the one that varied most.
     """
     probes_ms = defaultdict[str, list[float]](list)
-    for each in measured:
-        if each.speed_probe_ms:
-            probes_ms[each.node].append(each.speed_probe_ms)
+    for measurement in measured:
+        if measurement.speed_probe_ms:
+            probes_ms[measurement.node].append(measurement.speed_probe_ms)
     factor = max((max(probes) / min(probes) for probes in probes_ms.values()), default=1.0)
     return None if factor < SPEED_VARIATION_LIMIT else SpeedVaried(factor)
 

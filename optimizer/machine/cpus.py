@@ -53,8 +53,8 @@ def read_topology(cpus: frozenset[int], root: Path = Path("/")) -> CpuTopology:
     A CPU without information is a core of its own. All CPUs without a known node form one node.
     """
     system = root / "sys/devices/system"
-    cores = {_listed(system / f"cpu/cpu{cpu}/topology/thread_siblings_list") & cpus | {cpu} for cpu in cpus}
-    nodes = {_listed(path) & cpus for path in system.glob("node/node[0-9]*/cpulist")}
+    cores = {_read_cpu_list(system / f"cpu/cpu{cpu}/topology/thread_siblings_list") & cpus | {cpu} for cpu in cpus}
+    nodes = {_read_cpu_list(path) & cpus for path in system.glob("node/node[0-9]*/cpulist")}
     without_node = cpus.difference(*nodes)
     nodes = (nodes | {without_node}) - {frozenset()}
     return CpuTopology(tuple(sorted(cores, key=min)), tuple(sorted(nodes, key=min)))
@@ -90,7 +90,7 @@ def place_server_and_client(
     client = client or machine.cpus - server or machine.cpus
     if common := server & client:
         return CpuPlacement(server, client, SharedCpus(format_cpus(common)))
-    return _apart(server, client)
+    return _separate_cpus(server, client)
 
 
 def split_server_and_client(machine: CpuTopology, quota: float | None = None) -> CpuPlacement:
@@ -106,16 +106,16 @@ def split_server_and_client(machine: CpuTopology, quota: float | None = None) ->
     if len(cpus) < MIN_CPUS_TO_SPLIT or len(machine.cores) < MIN_CORES_TO_SPLIT:
         return CpuPlacement(cpus, cpus, SharedMachine(len(cpus), len(machine.cores)))
     client_count = min(MAX_CLIENT_CPUS, int(len(cpus) * CLIENT_SHARE))
-    roomy = [node for node in reversed(machine.nodes) if len(node) >= client_count]
-    node = min(roomy, key=len, default=cpus)
+    large_enough = [node for node in reversed(machine.nodes) if len(node) >= client_count]
+    node = min(large_enough, key=len, default=cpus)
     client: frozenset[int] = frozenset()
     for core in reversed(machine.cores):
         if core <= node and (not client or len(client | core) <= client_count):
             client |= core
-    return _apart(cpus - client, client)
+    return _separate_cpus(cpus - client, client)
 
 
-def _apart(server: frozenset[int], client: frozenset[int]) -> CpuPlacement:
+def _separate_cpus(server: frozenset[int], client: frozenset[int]) -> CpuPlacement:
     return CpuPlacement(server, client, SeparateCpus(format_cpus(server), format_cpus(client)))
 
 
@@ -128,20 +128,20 @@ def divide_among_servers(machine: CpuTopology, parts: int) -> list[frozenset[int
     """
     if len(machine.cpus) < parts:
         return [machine.cpus] * parts
-    cores_of = ([core for core in machine.cores if min(core) in node] for node in machine.nodes)
-    nodes = [cores for cores in cores_of if cores]
-    if len(machine.cores) < parts:
-        nodes = [[frozenset({cpu}) for cpu in sorted(node)] for node in machine.nodes]
+    units = machine.cores if len(machine.cores) >= parts else tuple(frozenset({cpu}) for cpu in sorted(machine.cpus))
+    units_by_node = [[unit for unit in units if min(unit) in node] for node in machine.nodes]
+    nodes = [node_units for node_units in units_by_node if node_units]
     if parts < len(nodes):
-        nodes = [[unit for node in nodes for unit in node]]
-    counts = [1] * len(nodes)
-    while sum(counts) < parts:
-        sizes = [len(node) / count for node, count in zip(nodes, counts, strict=True)]
-        counts[sizes.index(max(sizes))] += 1
-    return [part for node, count in zip(nodes, counts, strict=True) for part in _cut(node, count)]
+        nodes = [[unit for node_units in nodes for unit in node_units]]
+    servers = [1] * len(nodes)  # servers of each node: the next one gets the node with the most units for each server
+    while sum(servers) < parts:
+        units_per_server = [len(node_units) / count for node_units, count in zip(nodes, servers, strict=True)]
+        servers[units_per_server.index(max(units_per_server))] += 1
+    return [part for node_units, count in zip(nodes, servers, strict=True) for part in _split(node_units, count)]
 
 
-def _cut(units: Sequence[frozenset[int]], parts: int) -> list[frozenset[int]]:
+def _split(units: Sequence[frozenset[int]], parts: int) -> list[frozenset[int]]:
+    """Return the CPUs of ``parts`` runs of neighboring units, whose lengths differ by one unit at most."""
     starts = [len(units) * number // parts for number in range(parts + 1)]
     return [frozenset[int]().union(*units[start:end]) for start, end in pairwise(starts)]
 
@@ -149,7 +149,7 @@ def _cut(units: Sequence[frozenset[int]], parts: int) -> list[frozenset[int]]:
 # -- control groups, sysfs --------------------------------------------------------------------------------------
 
 
-def _listed(path: Path) -> frozenset[int]:
+def _read_cpu_list(path: Path) -> frozenset[int]:
     try:
         return parse_cpus(read_kernel_file(path))
     except ValueError:

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
@@ -52,10 +52,16 @@ def gpu_readings(page: MetricsPage, at_seconds: float) -> dict[str, GpuReading]:
 
 
 GpuSample = Mapping[str, GpuReading]  # one reading of every GPU, by UUID
-Summary = Callable[[Sequence[GpuSample]], ResourceUsage]
 T = TypeVar("T")
 
 INTERVAL_SECONDS = 0.1
+
+
+class GpuSource(NamedTuple):
+    """A source of GPU readings: ``read`` takes one sample, and ``summarize`` computes the usage from all of them."""
+
+    read: Callable[[], GpuSample]
+    summarize: Callable[[Sequence[GpuSample]], ResourceUsage]
 
 
 class GpuTelemetry:
@@ -77,27 +83,28 @@ class GpuTelemetry:
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Sample within the context; the values are filled in when it ends."""
         with contextlib.ExitStack() as sampling, self._telemetry.record(endpoint) as usage:
-            recordings = [
-                (sampling.enter_context(sampled(read)), summary) for read, summary in self._sources(endpoint)
-            ]
+            sources = self._sources(endpoint)
+            recordings = [sampling.enter_context(sampled(source.read)) for source in sources]
             yield usage
             sampling.close()
-            for samples, summary in recordings:
-                usage.fill_in(summary(samples))
+            for source, samples in zip(sources, recordings, strict=True):
+                usage.fill_in(source.summarize(samples))
 
-    def _sources(self, endpoint: Endpoint) -> list[tuple[Callable[[], GpuSample], Summary]]:
-        """Return what reads the GPUs of the server, and what makes a summary of the samples."""
-        sources: list[tuple[Callable[[], GpuSample], Summary]] = []
+    def _sources(self, endpoint: Endpoint) -> list[GpuSource]:
+        """Return the sources of the server's GPUs. Values of the first one take precedence."""
+        sources = list[GpuSource]()
         uuids: set[str] = set()
         if self._gpus and (servers := server_pids(endpoint)):
             pids = process_tree(*servers)
             gpus = gpus_used_by(pids, self._gpus, endpoint.gpus)
             uuids = {gpu.uuid for gpu in gpus}
             if gpus:
-                sources.append((lambda: {gpu.uuid: gpu.read(pids) for gpu in gpus}, summarize))
+                sources.append(GpuSource(lambda: {gpu.uuid: gpu.read(pids) for gpu in gpus}, summarize))
         if endpoint.metrics and endpoint.gpus != ():
             count = None if endpoint.gpus is None else len(endpoint.gpus)
-            sources.append((lambda: _select(read_gpu_metrics(endpoint.metrics), uuids, count), summarize_updates))
+            sources.append(
+                GpuSource(lambda: _select(read_gpu_metrics(endpoint.metrics), uuids, count), summarize_updates)
+            )
         return sources
 
 

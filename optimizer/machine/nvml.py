@@ -1,4 +1,6 @@
-"""The GPUs of this machine and their readings, through NVML. No other module calls NVML.
+"""The GPUs of this machine and their readings, through NVML, and which of them CUDA shows to a program.
+
+No other module calls NVML.
 
 A reading that a device refuses (an old driver, a virtual machine, MIG) is None, never zero.
 """
@@ -24,8 +26,6 @@ REMEDIES = {  # NVML error -> what to do
     "NVML_ERROR_LIBRARY_NOT_FOUND": "install the driver's libnvidia-ml.so.1; in a container add utility to "
     "NVIDIA_DRIVER_CAPABILITIES",
 }
-MPS_THREADS, MPS_PIPES = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"  # of processes under MPS
-DEFAULT_MPS_PIPES = "/tmp/nvidia-mps"
 DEFAULT_REMEDY = "run nvidia-smi for details"
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, which older versions of pynvml lack
 
@@ -60,21 +60,23 @@ class Gpu:
 
     def read(self, pids: Collection[int] = ()) -> GpuReading:
         """Return a reading. ``memory_bytes`` is that of ``pids`` if NVML reports it, otherwise all used memory."""
-        server_bytes = self._memory_of(pids)
-        now = time.monotonic()
-        if self.mig:
-            return GpuReading(now, memory_bytes=server_bytes)
         import pynvml
 
+        memory_bytes = self._memory_of(pids)
+        now = time.monotonic()
+        if self.mig:
+            return GpuReading(now, memory_bytes=memory_bytes)
+        if memory_bytes is None:
+            memory_bytes = read_or_none(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used))
+        power_watts = self._instant_power_watts()
+        if not power_watts:
+            power_watts = read_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000)
         clock = pynvml.nvmlDeviceGetClockInfo
         return GpuReading(
             now,
             utilization=read_or_none(lambda: pynvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100),
-            memory_bytes=read_or_none(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used))
-            if server_bytes is None
-            else server_bytes,
-            power_watts=self._instant_power_watts()
-            or read_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000),
+            memory_bytes=memory_bytes,
+            power_watts=power_watts,
             energy_joules=read_or_none(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000),
             sm_clock_mhz=read_or_none(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_SM))),
             memory_clock_mhz=read_or_none(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_MEM))),
@@ -148,7 +150,7 @@ def survey() -> GpuSurvey:
     gpus, fault, remedy = [], "", ""
     for index in range(count):
         try:
-            gpus.append(_gpu(index))
+            gpus.append(_open_gpu(index))
         except pynvml.NVMLError as error:
             fault, remedy = _fault(f"NVML, GPU {index}", error), _remedy(error)
     return GpuSurvey(tuple(gpus), driver, fault, remedy)
@@ -175,7 +177,7 @@ def read_or_none(read: Callable[[], T]) -> T | None:
         return None
 
 
-def _gpu(index: int) -> Gpu:
+def _open_gpu(index: int) -> Gpu:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -195,6 +197,10 @@ def _remedy(error: Any) -> str:
     return REMEDIES.get(next(names, ""), DEFAULT_REMEDY)
 
 
+# -- variables and libraries of CUDA -----------------------------------------------------------------------------
+
+MPS_THREADS, MPS_PIPES = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"  # of processes under MPS
+DEFAULT_MPS_PIPES = "/tmp/nvidia-mps"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # NVML's order. By default CUDA numbers the fastest GPU first, so that its numbers are others if GPUs differ.
 BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -236,7 +242,7 @@ def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu,
         return tuple(gpus)
     selected: list[Gpu] = []
     for word in text.split(","):
-        gpu = _named(word.strip(), gpus)
+        gpu = _find_gpu(word.strip(), gpus)
         if gpu is None or gpu in selected:
             break
         selected.append(gpu)
@@ -257,7 +263,8 @@ def gpus_used_by(pids: Collection[int], gpus: Sequence[Gpu], placed: Collection[
     return tuple(gpu for gpu in in_use if gpu in named) or in_use or named
 
 
-def _named(word: str, gpus: Sequence[Gpu]) -> Gpu | None:
+def _find_gpu(word: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """Return the GPU with the index or UUID ``word``, or the only one whose UUID begins so; None if there is none."""
     if word.isascii() and word.isdigit():
         return next((gpu for gpu in gpus if gpu.index == int(word)), None)
     if word.startswith("MIG-"):
