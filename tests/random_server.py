@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
@@ -95,6 +97,20 @@ class RandomServer:
         yield ResourceUsage()
 
 
+class TimedServer(RandomServer):
+    """A server whose deployments and windows take as long as planned on the clock of ``budget``."""
+
+    seconds = 0.0
+    start_seconds = START_SECONDS
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        self.seconds += self.start_seconds + count * seconds
+        return super().measure_windows(endpoint, load, seconds, count)
+
+    def budget(self, seconds: float) -> Budget:
+        return Budget(seconds, clock=lambda: self.seconds)
+
+
 def searched(server: RandomServer, loads: dict[Candidate, int]) -> list[Trial]:
     """Return the trials of a search: each candidate at its load."""
     trials = []
@@ -102,6 +118,14 @@ def searched(server: RandomServer, loads: dict[Candidate, int]) -> list[Trial]:
         load = LoadPoint(1, concurrency)
         trials.append(Trial(number, candidate, ((load, server.measure(Endpoint("", candidate), load)),)))
     return trials
+
+
+def with_measured(trials: list[Trial], **fields: Any) -> list[Trial]:
+    """Return the trials with ``fields`` replaced in each measurement of the search."""
+    return [
+        replace(trial, measurements=tuple((load, replace(m, **fields)) for load, m in trial.measurements))
+        for trial in trials
+    ]
 
 
 def drawn_problem() -> Problem:

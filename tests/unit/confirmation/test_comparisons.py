@@ -42,7 +42,7 @@ GOODPUT = replace(known_problem(), objectives=(METRICS["goodput"],))
 ERRORS = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "error-rate": 0.1}))
 
 
-class Counted(RandomServer):
+class LoadRecordingServer(RandomServer):
     """Records the loads on fresh servers."""
 
     def __init__(self, slow: dict[Candidate, tuple[float, ...]] | None = None) -> None:
@@ -69,7 +69,7 @@ def test_a_comparison_is_made_at_its_own_highest_safe_load(
     searched_load: int, slow: float, problem: Problem, tmp_path: Path
 ) -> None:
     """The p95 of the drawn latencies is 1.44 times their mean."""
-    server = Counted({FAST: (slow,)})
+    server = LoadRecordingServer({FAST: (slow,)})
     trials = confirm(server, searched(server, {**LOADS, FAST: searched_load}), problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.dynamic_batching is not None
@@ -111,18 +111,18 @@ def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: 
 
 
 class TestPredictedLoads:
+    def point_at(self, concurrency: int, p95_ms: float) -> Point:
+        measurement = Measurement(50.0 * concurrency, latency_p95_ms=p95_ms, stable=True)
+        return Point(0, FAST, LoadPoint(1, concurrency), measurement)
+
     def test_all_loads_are_possible_for_a_comparison(self, problem: Problem) -> None:
-        predictions = predict_loads(self.at(4, 1.0), [self.at(4, 1.0)], problem, None, every_load=True)
+        predictions = predict_loads(self.point_at(4, 1.0), [self.point_at(4, 1.0)], problem, None, every_load=True)
         loads = [load.concurrency for load in predictions.loads]
         assert (loads[0], loads[-1]) == (1, problem.max_concurrency)
         assert all(after <= max(before + 1, 1.12 * before) for before, after in pairwise(loads))
 
-    def at(self, concurrency: int, p95_ms: float) -> Point:
-        measurement = Measurement(50.0 * concurrency, latency_p95_ms=p95_ms, stable=True)
-        return Point(0, FAST, LoadPoint(1, concurrency), measurement)
-
     def test_latency_is_interpolated_between_the_measured_loads(self, problem: Problem) -> None:
-        points = [self.at(10, 10.0), self.at(20, 20.0)]
+        points = [self.point_at(10, 10.0), self.point_at(20, 20.0)]
         predictions = predict_loads(points[1], points, problem, None)
         loads = [load.concurrency for load in predictions.loads]
         assert loads == sorted(set(loads))
@@ -132,17 +132,17 @@ class TestPredictedLoads:
         assert predictions.log_latency_ratios == pytest.approx(expected, abs=0.05)
 
     def test_a_first_load_close_to_the_bound_is_lower_than_the_measured_one(self, problem: Problem) -> None:
-        predictions = predict_loads(self.at(40, 19.9), [self.at(40, 19.9)], problem, None)
+        predictions = predict_loads(self.point_at(40, 19.9), [self.point_at(40, 19.9)], problem, None)
         start = max(load for load, log_ratio in enumerate(predictions.log_latency_ratios) if log_ratio <= -MARGIN)
         assert 31 <= predictions.loads[start].concurrency <= 36
 
     def test_a_model_predicts_the_latency_where_requests_begin_to_wait(self, problem: Problem) -> None:
         """Up to 16 requests run at once; the measured latency is 1.1 times the predicted one."""
-        points = [self.at(8, 11.0), self.at(14, 11.0)]
+        points = [self.point_at(8, 11.0), self.point_at(14, 11.0)]
         predictions = predict_loads(points[1], points, problem, STEEP)
         predicted = {
-            load.concurrency: math.exp(share)
-            for load, share in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
+            load.concurrency: math.exp(log_ratio)
+            for load, log_ratio in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
         }
         assert predicted[16] == pytest.approx(11.0 / BOUND_MS)
         assert predicted[18] == pytest.approx(22.0 / BOUND_MS)
@@ -150,17 +150,17 @@ class TestPredictedLoads:
 
     def test_errors_of_a_model_that_is_no_simulator_are_interpolated(self, problem: Problem) -> None:
         """The model is wrong about where requests begin to wait: at 8 instead of 16."""
-        points = [self.at(8, 10.0), self.at(12, 40.0)]
+        points = [self.point_at(8, 10.0), self.point_at(12, 40.0)]
         predictions = predict_loads(points[0], points, replace(problem, kind=ModelKind.STATEFUL), STEEP)
         predicted = {
-            load.concurrency: share
-            for load, share in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
+            load.concurrency: log_ratio
+            for load, log_ratio in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
         }
         assert predicted[8] == pytest.approx(math.log(10.0 / BOUND_MS))
         assert 0 < predicted[11] < math.log(40.0 / BOUND_MS)
 
     def test_a_measurement_without_the_bounded_latency_does_not_count(self, problem: Problem) -> None:
-        good, lost = self.at(8, 10.0), self.at(16, 10.0)
+        good, lost = self.point_at(8, 10.0), self.point_at(16, 10.0)
         lost = replace(lost, measurement=replace(lost.measurement, latency_p95_ms=None))
         for model in (None, STEEP):
             assert predict_loads(good, [good, lost], problem, model) == predict_loads(good, [good], problem, model)
@@ -171,11 +171,11 @@ class TestPredictedLoads:
                 return 8, 16, 40, 64
 
         listed = replace(problem, space=Listed(max_batch_size=(1, 64), instance_count=(1, 2)))
-        predictions = predict_loads(self.at(40, 19.9), [self.at(40, 19.9)], listed, None)
+        predictions = predict_loads(self.point_at(40, 19.9), [self.point_at(40, 19.9)], listed, None)
         assert [load.concurrency for load in predictions.loads] == [8, 16, 40, 64]
 
     def test_without_a_latency_bound_the_measured_load_is_kept(self, problem: Problem) -> None:
-        point = self.at(40, 19.9)
+        point = self.point_at(40, 19.9)
         assert predict_loads(point, [point], replace(problem, sla=Sla()), None).loads == (point.load,)
 
     def test_request_rates_have_smaller_steps(self, problem: Problem) -> None:
@@ -190,18 +190,18 @@ class TestPredictedLoads:
 def test_streams_need_time_before_and_after_their_windows() -> None:
     """The first window begins when the first requests have ended, and the last requests are awaited."""
     measurement = Measurement(2.0, latency_avg_ms=4000.0, responses_per_sec=30.0, stable=True)
-    point = Point(0, FAST, LoadPoint(1, 8), measurement)
-    batched = replace(point, measurement=replace(measurement, responses_per_sec=None))
-    seconds = [plan_server(own, own.load, None).server_seconds for own in (batched, point)]
-    assert seconds[1] - seconds[0] == pytest.approx(2 * 4.0)
+    streamed = Point(0, FAST, LoadPoint(1, 8), measurement)
+    batched = replace(streamed, measurement=replace(measurement, responses_per_sec=None))
+    server_seconds = [plan_server(point, point.load, None).server_seconds for point in (batched, streamed)]
+    assert server_seconds[1] - server_seconds[0] == pytest.approx(2 * 4.0)
 
 
 def test_the_test_of_a_model_that_streams_begins_further_inside_the_bound(problem: Problem) -> None:
     stable = Measurement(50.0, latency_p95_ms=BOUND_MS, stable=True)
     batched = Point(0, FAST, LoadPoint(1, 40), stable)
     streamed = replace(batched, measurement=replace(stable, ttft_p50_ms=1.0))
-    first = [predict_loads(own, [own], problem, None).first_compared_load for own in (batched, streamed)]
-    assert first[1].concurrency < first[0].concurrency
+    first_loads = [predict_loads(point, [point], problem, None).first_compared_load for point in (batched, streamed)]
+    assert first_loads[1].concurrency < first_loads[0].concurrency
 
 
 @pytest.mark.parametrize(("problem", "is_capped"), [(known_problem(), False), (GOODPUT, True), (ERRORS, True)])

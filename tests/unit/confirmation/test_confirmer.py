@@ -55,16 +55,22 @@ from tests.random_server import (
     LOADS,
     SERVED,
     RandomServer,
+    TimedServer,
     confirm,
     drawn_problem,
     searched,
+    with_measured,
 )
 
 
 def judged_loads(trials: list[Trial], problem: Problem) -> dict[tuple[Candidate, int], ConfirmedLoad]:
     """Return the confirmations with a test, by candidate and requests in flight."""
     confirmed = judge_confirmations(trials, problem)
-    return {(own.point.candidate, own.point.load.concurrency): own for own in confirmed if own.error}
+    return {
+        (confirmed_load.point.candidate, confirmed_load.point.load.concurrency): confirmed_load
+        for confirmed_load in confirmed
+        if confirmed_load.error
+    }
 
 
 def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: Problem, tmp_path: Path) -> None:
@@ -85,57 +91,50 @@ def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: 
     assert outcome.speedup == gain.estimate == pytest.approx(4, rel=0.01)
     assert gain.interval.low < 4 < gain.interval.high
     assert gain.is_measurable
-    compared = [own for own in outcome.confirmed_loads if not own.error]
-    assert {own.point.candidate for own in compared} == {FAST, BASELINE}
-    assert all(own.servers == COMPARED_SERVERS for own in compared)
-    assert all("comparison only" in own.judged.reason for own in compared)
+    compared_loads = [confirmed_load for confirmed_load in outcome.confirmed_loads if not confirmed_load.error]
+    assert {confirmed_load.point.candidate for confirmed_load in compared_loads} == {FAST, BASELINE}
+    assert all(confirmed_load.servers == COMPARED_SERVERS for confirmed_load in compared_loads)
+    assert all("comparison only" in confirmed_load.judged.reason for confirmed_load in compared_loads)
 
 
 def test_the_runner_up_has_other_execution_settings_if_it_serves_nearly_as_much(
     problem: Problem, tmp_path: Path
 ) -> None:
-    more = replace(FASTER, instance_count=3)
-    batching = [replace(FASTER, max_queue_delay_us=delay) for delay in (100, 200)]
-    served = {**SERVED, batching[0]: 1195.0, batching[1]: 1190.0}
-    loads = {BASELINE: 3, FASTER: 13, **dict.fromkeys(batching, 13), more: 13}
+    more_instances = replace(FASTER, instance_count=3)
+    other_batching = [replace(FASTER, max_queue_delay_us=delay) for delay in (100, 200)]
+    served = {**SERVED, other_batching[0]: 1195.0, other_batching[1]: 1190.0}
+    loads = {BASELINE: 3, FASTER: 13, **dict.fromkeys(other_batching, 13), more_instances: 13}
 
-    def compared(throughput: float) -> set[Candidate]:
-        server = RandomServer(served={**served, more: throughput})
+    def compared_candidates(throughput: float) -> set[Candidate]:
+        server = RandomServer(served={**served, more_instances: throughput})
         path = tmp_path / f"{throughput:.0f}"
         path.mkdir()
         confirm(server, searched(server, loads), problem, path)
         return set(server.deployed[: 3 * COMPARED_SERVERS]) - {FASTER, BASELINE}
 
-    assert compared(1100.0) == {more}
-    assert compared(900.0) == {batching[0]}
+    assert compared_candidates(1100.0) == {more_instances}
+    assert compared_candidates(900.0) == {other_batching[0]}
 
 
 def test_after_a_disturbed_search_comparisons_wait_for_a_pass(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer()
-    trials = [
-        replace(
-            trial,
-            measurements=tuple((load, replace(seen, other_cpu_share=0.5)) for load, seen in trial.measurements),
-        )
-        for trial in searched(server, LOADS)
-    ]
-    confirm(server, trials, problem, tmp_path)
+    confirm(server, with_measured(searched(server, LOADS), other_cpu_share=0.5), problem, tmp_path)
     assert server.deployed[: LOOKS[0]] == [FASTER] * LOOKS[0]
     assert set(server.deployed[LOOKS[0] :]) >= {BASELINE, FAST}
 
 
 def test_a_candidate_that_met_the_bound_only_undisturbed_is_tested(problem: Problem, tmp_path: Path) -> None:
-    def seen(p95_ms: float, share: float) -> Measurement:
+    def measured_at(p95_ms: float, share: float) -> Measurement:
         return Measurement(SERVED[FAST], latency_p95_ms=p95_ms, stable=True, other_cpu_share=share)
 
     measured = [(0.9 * BOUND_MS, 0.0), (2.0 * BOUND_MS, 0.5), (2.2 * BOUND_MS, 0.5)]
-    loads = [(LoadPoint(1, load), seen(*values)) for load, values in enumerate(measured, 10)]
+    loads = [(LoadPoint(1, load), measured_at(*values)) for load, values in enumerate(measured, 10)]
     server = RandomServer()
     confirm(server, [Trial(0, FAST, tuple(loads))], replace(problem, cpu_count=2), tmp_path)
     assert server.deployed[: LOOKS[0]] == [FAST] * LOOKS[0]
 
 
-class Rising(RandomServer):
+class LoadDependentServer(RandomServer):
     """A server whose latency and throughput rise with the load, by Little's law."""
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
@@ -150,14 +149,17 @@ def test_no_load_below_the_bound_on_the_throughput_is_tested(
 ) -> None:
     """The bound on p95 alone would begin the test at a load that serves 952/s. The search may see more."""
     problem = replace(problem, sla=Sla.from_bounds({"p95": BOUND_MS, "throughput": 960.0}))
-    server = Rising()
+    server = LoadDependentServer()
     loads = [LoadPoint(1, concurrency) for concurrency in (8, 11, 13, 14, 16)]
-    seen = [(load, server.measure(Endpoint("", FASTER), load)) for load in loads]
-    seen = [
-        (load, replace(own, throughput_infer_per_sec=predicted_gain * (own.throughput_infer_per_sec or 0.0)))
-        for load, own in seen
+    measurements = [(load, server.measure(Endpoint("", FASTER), load)) for load in loads]
+    measurements = [
+        (
+            load,
+            replace(measured, throughput_infer_per_sec=predicted_gain * (measured.throughput_infer_per_sec or 0.0)),
+        )
+        for load, measured in measurements
     ]
-    trials = confirm(server, [Trial(0, FASTER, tuple(seen))], problem, tmp_path, seconds=6000)
+    trials = confirm(server, [Trial(0, FASTER, tuple(measurements))], problem, tmp_path, seconds=6000)
     judged = judged_loads(trials, problem)
     assert all(load > 11 for _, load in judged)
     outcome = assess(trials, problem, FASTER, FASTER)
@@ -169,7 +171,9 @@ def test_no_load_below_the_bound_on_the_throughput_is_tested(
 def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer(slow={FASTER: (3.0,), FAST: (3.0,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
-    inherited_once = {(own.point.trial, own.error) for own in judged_loads(trials, problem).values()}
+    inherited_once = {
+        (tested_load.point.trial, tested_load.error) for tested_load in judged_loads(trials, problem).values()
+    }
     assert len(inherited_once) > 1
     assert sum(error for _, error in inherited_once) <= 1 - problem.confidence + 1e-12
 
@@ -182,13 +186,13 @@ def test_a_higher_load_that_serves_no_more_is_not_tested(problem: Problem, tmp_p
 
 
 def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path: Path) -> None:
-    class Seeing(QuietObserver):
+    class BestPointObserver(QuietObserver):
         seen: list[Point | None] = []  # noqa: RUF012
 
         def trial_finished(self, trial: Trial, best: Point | None) -> None:
             self.seen.append(best)
 
-    server, observer = RandomServer(), Seeing()
+    server, observer = RandomServer(), BestPointObserver()
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
     Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
     assert {point.candidate if point else None for point in observer.seen} == {FASTER}
@@ -252,26 +256,32 @@ def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison
 def test_a_lower_load_is_tested_if_the_first_one_does_not_pass(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer(slow={FASTER: (1.5,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
-    loads = [load for candidate, load in judged_loads(trials, problem) if candidate == FASTER]
-    assert loads[1] < loads[0]
+    tested_loads = [load for candidate, load in judged_loads(trials, problem) if candidate == FASTER]
+    assert tested_loads[1] < tested_loads[0]
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     assert outcome.confirmed.point.candidate == FASTER
-    passed = [load for (_, load), own in judged_loads(trials, problem).items() if own.judged.verdict is Verdict.PASS]
+    passed = [
+        load
+        for (_, load), tested_load in judged_loads(trials, problem).items()
+        if tested_load.judged.verdict is Verdict.PASS
+    ]
     assert outcome.confirmed.point.load.concurrency in passed
 
 
 def test_a_hopeless_load_is_given_up_before_the_first_look(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer(slow={FASTER: (2.0,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
-    first = next(own for (candidate, _), own in judged_loads(trials, problem).items() if candidate == FASTER)
+    first = next(
+        tested_load for (candidate, _), tested_load in judged_loads(trials, problem).items() if candidate == FASTER
+    )
     assert first.servers < LOOKS[0]
     assert first.judged.verdict is Verdict.UNDECIDED
 
 
-class Biased(RandomServer):
-    """A load generator next to another one; its latencies are ``latency_ratio`` times those of the server."""
+class BiasedLoadGenerator(RandomServer):
+    """A second load generator, whose latencies are ``latency_ratio`` times those of the server."""
 
     def __init__(self, server: RandomServer, latency_ratio: float, crashes: bool = False) -> None:
         super().__init__()
@@ -285,7 +295,9 @@ class Biased(RandomServer):
         return super().measure(endpoint, load, seconds)
 
 
-def cross_checked(perf_analyzer: Biased, server: RandomServer, problem: Problem, path: Path) -> list[Trial]:
+def cross_checked(
+    perf_analyzer: BiasedLoadGenerator, server: RandomServer, problem: Problem, path: Path
+) -> list[Trial]:
     table = TrialsTable(path / "trials.csv", "drawn", {})
     measuring = Measurer(server, server, table, QuietObserver(), cross_checking=perf_analyzer)
     trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
@@ -295,7 +307,7 @@ def cross_checked(perf_analyzer: Biased, server: RandomServer, problem: Problem,
 
 def test_perf_analyzer_measures_each_server_of_the_tested_configuration(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer()
-    perf_analyzer = Biased(server, 1.0)
+    perf_analyzer = BiasedLoadGenerator(server, 1.0)
     trials = cross_checked(perf_analyzer, server, problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
     confirmed = outcome.confirmed
@@ -306,22 +318,28 @@ def test_perf_analyzer_measures_each_server_of_the_tested_configuration(problem:
     assert {ratio.metric for ratio in confirmed.agreement.ratios} == {"throughput", "latency-p95"}
     assert confirmed.windows == confirmed.servers * WINDOWS, "no window of the verdict"
     assert len(perf_analyzer.loads) == server.deployed.count(FASTER)
-    assert all(own.agreement is None for own in outcome.confirmed_loads if own.point.candidate != FASTER)
+    assert all(
+        confirmed_load.agreement is None
+        for confirmed_load in outcome.confirmed_loads
+        if confirmed_load.point.candidate != FASTER
+    )
     assert sum(len(trial.measurements) for trial in trials) == len(LOADS), "no measurement of the search"
 
 
 def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, tmp_path: Path) -> None:
     problem, server = replace(problem, client_shares_cpus=True), RandomServer()
-    trials = cross_checked(Biased(server, 1.6), server, problem, tmp_path)
+    trials = cross_checked(BiasedLoadGenerator(server, 1.6), server, problem, tmp_path)
     contradicted = [
-        own for own in judged_loads(trials, problem).values() if own.agreement and own.agreement.contradicts_pass
+        confirmed_load
+        for confirmed_load in judged_loads(trials, problem).values()
+        if confirmed_load.agreement and confirmed_load.agreement.contradicts_pass
     ]
     assert contradicted
-    for own in contradicted:
-        assert own.judged.verdict is Verdict.UNDECIDED
+    for confirmed_load in contradicted:
+        assert confirmed_load.judged.verdict is Verdict.UNDECIDED
         assert re.fullmatch(
             r"perf_analyzer measured \d\d % more p95 latency than tune's own client: 2\d.* ms \(allowed: 20\)",
-            own.judged.reason,
+            confirmed_load.judged.reason,
         )
     confirmed = assess(trials, problem, BASELINE, FAST).confirmed
     assert confirmed is not None
@@ -334,7 +352,7 @@ def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, 
 
 def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer()
-    trials = cross_checked(Biased(server, 1.0, crashes=True), server, problem, tmp_path)
+    trials = cross_checked(BiasedLoadGenerator(server, 1.0, crashes=True), server, problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
     confirmed = outcome.confirmed
     assert confirmed is not None
@@ -354,7 +372,7 @@ def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: P
 
 
 def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(problem: Problem) -> None:
-    def judged(*slow: float) -> ConfirmedLoad:
+    def confirmed_load(*slow: float) -> ConfirmedLoad:
         server, trial = RandomServer(slow={FASTER: slow}), Trial(1, FASTER)
         for number in range(1, LOOKS[0] + 1):
             server.deployed.append(FASTER)
@@ -363,9 +381,9 @@ def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(p
         (confirmed,) = judge_confirmations([trial], problem)
         return confirmed
 
-    assert judged(0.9).judged.verdict is Verdict.PASS
-    assert judged(0.7, 1.0, 0.8, 1.1).judged.verdict is Verdict.UNDECIDED
-    assert judged(2.0).judged.verdict is Verdict.FAIL
+    assert confirmed_load(0.9).judged.verdict is Verdict.PASS
+    assert confirmed_load(0.7, 1.0, 0.8, 1.1).judged.verdict is Verdict.UNDECIDED
+    assert confirmed_load(2.0).judged.verdict is Verdict.FAIL
 
 
 def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: Problem) -> None:
@@ -393,7 +411,7 @@ def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path
 
 
 def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Problem) -> None:
-    def judged(disturbed: int) -> ConfirmedLoad:
+    def confirmed_load(disturbed: int) -> ConfirmedLoad:
         server, trial = RandomServer(), Trial(1, FASTER)
         for number in range(1, LOOKS[0] + 1):
             windows = server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 11), 0.5, WINDOWS)
@@ -404,7 +422,7 @@ def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Proble
         (confirmed,) = judge_confirmations([trial], problem)
         return confirmed
 
-    few, many, total = judged(2).judged, judged(WINDOWS).judged, LOOKS[0] * WINDOWS
+    few, many, total = confirmed_load(2).judged, confirmed_load(WINDOWS).judged, LOOKS[0] * WINDOWS
     assert few.verdict is Verdict.PASS
     assert few.disturbed_share == pytest.approx(2 / total)
     assert many.verdict is Verdict.UNDECIDED
@@ -434,10 +452,7 @@ def test_the_reason_names_a_failed_confirmation(problem: Problem, tmp_path: Path
 
 def test_an_unstable_candidate_is_confirmed_if_none_is_stable(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer()
-    measured = [
-        replace(trial, measurements=tuple((at, replace(m, stable=False)) for at, m in trial.measurements))
-        for trial in searched(server, {BASELINE: 3, FASTER: 13})
-    ]
+    measured = with_measured(searched(server, {BASELINE: 3, FASTER: 13}), stable=False)
     outcome = assess(confirm(server, measured, problem, tmp_path), problem, BASELINE, FAST)
     assert outcome.recommended is not None
     assert outcome.recommended.candidate == FASTER
@@ -445,23 +460,23 @@ def test_an_unstable_candidate_is_confirmed_if_none_is_stable(problem: Problem, 
     assert outcome.confirmed.judged.verdict is Verdict.PASS
 
 
-class Losing(RandomServer):
-    """Gives no figures for ``never``; if that is None, none for the first confirmation on each server."""
+class LossyServer(RandomServer):
+    """Loses each measurement of ``never_measured``, or without one the first measurement on each fresh server."""
 
-    def __init__(self, never: Candidate | None = None) -> None:
+    def __init__(self, never_measured: Candidate | None = None) -> None:
         super().__init__()
-        self.never, self.lost_on = never, set[int]()
+        self.never_measured, self.lost_on = never_measured, set[int]()
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        first = self.never is None and len(self.deployed) not in self.lost_on
-        if seconds is not None and (first or endpoint.candidate == self.never):
+        is_first_on_server = self.never_measured is None and len(self.deployed) not in self.lost_on
+        if seconds is not None and (is_first_on_server or endpoint.candidate == self.never_measured):
             self.lost_on.add(len(self.deployed))
             raise MeasurementError("the load generator cannot keep up")
         return super().measure(endpoint, load, seconds)
 
 
 def test_a_lost_measurement_is_repeated(problem: Problem, tmp_path: Path) -> None:
-    server = Losing()
+    server = LossyServer()
     outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
@@ -470,18 +485,24 @@ def test_a_lost_measurement_is_repeated(problem: Problem, tmp_path: Path) -> Non
 
 
 def test_repeatedly_lost_measurements_give_an_undecided_verdict(problem: Problem, tmp_path: Path) -> None:
-    server = Losing(never=FASTER)
+    server = LossyServer(never_measured=FASTER)
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
-    confirmed = [own for own in judge_confirmations(trials, problem) if own.point.candidate == FASTER]
-    assert {own.judged.verdict for own in confirmed} == {Verdict.UNDECIDED}
-    assert {own.judged.reason for own in confirmed} == {"a measurement was lost: the load generator cannot keep up"}
+    confirmed = [
+        confirmed_load
+        for confirmed_load in judge_confirmations(trials, problem)
+        if confirmed_load.point.candidate == FASTER
+    ]
+    assert {confirmed_load.judged.verdict for confirmed_load in confirmed} == {Verdict.UNDECIDED}
+    assert {confirmed_load.judged.reason for confirmed_load in confirmed} == {
+        "a measurement was lost: the load generator cannot keep up"
+    }
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.recommended is not None
     assert outcome.recommended.candidate == FAST
 
 
 def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_path: Path) -> None:
-    class Crashing(RandomServer):
+    class CrashingServer(RandomServer):
         left = 2
 
         def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
@@ -490,14 +511,16 @@ def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_pa
                 raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
             return super().measure(endpoint, load, seconds)
 
-    server = Crashing()
+    server = CrashingServer()
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert all(measurement.throughput_infer_per_sec for trial in trials for _, measurement in trial.measurements)
     outcome = assess(trials, problem, BASELINE, FAST)
-    crashed, *others = (own for own in outcome.confirmed_loads if own.point.candidate == FASTER)
+    crashed, *passed_loads = (
+        confirmed_load for confirmed_load in outcome.confirmed_loads if confirmed_load.point.candidate == FASTER
+    )
     assert (crashed.judged.verdict, crashed.crash) == (Verdict.UNDECIDED, outcome.crashes[0])
     assert crashed.servers == COMPARED_SERVERS, "no more, because they cannot change its verdict"
-    assert outcome.confirmed in others
+    assert outcome.confirmed in passed_loads
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     assert outcome.crashes == 2 * ("tritonserver died (SIGKILL) while measuring",)
     resumed = TrialsTable(tmp_path / "trials.csv", problem.model, problem.space.fields).read()
@@ -506,20 +529,20 @@ def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_pa
     assert step.advice == "find the cause of the crashes in r/logs before you deploy it"
 
 
-class Overloaded(Rising):
-    """A server that dies above ``most`` requests in flight, if it is a fresh one."""
+class OverloadedServer(LoadDependentServer):
+    """A fresh server crashes above ``max_concurrency`` requests in flight."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_concurrency: int) -> None:
         super().__init__()
-        self.most = most
+        self.max_concurrency = max_concurrency
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        if seconds is not None and load.concurrency > self.most:
+        if seconds is not None and load.concurrency > self.max_concurrency:
             raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
         return super().measure(endpoint, load, seconds)
 
 
-class OnceOutOfMemory(Rising):
+class ServerOnceOutOfMemory(LoadDependentServer):
     """A server that cannot be deployed once, after ``LOOKS[0]`` fresh servers."""
 
     is_left = True
@@ -533,23 +556,26 @@ class OnceOutOfMemory(Rising):
             yield endpoint
 
 
-def cautious_search(server: Rising) -> list[Trial]:
+def cautious_search(server: LoadDependentServer) -> list[Trial]:
     """Return a search that measured higher latencies than fresh servers have, so that a higher load is tested too."""
     loads = [LoadPoint(1, concurrency) for concurrency in (4, 6, 8)]
-    seen = [(load, Rising.measure(server, Endpoint("", FASTER), load)) for load in loads]
-    slower = [(load, replace(own, latency_p95_ms=1.25 * (own.latency_p95_ms or 0.0))) for load, own in seen]
+    measurements = [(load, LoadDependentServer.measure(server, Endpoint("", FASTER), load)) for load in loads]
+    slower = [
+        (load, replace(measured, latency_p95_ms=1.25 * (measured.latency_p95_ms or 0.0)))
+        for load, measured in measurements
+    ]
     return [Trial(0, FASTER, tuple(slower))]
 
 
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
-        (Overloaded(9), "a fresh server crashed under this load"),
-        (OnceOutOfMemory(), "a measurement was lost: failed"),
+        (OverloadedServer(9), "a fresh server crashed under this load"),
+        (ServerOnceOutOfMemory(), "a measurement was lost: failed"),
     ],
 )
 def test_a_pass_is_kept_if_a_later_server_of_a_higher_load_fails(
-    server: Rising, reason: str, problem: Problem, tmp_path: Path
+    server: LoadDependentServer, reason: str, problem: Problem, tmp_path: Path
 ) -> None:
     trials = confirm(server, cautious_search(server), problem, tmp_path, seconds=6000)
     lower, failed, *_ = assess(trials, problem, FASTER, FASTER).confirmed_loads
@@ -559,11 +585,11 @@ def test_a_pass_is_kept_if_a_later_server_of_a_higher_load_fails(
     assert failed.judged.reason.startswith(reason)
     outcome = assess(trials, problem, FASTER, FASTER)
     assert outcome.verdict is Verdict.PASS
-    assert len(outcome.crashes) == isinstance(server, Overloaded), "a crash is not repeated"
+    assert len(outcome.crashes) == isinstance(server, OverloadedServer), "a crash is not repeated"
 
 
 def test_wrong_outputs_of_a_later_server_fail_the_candidate(problem: Problem, tmp_path: Path) -> None:
-    class WrongLater(NoOutputCheck):
+    class WrongLaterOutputs(NoOutputCheck):
         checked = 0
 
         def check(self, endpoint: Endpoint) -> None:
@@ -572,9 +598,9 @@ def test_wrong_outputs_of_a_later_server_fail_the_candidate(problem: Problem, tm
                 raise DeploymentError("outputs differ from those of the unbatched baseline")
             super().check(endpoint)
 
-    server = Rising()
+    server = LoadDependentServer()
     table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
-    measuring = Measurer(server, server, table, QuietObserver(), output_check=WrongLater())
+    measuring = Measurer(server, server, table, QuietObserver(), output_check=WrongLaterOutputs())
     (trial,) = Confirmer(problem, server, measuring, Budget(6000), cautious_search(server)).run(COMPARISONS)
     assert (trial.status, trial.confirmations) == ("failed", ())
 
@@ -585,9 +611,11 @@ def test_a_queue_that_grows_on_each_server_is_no_pass(rise_ms: float, verdict: V
     confirmations = []
     for number in range(1, LOOKS[0] + 1):
         for window in range(WINDOWS):
-            seen = server.measure(Endpoint("", FAST), LoadPoint(1, 6), 2.0)
-            later_ms = rise_ms * window + (seen.latency_avg_ms or 0)
-            confirmations.append(ConfirmationWindow(number, load, replace(seen, latency_avg_ms=later_ms), 0.01))
+            window_measurement = server.measure(Endpoint("", FAST), LoadPoint(1, 6), 2.0)
+            later_ms = rise_ms * window + (window_measurement.latency_avg_ms or 0)
+            confirmations.append(
+                ConfirmationWindow(number, load, replace(window_measurement, latency_avg_ms=later_ms), 0.01)
+            )
     (confirmed,) = judge_confirmations([Trial(0, FAST, confirmations=tuple(confirmations))], problem)
     assert confirmed.judged.verdict is verdict
     assert ("may exceed the capacity" in confirmed.judged.reason) is (rise_ms > 0)
@@ -598,7 +626,7 @@ def test_a_pass_does_not_depend_on_later_measurements(
     is_measured_later: bool, verdict: Verdict, problem: Problem
 ) -> None:
     """The servers of the other candidate differ by so much that a test with their variance between servers fails."""
-    server, load, others = RandomServer(), LoadPoint(1, 12), 6
+    server, load, compared_servers = RandomServer(), LoadPoint(1, 12), 6
 
     def trial(number: int, candidate: Candidate, factors: Sequence[float], first_server: int, error: float) -> Trial:
         confirmations = []
@@ -609,10 +637,13 @@ def test_a_pass_does_not_depend_on_later_measurements(
                 confirmations.append(ConfirmationWindow(fresh, load, window, error))
         return Trial(number, candidate, confirmations=tuple(confirmations))
 
-    first = 1 if is_measured_later else others + 1
-    tested = trial(0, FAST, [1.0] * LOOKS[0], first, 0.005)
-    compared = trial(1, FASTER, [0.4, 1.6] * (others // 2), LOOKS[0] + 1 if is_measured_later else 1, 0.0)
-    confirmed = {own.point.candidate: own for own in judge_confirmations([tested, compared], problem)}
+    tested_first_server = 1 if is_measured_later else compared_servers + 1
+    tested = trial(0, FAST, [1.0] * LOOKS[0], tested_first_server, 0.005)
+    compared = trial(1, FASTER, [0.4, 1.6] * (compared_servers // 2), LOOKS[0] + 1 if is_measured_later else 1, 0.0)
+    confirmed = {
+        confirmed_load.point.candidate: confirmed_load
+        for confirmed_load in judge_confirmations([tested, compared], problem)
+    }
     assert confirmed[FAST].judged.verdict is verdict
 
 
@@ -631,12 +662,12 @@ def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verd
 def test_a_candidate_passes_on_a_machine_that_is_always_disturbed(
     loads: dict[Candidate, int], problem: Problem, tmp_path: Path
 ) -> None:
-    class Disturbed(RandomServer):
+    class DisturbedMachine(RandomServer):
         @contextlib.contextmanager
         def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
             yield ResourceUsage(other_cpu_share=0.5)
 
-    server = Disturbed()
+    server = DisturbedMachine()
     outcome = assess(confirm(server, searched(server, loads), problem, tmp_path), problem, BASELINE, FAST)
     assert outcome.recommended is not None
     assert outcome.recommended.candidate == max(loads, key=lambda candidate: loads[candidate])
@@ -655,20 +686,20 @@ def test_the_next_candidate_replaces_one_that_cannot_be_deployed_as_written(prob
 
 
 def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, tmp_path: Path) -> None:
-    other = Candidate(64, True, 500)
+    larger_batches = Candidate(64, True, 500)
     server = RandomServer(
-        broken=(BASELINE, FAST, FASTER), served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, other: 900.0}
+        broken=(BASELINE, FAST, FASTER), served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, larger_batches: 900.0}
     )
-    trials = confirm(server, searched(server, {**LOADS, other: 10}), problem, tmp_path)
+    trials = confirm(server, searched(server, {**LOADS, larger_batches: 10}), problem, tmp_path)
     assert [trial.status for trial in trials] == ["failed", "failed", "failed", "ok"]
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.point.candidate == other
+    assert outcome.confirmed.point.candidate == larger_batches
 
 
 def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Path) -> None:
-    class Interrupting(RandomServer):
+    class InterruptedServer(RandomServer):
         left = 5
 
         def measure_windows(
@@ -679,10 +710,10 @@ def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Pa
                 raise KeyboardInterrupt
             return super().measure_windows(endpoint, load, seconds, count)
 
-    cut, server = Interrupting(), RandomServer()
+    interrupted_server, server = InterruptedServer(), RandomServer()
     table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
-    measuring = Measurer(cut, cut, table, QuietObserver())
-    confirmer = Confirmer(problem, cut, measuring, Budget(600), searched(cut, LOADS))
+    measuring = Measurer(interrupted_server, interrupted_server, table, QuietObserver())
+    confirmer = Confirmer(problem, interrupted_server, measuring, Budget(600), searched(interrupted_server, LOADS))
     for trial in confirmer.trials:
         for load, measurement in trial.measurements:
             table.append(trial, load, measurement)
@@ -693,9 +724,11 @@ def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Pa
     continued = Confirmer(problem, server, measuring, Budget(600), table.read())
     continued.recorded_plan = confirmer.recorded_plan
     trials = continued.run(COMPARISONS)
-    compared = [own for own in judge_confirmations(trials, problem) if not own.error]
-    assert {own.point.candidate for own in compared} == {FAST, BASELINE}
-    assert all(own.servers == COMPARED_SERVERS for own in compared)
+    compared_loads = [
+        confirmed_load for confirmed_load in judge_confirmations(trials, problem) if not confirmed_load.error
+    ]
+    assert {confirmed_load.point.candidate for confirmed_load in compared_loads} == {FAST, BASELINE}
+    assert all(confirmed_load.servers == COMPARED_SERVERS for confirmed_load in compared_loads)
     confirmed = assess(trials, problem, BASELINE, FAST).confirmed
     assert confirmed is not None
     assert confirmed.judged.verdict is Verdict.PASS
@@ -712,9 +745,9 @@ def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_
 
 
 def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_path: Path) -> None:
-    other = Candidate(64, True, 500)
-    server = RandomServer(served={**SERVED, other: 1100.0})
-    measured = searched(server, {**LOADS, other: 12})
+    other_candidate = Candidate(64, True, 500)
+    server = RandomServer(served={**SERVED, other_candidate: 1100.0})
+    measured = searched(server, {**LOADS, other_candidate: 12})
     point = Point(2, FASTER, *measured[2].measurements[0])
     planned = plan_server(point, point.load, None)
     enough = planned.reserved_seconds(LOOKS[0]) + 2.5 * COMPARED_SERVERS * planned.server_seconds
@@ -735,29 +768,15 @@ def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Pr
     assert undecided_cause(outcome) == f"the time ended after {LOOKS[0] - 1} of {LOOKS[0]} servers"
 
 
-class Timed(RandomServer):
-    """A server whose deployments and windows take as long as planned on the clock of ``budget``."""
-
-    seconds = 0.0
-    start_seconds = START_SECONDS
-
-    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        self.seconds += self.start_seconds + count * seconds
-        return super().measure_windows(endpoint, load, seconds, count)
-
-    def budget(self, seconds: float) -> Budget:
-        return Budget(seconds, clock=lambda: self.seconds)
-
-
-def confirmed_in_time(server: Timed, problem: Problem, path: Path, seconds: float) -> list[Trial]:
+def confirm_in_time(server: TimedServer, problem: Problem, path: Path, seconds: float) -> list[Trial]:
     measuring = Measurer(server, server, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
     return Confirmer(problem, server, measuring, server.budget(seconds), searched(server, LOADS)).run(COMPARISONS)
 
 
 def test_a_short_budget_tests_a_lower_load_before_the_baseline(problem: Problem, tmp_path: Path) -> None:
     """The first load is given up after one server, so that four with fewer windows can decide about a second one."""
-    server = Timed(slow={FASTER: (1.5,)})
-    trials = confirmed_in_time(server, problem, tmp_path, seconds=5 * START_SECONDS + 17.5)
+    server = TimedServer(slow={FASTER: (1.5,)})
+    trials = confirm_in_time(server, problem, tmp_path, seconds=5 * START_SECONDS + 17.5)
     assert set(server.deployed) == {FASTER}, "no other configuration takes the time"
     first, second = judged_loads(trials, problem).values()
     assert (first.servers, first.windows) == (1, WINDOWS)
@@ -767,10 +786,10 @@ def test_a_short_budget_tests_a_lower_load_before_the_baseline(problem: Problem,
 
 
 def test_servers_that_start_slowly_get_fewer_windows_and_keep_the_budget(problem: Problem, tmp_path: Path) -> None:
-    server = Timed()
+    server = TimedServer()
     server.start_seconds = 8.0
     seconds = LOOKS[0] * server.start_seconds + 0.5 * (WINDOWS + (LOOKS[0] - 1) * FEWER_WINDOWS)
-    trials = confirmed_in_time(server, problem, tmp_path, seconds=seconds)
+    trials = confirm_in_time(server, problem, tmp_path, seconds=seconds)
     assert server.seconds <= seconds
     (tested,) = judged_loads(trials, problem).values()
     assert tested.judged.verdict is Verdict.PASS
@@ -778,7 +797,7 @@ def test_servers_that_start_slowly_get_fewer_windows_and_keep_the_budget(problem
 
 
 def test_deployments_of_the_search_say_how_long_a_fresh_server_takes(problem: Problem, tmp_path: Path) -> None:
-    server = Timed()
+    server = TimedServer()
     trials = [replace(trial, deploy_seconds=30.0) for trial in searched(server, LOADS)]
     assert estimate_start_seconds(trials) == 30.0
     assert estimate_start_seconds([replace(trial, deploy_seconds=0.5) for trial in trials]) == START_SECONDS
@@ -793,13 +812,8 @@ def test_deployments_of_the_search_say_how_long_a_fresh_server_takes(problem: Pr
 def test_a_budget_for_one_load_begins_at_a_load_that_is_likelier_to_pass(
     seconds: float, share: float, is_limited: bool, problem: Problem, tmp_path: Path
 ) -> None:
-    server, plans = Timed(), list[ConfirmationPlan]()
-    trials = [
-        replace(
-            trial, measurements=tuple((load, replace(m, other_cpu_share=share)) for load, m in trial.measurements)
-        )
-        for trial in searched(server, LOADS)
-    ]
+    server, plans = TimedServer(), list[ConfirmationPlan]()
+    trials = with_measured(searched(server, LOADS), other_cpu_share=share)
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     Confirmer(problem, server, measuring, server.budget(seconds), trials, record=plans.append).run(COMPARISONS)
     predictions = plans[0].predictions[plans[0].finalists[0]]
@@ -813,8 +827,8 @@ def test_a_budget_for_one_load_begins_at_a_load_that_is_likelier_to_pass(
 
 
 def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: Problem, tmp_path: Path) -> None:
-    server = Timed(slow={FASTER: (1.5,)})
-    trials = confirmed_in_time(server, problem, tmp_path, seconds=4 * START_SECONDS + 8)
+    server = TimedServer(slow={FASTER: (1.5,)})
+    trials = confirm_in_time(server, problem, tmp_path, seconds=4 * START_SECONDS + 8)
     assert set(server.deployed) == {FASTER}
     first, second = judged_loads(trials, problem).values()
     assert second.point.load < first.point.load
@@ -828,12 +842,12 @@ def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: 
 def test_tests_that_miss_the_bound_are_a_fail_on_a_quiet_machine_only(
     share: float, verdict: Verdict, problem: Problem, tmp_path: Path
 ) -> None:
-    class Shared(RandomServer):
+    class SharedMachine(RandomServer):
         @contextlib.contextmanager
         def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
             yield ResourceUsage(other_cpu_share=share)
 
-    server = Shared(slow={FASTER: (9.0,)})
+    server = SharedMachine(slow={FASTER: (9.0,)})
     trials = confirm(server, searched(server, {FASTER: LOADS[FASTER]}), problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.recommended is None
@@ -858,17 +872,14 @@ def test_nothing_is_confirmed_if_nothing_meets_the_bound(problem: Problem, tmp_p
 
 
 def test_a_constraint_on_memory_is_part_of_the_verdict(problem: Problem, tmp_path: Path) -> None:
-    class Heavy(RandomServer):
+    class HeavyServer(RandomServer):
         @contextlib.contextmanager
         def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
             yield ResourceUsage(server_memory_bytes=2e9 if endpoint.candidate == FASTER and self.deployed else 1e9)
 
-    server = Heavy()
+    server = HeavyServer()
     bounded = replace(problem, sla=Sla((*problem.sla, Constraint("memory", 1.5e9))))
-    measured = [
-        replace(t, measurements=tuple((n, replace(m, server_memory_bytes=1e9)) for n, m in t.measurements))
-        for t in searched(server, LOADS)
-    ]
+    measured = with_measured(searched(server, LOADS), server_memory_bytes=1e9)
     outcome = assess(confirm(server, measured, bounded, tmp_path), bounded, BASELINE, FAST)
     assert outcome.recommended is not None
     assert outcome.recommended.candidate == FAST

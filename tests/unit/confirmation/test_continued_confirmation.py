@@ -22,41 +22,51 @@ from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_pl
 from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import begun_error, errors_by_load
-from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
-from tests.random_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, SERVED, RandomServer, drawn_problem, searched
+from tests.random_server import (
+    BASELINE,
+    BOUND_MS,
+    COMPARISONS,
+    FAST,
+    FASTER,
+    LOADS,
+    SERVED,
+    RandomServer,
+    TimedServer,
+    drawn_problem,
+    searched,
+)
 
-COMPARISONS = (BASELINE, FAST)
 BEST = 2  # trial of FASTER
 SLOWER = {FASTER: (1.25, 1.35, 1.2), FAST: (1.3, 1.2)}  # the highest loads of the search fail
 
 
-class Timed(RandomServer):
-    """A server whose measurements take time on a clock of its own, interrupted after ``left`` servers.
+class InterruptibleServer(TimedServer):
+    """A server whose session is interrupted after ``servers_left`` fresh servers.
 
     With ``is_lossy``, the load generator fails in each measurement on a fresh server.
     """
 
-    left, seconds = 1000, 0.0
+    servers_left = 1000
 
     def __init__(self, *, is_lossy: bool = False, **server: Any) -> None:
         super().__init__(**server)
         self.is_lossy = is_lossy
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        if not self.left:
+        if not self.servers_left:
             self.deployed.pop()
             raise KeyboardInterrupt
-        self.left -= 1
-        self.seconds += START_SECONDS + count * seconds
+        self.servers_left -= 1
+        windows = super().measure_windows(endpoint, load, seconds, count)
         if self.is_lossy:
             raise MeasurementError("the load generator cannot keep up")
-        return super().measure_windows(endpoint, load, seconds, count)
+        return windows
 
 
 @dataclass
@@ -64,15 +74,15 @@ class Sessions:
     """One run whose confirmation takes several sessions. Table and plan are stored as ``tune`` does."""
 
     problem: Problem
-    server: Timed
+    server: InterruptibleServer
     folder: Path
     documents: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.table = TrialsTable(self.folder / "trials.csv", "drawn", {})
-        self.add(searched(RandomServer(), LOADS))
+        self.add_to_table(searched(RandomServer(), LOADS))
 
-    def add(self, trials: list[Trial]) -> None:
+    def add_to_table(self, trials: list[Trial]) -> None:
         for trial in trials:
             for load, measurement in trial.measurements:
                 self.table.append(trial, load, measurement)
@@ -82,17 +92,16 @@ class Sessions:
         return read_plan_document(json.loads(self.documents[-1])) if self.documents else None
 
     def record(self, plan: ConfirmationPlan) -> None:
-        known = self.plan.predictions.keys() if self.plan else set()
+        planned_trials = self.plan.predictions.keys() if self.plan else set()
         tested = {trial.number for trial in self.table.read() if errors_by_load(trial)}
-        assert not tested & (plan.predictions.keys() - known), "loads are fixed before the first window"
+        assert not tested & (plan.predictions.keys() - planned_trials), "loads are fixed before the first window"
         self.documents.append(json.dumps(plan_document(plan)))
 
     def run(self, seconds: float = 6000, servers: int = 1000) -> list[Trial]:
-        """Continue for ``seconds``, or until a crash after ``servers``."""
-        self.server.left = servers
+        """Continue for ``seconds``, or until an interruption after ``servers``."""
+        self.server.servers_left = servers
         measuring = Measurer(self.server, self.server, self.table, QuietObserver())
-        budget = Budget(seconds, clock=lambda: self.server.seconds)
-        confirmer = Confirmer(self.problem, self.server, measuring, budget, self.table.read())
+        confirmer = Confirmer(self.problem, self.server, measuring, self.server.budget(seconds), self.table.read())
         confirmer.recorded_plan, confirmer.record = self.plan, self.record
         with contextlib.suppress(KeyboardInterrupt):
             self.measured = confirmer.run(COMPARISONS)
@@ -102,12 +111,12 @@ class Sessions:
 
 @pytest.fixture
 def new_sessions(problem: Problem, tmp_path: Path) -> Callable[[], Sessions]:
-    def new(**server: object) -> Sessions:
+    def make_sessions(**server: object) -> Sessions:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        return Sessions(problem, Timed(**server), folder)  # type: ignore[arg-type]
+        return Sessions(problem, InterruptibleServer(**server), folder)  # type: ignore[arg-type]
 
-    return new
+    return make_sessions
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,9 @@ class Uninterrupted:
     params=[{}, {"slow": SLOWER}, {"slow": {FASTER: (9.0,)}}, {"served": {**SERVED, FASTER: 900.0}}],
 )
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
-    sessions = Sessions(drawn_problem(), Timed(**request.param), tmp_path_factory.mktemp("uninterrupted"))
+    sessions = Sessions(
+        drawn_problem(), InterruptibleServer(**request.param), tmp_path_factory.mktemp("uninterrupted")
+    )
     return Uninterrupted(sessions.run(), sessions, request.param)
 
 
@@ -152,8 +163,8 @@ def test_repeating_until_pass_spends_no_more_error_than_one_session(
         for trial in trials:
             for load, error in errors_by_load(trial).items():
                 assert errors.setdefault((trial.number, load), error) == error, "the error of a test is fixed"
-        for own in judge_confirmations(trials, problem):
-            assert own.judged.verdict is not Verdict.PASS or own.servers in LOOKS
+        for confirmed_load in judge_confirmations(trials, problem):
+            assert confirmed_load.judged.verdict is not Verdict.PASS or confirmed_load.servers in LOOKS
     assert errors
     assert sessions.plan is not None
     for number, predictions in sessions.plan.predictions.items():
@@ -207,16 +218,16 @@ def test_a_better_candidate_of_a_later_search_gets_the_error_that_is_left(
     later = Candidate(64, True, 1000, (), 2)
     sessions = new_sessions(served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, later: 2000.0})
     sessions.run()
-    first = sessions.plan
+    first_plan = sessions.plan
     load = LoadPoint(1, 20)
-    found = Trial(3, later, ((load, sessions.server.measure(Endpoint("", later), load)),))
-    sessions.add([found])
+    better_trial = Trial(3, later, ((load, sessions.server.measure(Endpoint("", later), load)),))
+    sessions.add_to_table([better_trial])
     trials = sessions.run()
-    assert first is not None
+    assert first_plan is not None
     assert sessions.plan is not None
     assert sessions.plan.finalists[0] == 3
     assert BEST not in sessions.plan.finalists, "it was tested"
-    assert sessions.plan.error == pytest.approx(first.error * (1 - ERROR_SHARES[0]))
+    assert sessions.plan.error == pytest.approx(first_plan.error * (1 - ERROR_SHARES[0]))
     assert set(errors_by_load(trials[3]).values()) == {sessions.plan.error * ERROR_SHARES[0]}
     assert begun_error(trials) <= 1 - problem.confidence
     assert trials[BEST].confirmations == sessions.table.read()[BEST].confirmations
@@ -227,7 +238,9 @@ def test_a_search_that_finds_nothing_better_keeps_the_plan(new_sessions: Callabl
     sessions.run(servers=3)
     plan = sessions.plan
     worse = Candidate(1, instance_count=2)
-    sessions.add([Trial(3, worse, ((LoadPoint(1, 1), Measurement(50.0, 1.0, latency_p95_ms=1.0, stable=True)),))])
+    sessions.add_to_table(
+        [Trial(3, worse, ((LoadPoint(1, 1), Measurement(50.0, 1.0, latency_p95_ms=1.0, stable=True)),))]
+    )
     sessions.run(servers=3)
     assert sessions.plan == plan
 
@@ -240,8 +253,8 @@ def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., S
     sessions.table.append(trial, last.load, Measurement(reason="tritonserver died"), lost)
     trials = sessions.run()
     assert not any(window.is_lost for window in trials[BEST].confirmations)
-    tested = [own for own in judge_confirmations(trials, problem) if own.error]
-    assert Verdict.PASS in {own.judged.verdict for own in tested}
+    tested_loads = [confirmed_load for confirmed_load in judge_confirmations(trials, problem) if confirmed_load.error]
+    assert Verdict.PASS in {confirmed_load.judged.verdict for confirmed_load in tested_loads}
 
 
 def test_lost_measurements_of_several_loads_are_repeated(
@@ -257,8 +270,8 @@ def test_lost_measurements_of_several_loads_are_repeated(
     assert not any(window.is_lost for trial in trials for window in trial.confirmations)
     servers = [{window.server for window in trial.confirmations} for trial in trials]
     assert sum(map(len, servers)) == len(set.union(*servers)), "each server has its own number"
-    tested = [own for own in judge_confirmations(trials, problem) if own.error]
-    assert [own.judged.verdict for own in tested] == [Verdict.PASS]
+    tested_loads = [confirmed_load for confirmed_load in judge_confirmations(trials, problem) if confirmed_load.error]
+    assert [confirmed_load.judged.verdict for confirmed_load in tested_loads] == [Verdict.PASS]
 
 
 def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., Sessions]) -> None:
@@ -326,6 +339,6 @@ def test_the_disturbance_limit_is_that_of_the_first_session(new_sessions: Callab
     sessions.run(servers=1)
     limit = sessions.limit
     shared = Measurement(50.0, 1.0, latency_p95_ms=BOUND_MS, stable=True, other_cpu_share=0.5)
-    sessions.add([Trial(3, Candidate(1, instance_count=2), 9 * ((LoadPoint(1, 1), shared),))])
+    sessions.add_to_table([Trial(3, Candidate(1, instance_count=2), 9 * ((LoadPoint(1, 1), shared),))])
     sessions.run(servers=1)
     assert sessions.limit == limit == pytest.approx(0.1)

@@ -26,7 +26,7 @@ from tests.curve_model import CurveModel
 from tests.random_server import BOUND_MS, FAST, FASTER, drawn_problem
 
 PROBLEM = replace(drawn_problem(), cpu_count=2)
-HALF = 0.5  # CPU share of other processes
+HALF_SHARE = 0.5  # CPU share of other processes
 SERVED = 100.0  # requests per second for each request in flight
 LATENCY_MS = 10.0
 
@@ -58,7 +58,7 @@ def test_the_limit_of_disturbances_follows_what_was_usual_in_the_search(
     assert disturbance_limit([trial(*shares)]) == pytest.approx(limit)
 
 
-@pytest.mark.parametrize("shares", [(), (None, None), (0.0, 0.05, 0.09), (0.0, 0.0, 0.0, 0.0, HALF)])
+@pytest.mark.parametrize("shares", [(), (None, None), (0.0, 0.05, 0.09), (0.0, 0.0, 0.0, 0.0, HALF_SHARE)])
 def test_a_search_that_was_seldom_disturbed_is_not_corrected(shares: Sequence[float | None]) -> None:
     assert not was_search_disturbed([trial(*shares)])
     correction = fitted(trial(*shares))
@@ -68,9 +68,9 @@ def test_a_search_that_was_seldom_disturbed_is_not_corrected(shares: Sequence[fl
 
 
 def test_a_machine_that_is_always_shared_is_in_its_usual_state() -> None:
-    correction = fitted(trial(HALF, HALF, HALF))
+    correction = fitted(trial(HALF_SHARE, HALF_SHARE, HALF_SHARE))
     assert correction.expected_slowdown == pytest.approx(0.0)
-    points = latest_points([trial(HALF, HALF, HALF)])
+    points = latest_points([trial(HALF_SHARE, HALF_SHARE, HALF_SHARE)])
     assert correction.correct_points(points) == points
 
 
@@ -78,7 +78,7 @@ def test_a_machine_that_is_always_shared_is_in_its_usual_state() -> None:
 def test_the_expected_slowdown_is_that_of_the_percentile_over_all_requests(disturbed: int) -> None:
     """The tail of the drawn latencies falls as the docstring says. The slow state serves fewer requests."""
     quiet = 10 - disturbed
-    correction = fitted(trial(*[0.0] * quiet, *[HALF] * disturbed))
+    correction = fitted(trial(*[0.0] * quiet, *[HALF_SHARE] * disturbed))
     random = np.random.default_rng(7)
     of_usual = np.exp(TAIL * random.standard_exponential(200_000 * quiet))
     served = round(200_000 * disturbed / 2**THROUGHPUT_SLOPE)
@@ -89,7 +89,7 @@ def test_the_expected_slowdown_is_that_of_the_percentile_over_all_requests(distu
 
 def test_percentiles_rise_to_what_is_expected_over_all_states() -> None:
     sketch = sketch_latencies(np.full(100, LATENCY_MS))
-    correction = fitted(trial(0.0, 0.0, HALF))
+    correction = fitted(trial(0.0, 0.0, HALF_SHARE))
     expected = math.exp(correction.expected_slowdown)
     point = latest_points([trial(0.0)])[0]
     point = replace(point, measurement=replace(point.measurement, latency_avg_ms=5.0, latency_sketch=sketch))
@@ -106,14 +106,14 @@ def test_slopes_are_fitted_and_measurements_corrected_by_them(factor: float) -> 
     latency_slope, throughput_slope = factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE
 
     def disturbed(point: Point) -> Point:
-        own, speed = point.measurement, math.exp(0.02 * point.trial)
-        left = 1 - (own.other_cpu_share or 0.0)
-        latency_ms = LATENCY_MS / speed / left**latency_slope
-        served = SERVED * point.load.concurrency * speed * left**throughput_slope
+        measured, speed = point.measurement, math.exp(0.02 * point.trial)
+        cpu_share_left = 1 - (measured.other_cpu_share or 0.0)
+        latency_ms = LATENCY_MS / speed / cpu_share_left**latency_slope
+        served = SERVED * point.load.concurrency * speed * cpu_share_left**throughput_slope
         return replace(
             point,
             measurement=replace(
-                own,
+                measured,
                 throughput_infer_per_sec=served,
                 latency_p95_ms=latency_ms,
                 latency_avg_ms=latency_ms,
@@ -127,18 +127,18 @@ def test_slopes_are_fitted_and_measurements_corrected_by_them(factor: float) -> 
         served = np.mean([point.throughput_infer_per_sec / point.load.concurrency for point in points])
         return CurveModel(lambda load: float(served) * load, lambda load: float(latency_ms) / 1e3)
 
-    trials = [replace(trial(*[0.0, HALF, 0.9] * 5), number=number) for number in range(8)]
+    trials = [replace(trial(*[0.0, HALF_SHARE, 0.9] * 5), number=number) for number in range(8)]
     points = [disturbed(point) for point in latest_points(trials)]
     correction = fit_disturbance_correction(points, trials, PROBLEM, fit)
     assert correction.latency_slope == pytest.approx(latency_slope, abs=0.02)
     assert correction.throughput_slope == pytest.approx(throughput_slope, abs=0.02)
-    median_share = HALF
-    usual = {own.trial: own.measurement for own in points if own.measurement.other_cpu_share == median_share}
+    median_share = HALF_SHARE
+    usual = {point.trial: point.measurement for point in points if point.measurement.other_cpu_share == median_share}
     for point in correction.correct_points(points):
         expected, corrected = usual[point.trial], point.measurement
         served = corrected.throughput_infer_per_sec or 0.0
         assert served / point.load.concurrency == pytest.approx(
-            SERVED * math.exp(0.02 * point.trial) * HALF**throughput_slope, rel=0.05
+            SERVED * math.exp(0.02 * point.trial) * HALF_SHARE**throughput_slope, rel=0.05
         )
         assert corrected.latency_p95_ms == pytest.approx(expected.latency_p95_ms, rel=0.05)
         share = Sla.from_bounds({"p97": 20.0}).share_of_bound
@@ -147,30 +147,30 @@ def test_slopes_are_fitted_and_measurements_corrected_by_them(factor: float) -> 
 
 def test_programs_that_take_the_time_that_the_server_leaves_idle_are_no_disturbance() -> None:
     """A configuration with more instances uses more CPU time, so that others get less of it."""
-    one, two = trial(0.9, 0.8, 0.7), replace(trial(0.4, 0.3, 0.2), number=1, candidate=FASTER)
-    points = latest_points([one, two])
+    first_trial, second_trial = trial(0.9, 0.8, 0.7), replace(trial(0.4, 0.3, 0.2), number=1, candidate=FASTER)
+    points = latest_points([first_trial, second_trial])
     as_measured = CurveModel(lambda load: SERVED * load, lambda load: LATENCY_MS / 1e3)
-    correction = fit_disturbance_correction(points, [one, two], PROBLEM, lambda points: as_measured)
+    correction = fit_disturbance_correction(points, [first_trial, second_trial], PROBLEM, lambda points: as_measured)
     assert correction.latency_slope < 0.1 * LATENCY_SLOPE
     assert correction.expected_slowdown < 0.1
 
 
 def test_a_server_on_a_gpu_is_not_expected_to_be_slower() -> None:
-    assert fitted(trial(0.0, 0.0, HALF)).expected_slowdown > 0
-    assert fitted(trial(0.0, 0.0, HALF), problem=replace(PROBLEM, cpu_count=None)) == DisturbanceCorrection()
+    assert fitted(trial(0.0, 0.0, HALF_SHARE)).expected_slowdown > 0
+    assert fitted(trial(0.0, 0.0, HALF_SHARE), problem=replace(PROBLEM, cpu_count=None)) == DisturbanceCorrection()
 
 
 def test_latencies_at_request_rates_are_not_corrected() -> None:
-    correction = fitted(trial(0.0, 0.0, HALF), problem=replace(PROBLEM, open_loop=True))
+    correction = fitted(trial(0.0, 0.0, HALF_SHARE), problem=replace(PROBLEM, open_loop=True))
     assert correction.expected_slowdown > 0
-    points = latest_points([trial(0.0, 0.0, HALF)])
+    points = latest_points([trial(0.0, 0.0, HALF_SHARE)])
     assert correction.correct_points(points) == points
 
 
 def test_candidates_are_ranked_with_the_latency_that_is_expected() -> None:
     faster = replace(trial(0.0, 0.0, 0.0, p95_ms=0.9 * BOUND_MS), candidate=FASTER)
     safer = replace(trial(0.0, 0.0, p95_ms=0.3 * BOUND_MS), number=1)
-    over = replace(trial(HALF, HALF, p95_ms=8 * BOUND_MS), number=2)
+    over = replace(trial(HALF_SHARE, HALF_SHARE, p95_ms=8 * BOUND_MS), number=2)
     for trials, ranked in (([faster, safer], (0, 1)), ([faster, safer, over], (1, 0))):
         points, correction = latest_points(trials), fitted(*trials)
         corrected = correction.correct_points(points)
@@ -178,7 +178,7 @@ def test_candidates_are_ranked_with_the_latency_that_is_expected() -> None:
 
 
 def test_candidates_that_would_all_miss_the_bound_are_ranked_as_measured() -> None:
-    trials = [trial(0.0, 0.0, p95_ms=0.9 * BOUND_MS), replace(trial(HALF, p95_ms=8 * BOUND_MS), number=1)]
+    trials = [trial(0.0, 0.0, p95_ms=0.9 * BOUND_MS), replace(trial(HALF_SHARE, p95_ms=8 * BOUND_MS), number=1)]
     correction = fitted(*trials)
     corrected = correction.correct_points(latest_points(trials))
     assert plan_tests(None, trials, corrected, PROBLEM, correction).finalists == (0,)
