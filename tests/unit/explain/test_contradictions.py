@@ -5,22 +5,19 @@ The replayed runs come from several search methods and search spaces, some witho
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from objectives.metrics import METRICS
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Point
-from optimizer.explain.explain_report import document, print_explanation
+from optimizer.explain.explain_report import document
 from optimizer.explain.explanation import Explanation, explain
 from optimizer.explain.forecaster import OtherSla, Remedy
 from optimizer.measure.measurer import Measurer
@@ -33,6 +30,8 @@ from optimizer.search import make_searcher
 from optimizer.store.recording import baselines, read_recording
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
+from tests.explanation_text import explanation_text
+from tests.run_folders import change_info
 
 SAMPLES = (Path("tests/data/dlrm/sample"), Path("results/dlrm/sample"))
 TABLES = Path("benchmarks/tables")
@@ -43,9 +42,7 @@ TRIALS = 8
 def recorded_run(sample: Path, folder: Path, bound: str) -> FinishedRun:
     """Return a copy of a recorded run with another bound."""
     copy = Path(shutil.copytree(sample, folder))
-    info = json.loads((copy / "run.json").read_text())
-    info["problem"]["constraints"] = [bound]
-    (copy / "run.json").write_text(json.dumps(info))
+    change_info(copy, "problem", constraints=[bound])
     return read_run(copy)
 
 
@@ -74,7 +71,7 @@ def replayed_run(table: str, search: str, bound_ms: float) -> FinishedRun:
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
 @pytest.mark.parametrize("bound", ["p95 <= 2 ms", "p95 <= 9 ms", "p95 <= 15 ms", "p95 <= 20 ms", "p95 <= 40 ms"])
 def test_a_recorded_run_is_not_contradicted(tmp_path: Path, sample: Path, bound: str) -> None:
-    check(explain(recorded_run(sample, tmp_path / "run", bound)))
+    check_explanation(explain(recorded_run(sample, tmp_path / "run", bound)))
 
 
 @pytest.mark.parametrize(
@@ -89,18 +86,17 @@ def test_a_recorded_run_is_not_contradicted(tmp_path: Path, sample: Path, bound:
     ],
 )
 def test_a_replayed_run_is_not_contradicted(table: str, bound_ms: float, search: str) -> None:
-    check(explain(replayed_run(table, search, bound_ms)))
+    check_explanation(explain(replayed_run(table, search, bound_ms)))
 
 
-def check(explanation: Explanation) -> None:
+def check_explanation(explanation: Explanation) -> None:
     """Assert that text and document show a measurement wherever there is one, and no forecast that it refutes."""
     changes = explanation.changes
     assert explanation.run.outcome is not None
     assert changes is not None
-    text = io.StringIO()
-    print_explanation(Console(file=text, width=80), explanation)
-    assert deepest_parentheses(text.getvalue()) <= 1
-    shown = " ".join(text.getvalue().split())
+    text = explanation_text(explanation)
+    assert deepest_parentheses(text) <= 1
+    shown = " ".join(text.split())
     for latency in changes.latencies:
         values = [METRICS[latency.metric].value(point.measurement) for point in explanation.run.outcome.points]
         assert latency.lowest_ms <= min(value for value in values if value is not None)
@@ -109,14 +105,18 @@ def check(explanation: Explanation) -> None:
     for remedy, entry in zip(changes.remedies, written["remedies"], strict=True):
         subject = explanation.subject.point.candidate
         changed = remedy.forecast.candidate if remedy.forecast else subject
-        known = [point for point in known_points(explanation) if subject != changed == point.candidate]
+        measured_changes = [point for point in reliable_points(explanation) if subject != changed == point.candidate]
         bounds = explanation.run.problem.sla
         check_effect(
-            remedy, [point for point in known if bounds.is_met(point.measurement)], entry, explanation, shown
+            remedy,
+            [point for point in measured_changes if bounds.is_met(point.measurement)],
+            entry,
+            explanation,
+            shown,
         )
     for other, entry in zip(changes.other_slas, written["other_slas"], strict=True):
-        met = [point for point in known_points(explanation) if other.sla.is_met(point.measurement)]
-        check_effect(other, met, entry, explanation, shown)
+        met_points = [point for point in reliable_points(explanation) if other.sla.is_met(point.measurement)]
+        check_effect(other, met_points, entry, explanation, shown)
 
 
 def check_bottleneck(explanation: Explanation) -> None:
@@ -127,19 +127,20 @@ def check_bottleneck(explanation: Explanation) -> None:
     assert all(gain is None or gain.is_possible for gain in gains)
 
 
-def known_points(explanation: Explanation) -> list[Point]:
+def reliable_points(explanation: Explanation) -> list[Point]:
+    """Return the points with a stable measurement or a confirmation."""
     outcome = explanation.run.outcome
     assert outcome is not None
     return [point for point in outcome.points if point.measurement.stable or outcome.confirmation_of(point)]
 
 
 def check_effect(
-    effect: Remedy | OtherSla, met: list[Point], entry: dict[str, object], explanation: Explanation, shown: str
+    effect: Remedy | OtherSla, met_points: list[Point], entry: dict[str, object], explanation: Explanation, shown: str
 ) -> None:
     """Check a change or another bound, whose measurements within the bounds are ``met``."""
     outcome, subject = explanation.run.outcome, explanation.subject.point
     assert outcome is not None
-    assert (effect.measured is not None) == bool(met), "a measurement within the bound replaces the forecast"
+    assert (effect.measured is not None) == bool(met_points), "a measurement within the bound replaces the forecast"
     if effect.measured is not None:
         assert outcome_values.measured_performance(outcome, effect.measured, "latency-p95") in shown
         gain = effect.measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
@@ -20,8 +18,8 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
-from optimizer.explain.explain_report import document, print_explanation
-from optimizer.explain.explanation import Explanation, explain
+from optimizer.explain.explain_report import document
+from optimizer.explain.explanation import explain
 from optimizer.explain.forecaster import Forecast, Gain, compute_gain
 from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
 from optimizer.plan.evidence import choose_configurations
@@ -30,6 +28,8 @@ from optimizer.results.finished_run import read_run
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from optimizer.simulator.simulate import lognormal_jitter
 from tests import simulated_results
+from tests.explanation_text import explanation_text
+from tests.run_folders import change_info
 from tests.simulation import linear_times, simulate
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -43,19 +43,6 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
 
 
-def with_bound(folder: Path, bound: str) -> Path:
-    info = json.loads((folder / "run.json").read_text())
-    info["problem"]["constraints"] = [bound]
-    (folder / "run.json").write_text(json.dumps(info))
-    return folder
-
-
-def text_of(explanation: Explanation, width: int = 80) -> str:
-    text = io.StringIO()
-    print_explanation(Console(file=text, width=width), explanation)
-    return text.getvalue()
-
-
 def measured(busy: float, instances: int = 1, **stages_ms: float) -> tuple[Point, list[Trial]]:
     """Return a point with 100 executions of 8 samples per second that take ``busy`` of the instances' time."""
     counted = f"8:100:{round(busy * instances * 1e9)}"
@@ -65,7 +52,7 @@ def measured(busy: float, instances: int = 1, **stages_ms: float) -> tuple[Point
 
 
 @pytest.mark.parametrize(
-    ("kind", "busy", "more", "stages_ms"),
+    ("kind", "busy", "instances_gain", "stages_ms"),
     [
         ("compute", 0.95, 0.01, {"queue_ms": 9.0, "compute_infer_ms": 5.0}),
         ("compute", 0.95, None, {"queue_ms": 9.0, "compute_infer_ms": 5.0}),
@@ -79,19 +66,21 @@ def measured(busy: float, instances: int = 1, **stages_ms: float) -> tuple[Point
     ],
 )
 def test_the_bottleneck_follows_from_stage_times(
-    kind: BottleneckKind, busy: float, more: float | None, stages_ms: dict[str, float]
+    kind: BottleneckKind, busy: float, instances_gain: float | None, stages_ms: dict[str, float]
 ) -> None:
-    one = break_down_stages(*measured(busy, 2, **stages_ms))
-    assert one.busy_share == pytest.approx(busy)
-    result = find_bottleneck(one, None if more is None else Gain(more))
+    stages = break_down_stages(*measured(busy, 2, **stages_ms))
+    assert stages.busy_share == pytest.approx(busy)
+    result = find_bottleneck(stages, None if instances_gain is None else Gain(instances_gain))
     assert result.kind == kind
     assert f"The 2 instances computed {busy:.0%} of the time" in " ".join(result.reasons)
 
 
 def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
-    one = break_down_stages(*measured(0.5, network_ms=4.0, queue_ms=1.0, compute_infer_ms=3.0, compute_output_ms=2.0))
-    assert find_bottleneck(one, None, {"client": Gain(0.02), "copying": None}).kind == "client"
-    result = find_bottleneck(one, None, {"client": Gain(0.01), "copying": Gain(0.2)})
+    stages = break_down_stages(
+        *measured(0.5, network_ms=4.0, queue_ms=1.0, compute_infer_ms=3.0, compute_output_ms=2.0)
+    )
+    assert find_bottleneck(stages, None, {"client": Gain(0.02), "copying": None}).kind == "client"
+    result = find_bottleneck(stages, None, {"client": Gain(0.01), "copying": Gain(0.2)})
     assert result.kind == "compute"
     assert (
         "40% of a request's time is spent outside the server, but a faster network is not expected to raise the "
@@ -102,7 +91,7 @@ def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
     assert result.kind == "compute"
     assert [reason.partition("%")[0] for reason in result.reasons if "not expected" in reason] == ["57", "29"]
     wide = Gain(0.0, ConfidenceInterval(-0.1, 0.3))
-    assert find_bottleneck(one, None, {"client": wide}).kind == "client", "it may gain"
+    assert find_bottleneck(stages, None, {"client": wide}).kind == "client", "it may gain"
 
 
 def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none() -> None:
@@ -114,33 +103,33 @@ def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none()
 
 def test_the_instances_of_all_server_processes_are_counted() -> None:
     point, trials = measured(0.9, 2, compute_infer_ms=5.0)
-    two = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, 2),)))
-    reasons = " ".join(find_bottleneck(break_down_stages(two, trials), None).reasons)
+    two_processes = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, 2),)))
+    reasons = " ".join(find_bottleneck(break_down_stages(two_processes, trials), None).reasons)
     assert "The 4 instances of 2 server processes computed 45% of the time" in reasons
 
 
 def test_the_instances_of_all_gpus_are_counted() -> None:
     point, trials = measured(0.9, 2, compute_infer_ms=5.0)
-    two = replace(point, candidate=replace(point.candidate, fields=((INSTANCE_GPUS, "0,1"),)))
-    reasons = " ".join(find_bottleneck(break_down_stages(two, trials), None).reasons)
+    two_gpus = replace(point, candidate=replace(point.candidate, fields=((INSTANCE_GPUS, "0,1"),)))
+    reasons = " ".join(find_bottleneck(break_down_stages(two_gpus, trials), None).reasons)
     assert "The 4 instances computed" in reasons
 
 
 def test_the_bottleneck_is_unknown_without_stage_times() -> None:
     point = Point(0, BATCHED, LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, stable=True))
-    one = break_down_stages(point, [Trial(0, BATCHED, ((point.load, point.measurement),))])
-    assert one.busy_share is None
-    assert find_bottleneck(one, None).kind == "unknown"
+    stages = break_down_stages(point, [Trial(0, BATCHED, ((point.load, point.measurement),))])
+    assert stages.busy_share is None
+    assert find_bottleneck(stages, None).kind == "unknown"
 
 
 def test_a_delaying_batcher_is_distinguished_from_bursts() -> None:
     point, trials = measured(0.5, queue_ms=9.0, compute_infer_ms=2.0)
     assert "bursts" in " ".join(find_bottleneck(break_down_stages(point, trials), None).reasons)
-    held = replace(point, candidate=HOLDING)
-    assert "delays requests" in " ".join(find_bottleneck(break_down_stages(held, trials), None).reasons)
+    delaying = replace(point, candidate=HOLDING)
+    assert "delays requests" in " ".join(find_bottleneck(break_down_stages(delaying, trials), None).reasons)
 
 
-def test_other_processes_are_named() -> None:
+def test_the_cpu_share_of_other_processes_is_named_as_a_reason() -> None:
     point, trials = measured(0.9, compute_infer_ms=5.0)
     disturbed = replace(point, measurement=replace(point.measurement, other_cpu_share=0.3))
     assert "took 30 % of the CPUs" in " ".join(find_bottleneck(break_down_stages(disturbed, trials), None).reasons)
@@ -152,14 +141,14 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
         return Point(0, BATCHED, LoadPoint(1, 4), m)
 
     sla = Sla.from_bounds({"p95": 20.0, "memory": 1e9})
-    ours, late, large = point(100, 15.0, 5e8), point(110, 25.0, 5e8), point(120, 15.0, 2e9)
-    both = point(200, 30.0, 3e9)
-    result = find_binding_constraint(ours, [ours, late, large, both], sla, met=True)
-    assert (result.constraint, result.beyond) == (sla.constraints[1], large)
+    recommended, too_slow, too_large = point(100, 15.0, 5e8), point(110, 25.0, 5e8), point(120, 15.0, 2e9)
+    slow_and_large = point(200, 30.0, 3e9)
+    result = find_binding_constraint(recommended, [recommended, too_slow, too_large, slow_and_large], sla, met=True)
+    assert (result.constraint, result.beyond) == (sla.constraints[1], too_large)
     assert result.gain == pytest.approx(0.2)
     assert result.used_shares == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
-    assert find_binding_constraint(ours, [ours], sla, met=True).constraint is None
-    assert find_binding_constraint(both, [], sla, met=False).constraint == sla.constraints[1]
+    assert find_binding_constraint(recommended, [recommended], sla, met=True).constraint is None
+    assert find_binding_constraint(slow_and_large, [], sla, met=False).constraint == sla.constraints[1]
 
 
 # -- forecasts, against a server whose service times they do not see ---------------------------------------------
@@ -167,66 +156,85 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
 SPACE = SearchSpace((1, 8, 32), ("off", 0, 500, 2000), ("none", "max/2"), (1, 2, 3))
 
 
-def played(candidate: Candidate, load: int, *, faster: float = 1.0) -> Measurement:
-    """A batch takes 3 ms plus 0.3 ms per sample; instances slow each other down by half."""
-    times = linear_times(faster * 3e-3, faster * 3e-4, max(candidate.max_batch_size, 1), 8, contention=0.5)
+def simulated_measurement(candidate: Candidate, load: int, *, time_share: float = 1.0) -> Measurement:
+    """Measure a server whose batches take 3 ms plus 0.3 ms per sample; instances slow each other down by half."""
+    times = linear_times(time_share * 3e-3, time_share * 3e-4, max(candidate.max_batch_size, 1), 8, contention=0.5)
     overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
     result = simulate(candidate, ClosedLoopLoad(load), times, overheads, jitter=lognormal_jitter(0.1))
     return simulated_results.measurement_of(result, candidate)
 
 
-def best(candidate: Candidate, bound_ms: float, *, faster: float = 1.0) -> float:
-    measurements = [played(candidate, load, faster=faster) for load in range(1, 65)]
+def best_throughput(candidate: Candidate, bound_ms: float, *, time_share: float = 1.0) -> float:
+    measurements = [simulated_measurement(candidate, load, time_share=time_share) for load in range(1, 65)]
     return max(m.throughput_infer_per_sec or 0 for m in measurements if (m.latency_p95_ms or 0) <= bound_ms)
 
 
 def test_forecast_gains_match_the_simulated_server() -> None:
-    own = Candidate(32, True, instance_count=2)
+    candidate = Candidate(32, True, instance_count=2)
     problem = Problem("m", SPACE, 1, 64, sla=SLA)
-    tried = [Candidate(1), Candidate(32, True), own, Candidate(8, True, instance_count=3)]
+    tried_candidates = [Candidate(1), Candidate(32, True), candidate, Candidate(8, True, instance_count=3)]
     loads = (2, 8, 16, 24)
     trials = [
-        Trial(i, one, tuple((LoadPoint(1, load), played(one, load)) for load in loads)) for i, one in enumerate(tried)
+        Trial(
+            i,
+            tried_candidate,
+            tuple((LoadPoint(1, load), simulated_measurement(tried_candidate, load)) for load in loads),
+        )
+        for i, tried_candidate in enumerate(tried_candidates)
     ]
-    subject = Point(2, own, LoadPoint(1, 16), played(own, 16))
+    subject = Point(2, candidate, LoadPoint(1, 16), simulated_measurement(candidate, 16))
     forecaster = SimulatedForecaster(latest_points(trials), subject, problem)
-    usual, truth = forecaster.best([own], SLA), best(own, 20.0)
-    assert usual is not None
-    three = replace(own, instance_count=3)
+    forecast_now, throughput_now = forecaster.best([candidate], SLA), best_throughput(candidate, 20.0)
+    assert forecast_now is not None
+    three_instances = replace(candidate, instance_count=3)
     cases: list[tuple[str, Forecast | None, float]] = [
-        ("three instances", forecaster.best([three], SLA), best(three, 20.0)),
-        ("twice as fast", forecaster.best([own], SLA, time_share=0.5), best(own, 20.0, faster=0.5)),
-        ("half the bound", forecaster.best([own], Sla.from_bounds({"p95": 10.0})), best(own, 10.0)),
-        ("twice the bound", forecaster.best([own], Sla.from_bounds({"p95": 40.0})), best(own, 40.0)),
+        ("three instances", forecaster.best([three_instances], SLA), best_throughput(three_instances, 20.0)),
+        (
+            "twice as fast",
+            forecaster.best([candidate], SLA, time_share=0.5),
+            best_throughput(candidate, 20.0, time_share=0.5),
+        ),
+        (
+            "half the bound",
+            forecaster.best([candidate], Sla.from_bounds({"p95": 10.0})),
+            best_throughput(candidate, 10.0),
+        ),
+        (
+            "twice the bound",
+            forecaster.best([candidate], Sla.from_bounds({"p95": 40.0})),
+            best_throughput(candidate, 40.0),
+        ),
     ]
-    for name, forecast, expected in cases:
-        expected_gain = compute_gain(forecast, usual)
-        assert expected_gain is not None
-        assert expected_gain.interval is None
-        assert 1 + expected_gain.estimate == pytest.approx(expected / truth, rel=0.15), name
-    assert forecaster.best([own], Sla.from_bounds({"p95": 1.0})) is None
+    for name, forecast, throughput in cases:
+        gain = compute_gain(forecast, forecast_now)
+        assert gain is not None
+        assert gain.interval is None
+        assert 1 + gain.estimate == pytest.approx(throughput / throughput_now, rel=0.15), name
+    assert forecaster.best([candidate], Sla.from_bounds({"p95": 1.0})) is None
 
 
 def test_a_forecast_is_within_every_bound() -> None:
     """A wider bound on p95 raises the throughput only as far as the bound on the average permits."""
-    own = Candidate(8, True, 0, (), 1)
+    candidate = Candidate(8, True, 0, (), 1)
     problem = Problem("m", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 20.0, "avg": 22.0}))
     loads = (1, 2, 4, 8, 12, 16, 24)
-    trials = [Trial(0, own, tuple((LoadPoint(1, load), played(own, load)) for load in loads))]
-    subject = Point(0, own, LoadPoint(1, 16), played(own, 16))
+    trials = [
+        Trial(0, candidate, tuple((LoadPoint(1, load), simulated_measurement(candidate, load)) for load in loads))
+    ]
+    subject = Point(0, candidate, LoadPoint(1, 16), simulated_measurement(candidate, 16))
     forecaster = SimulatedForecaster(latest_points(trials), subject, problem)
     assert set(forecaster.latencies) == {"latency-p95", "latency-avg"}
-    wide = forecaster.best([own], Sla.from_bounds({"p95": 40.0}))
+    wide = forecaster.best([candidate], Sla.from_bounds({"p95": 40.0}))
     assert wide is not None
     average_ms = 0.7 * wide.latencies_ms["latency-avg"]
-    narrow = forecaster.best([own], Sla.from_bounds({"p95": 40.0, "avg": average_ms}))
+    narrow = forecaster.best([candidate], Sla.from_bounds({"p95": 40.0, "avg": average_ms}))
     assert narrow is not None
     assert narrow.latencies_ms["latency-avg"] <= average_ms
     assert narrow.throughput_infer_per_sec < wide.throughput_infer_per_sec
 
 
 @pytest.mark.parametrize(
-    ("failed", "advised"),
+    ("failed_candidates", "advised"),
     [
         ((), {"more_instances", "larger_batches"}),
         ((Candidate(32, True, instance_count=2),), {"more_instances", "larger_batches"}),
@@ -234,17 +242,31 @@ def test_a_forecast_is_within_every_bound() -> None:
         ((Candidate(8, True, instance_count=3),), {"larger_batches"}),
     ],
 )
-def test_sizes_and_counts_that_failed_are_not_advised(failed: tuple[Candidate, ...], advised: set[str]) -> None:
+def test_sizes_and_counts_that_failed_are_not_advised(
+    failed_candidates: tuple[Candidate, ...], advised: set[str]
+) -> None:
     """The baseline forms no batches, so its max_batch_size was not tried."""
-    own = Candidate(8, True, instance_count=2)
-    tried = [Candidate(64, instance_count=2), Candidate(4, True), own]
-    trials = [Trial(i, one, ((LoadPoint(1, 16), played(one, 16)),)) for i, one in enumerate(tried)]
-    trials += [Trial(i, one, status="failed", reason="it crashed") for i, one in enumerate(failed, len(tried))]
-    subject = break_down_stages(Point(2, own, LoadPoint(1, 16), played(own, 16)), trials)
+    subject_candidate = Candidate(8, True, instance_count=2)
+    tried_candidates = [Candidate(64, instance_count=2), Candidate(4, True), subject_candidate]
+    trials = [
+        Trial(i, candidate, ((LoadPoint(1, 16), simulated_measurement(candidate, 16)),))
+        for i, candidate in enumerate(tried_candidates)
+    ]
+    trials += [
+        Trial(i, candidate, status="failed", reason="it crashed")
+        for i, candidate in enumerate(failed_candidates, len(tried_candidates))
+    ]
+    subject = break_down_stages(
+        Point(2, subject_candidate, LoadPoint(1, 16), simulated_measurement(subject_candidate, 16)), trials
+    )
     forecaster = SimulatedForecaster(latest_points(trials), subject.point, Problem("m", SPACE, 1, 64, sla=SLA))
     changes = simulate_changes(forecaster, subject, SLA, None, trials, on_gpu=False)
     assert {change.kind for change in changes} & {"more_instances", "larger_batches"} == advised
-    crashed = {one.max_batch_size for one in failed if one.max_batch_size > own.max_batch_size}
+    crashed = {
+        candidate.max_batch_size
+        for candidate in failed_candidates
+        if candidate.max_batch_size > subject_candidate.max_batch_size
+    }
     assert not crashed & {change.forecast.candidate.max_batch_size for change in changes if change.forecast}
 
 
@@ -259,29 +281,29 @@ def test_the_sample_run_is_explained() -> None:
     assert explanation.changes is not None
     kinds = {remedy.kind for remedy in explanation.changes.remedies}
     assert kinds == {"more_instances", "fp16", "larger_batches", "faster_network", "no_copying"}
-    half, more, twice = explanation.changes.other_slas
-    assert (half.bound_ms, more.bound_ms, twice.bound_ms) == (10.0, 30.0, 40.0)
-    gains = [other.gain.estimate for other in (half, more, twice) if other.gain]
+    half_bound, wider_bound, twice_bound = explanation.changes.other_slas
+    assert (half_bound.bound_ms, wider_bound.bound_ms, twice_bound.bound_ms) == (10.0, 30.0, 40.0)
+    gains = [other.gain.estimate for other in (half_bound, wider_bound, twice_bound) if other.gain]
     assert gains[0] < 0 < gains[1] <= gains[2] + 0.02
     assert explanation.runner_up is not None
     assert explanation.runner_up.point.trial == 5
     assert explanation.runner_up.interval.low < explanation.runner_up.less < explanation.runner_up.interval.high
     assert explanation.runner_up.missed == "", "it was measured for comparison only"
-    shown = text_of(explanation, 200)
+    shown = explanation_text(explanation, 200)
     assert max(map(len, shown.splitlines())) <= 80
     assert "assumption: inference takes 0.5" in " ".join(shown.split())
     assert "What limits the throughput: computing" in shown
 
 
 def test_the_fp16_factor_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    def gained(factor: str) -> float:
+    def fp16_gain(factor: str) -> float:
         assert main([str(SAMPLE), "--json", "--fp16-factor", factor]) == 0
         printed = json.loads(capsys.readouterr().out)
         return float(
             next(remedy["gain"] for remedy in printed["predicted_changes"]["remedies"] if remedy["name"] == "FP16")
         )
 
-    assert gained("0.4") > gained("0.8") > gained("1") == pytest.approx(0.0, abs=0.001)
+    assert fp16_gain("0.4") > fp16_gain("0.8") > fp16_gain("1") == pytest.approx(0.0, abs=0.001)
     with pytest.raises(BadInputError, match=r"--fp16-factor 2: write a share"):
         main([str(SAMPLE), "--fp16-factor", "2"])
 
@@ -294,30 +316,28 @@ def test_fp16_is_left_out_for_a_model_in_python(folder: Path, name: str) -> None
     explanation = explain(read_run(folder))
     assert explanation.changes is not None
     assert "fp16" not in {remedy.kind for remedy in explanation.changes.remedies}
-    assert "FP16" not in text_of(explanation)
+    assert "FP16" not in explanation_text(explanation)
 
 
 def test_fp16_is_left_out_for_a_model_in_fp16(folder: Path) -> None:
-    info = json.loads((folder / "run.json").read_text())
-    info["problem"]["facts"]["precision"] = "fp16"
-    (folder / "run.json").write_text(json.dumps(info))
-    assert "FP16" not in text_of(explain(read_run(folder)))
+    facts = json.loads((folder / "run.json").read_text())["problem"]["facts"]
+    change_info(folder, "problem", facts=facts | {"precision": "fp16"})
+    assert "FP16" not in explanation_text(explain(read_run(folder)))
 
 
 @pytest.mark.parametrize("text", ["not a config", 'name: "m"\nplatform: "onnxruntime_onnx"\n'])
 def test_fp16_is_offered_for_other_and_unknown_backends(folder: Path, text: str) -> None:
     (folder / "best" / "config.pbtxt").write_text(text)
-    assert "FP16" in text_of(explain(read_run(folder)))
+    assert "FP16" in explanation_text(explain(read_run(folder)))
 
 
 def test_a_bound_that_only_unstable_measurements_meet_is_not_said_to_be_missed(folder: Path) -> None:
     table = pd.read_csv(folder / "trials.csv", dtype=str, keep_default_na=False)
     table = table[table["confirmation"] == ""].assign(stable="false", reason="the windows disagree")
     table.to_csv(folder / "trials.csv", index=False)
-    info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**info, "result": None}))
+    change_info(folder, result=None)
     explanation = explain(read_run(folder))
-    shown = " ".join(text_of(explanation).split())
+    shown = " ".join(explanation_text(explanation).split())
     assert not explanation.has_recommendation
     assert explanation.binding.constraint is None
     assert "No measurement that meets the SLA was stable: the windows disagree." in shown
@@ -325,8 +345,9 @@ def test_a_bound_that_only_unstable_measurements_meet_is_not_said_to_be_missed(f
 
 
 def test_a_run_without_a_recommendation_is_explained(folder: Path) -> None:
-    explanation = explain(read_run(with_bound(folder, "p95 <= 2 ms")))
-    shown = " ".join(text_of(explanation).split())
+    change_info(folder, "problem", constraints=["p95 <= 2 ms"])
+    explanation = explain(read_run(folder))
+    shown = " ".join(explanation_text(explanation).split())
     assert not explanation.has_recommendation
     assert explanation.runner_up is None
     assert "p95 <= 2 ms is missed" in shown
@@ -336,36 +357,34 @@ def test_a_run_without_a_recommendation_is_explained(folder: Path) -> None:
 
 
 def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
-    info = json.loads((folder / "run.json").read_text())
-    info["problem"]["constraints"] = []
-    (folder / "run.json").write_text(json.dumps(info))
+    change_info(folder, "problem", constraints=[])
     explanation = explain(read_run(folder))
-    assert "None: the run had no SLA." in text_of(explanation)
+    assert "None: the run had no SLA." in explanation_text(explanation)
     json.dumps(document(explanation), allow_nan=False)
 
 
 def test_a_model_that_is_far_from_the_measurements_is_no_proof(folder: Path) -> None:
     explanation = explain(read_run(folder))
     assert explanation.changes is not None
-    assert "far from the measurements" not in text_of(explanation)
-    bad = replace(explanation, changes=replace(explanation.changes, error=0.4))
-    assert "far from the measurements: measure a change to rely on it" in " ".join(text_of(bad).split())
+    assert "far from the measurements" not in explanation_text(explanation)
+    inaccurate_model = replace(explanation, changes=replace(explanation.changes, error=0.4))
+    assert "far from the measurements: measure a change to rely on it" in " ".join(
+        explanation_text(inaccurate_model).split()
+    )
 
 
 def test_a_killed_run_is_explained_from_its_measurements(folder: Path) -> None:
-    info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**info, "status": "running"}))
+    change_info(folder, status="running")
     lines = (folder / "trials.csv").read_text().splitlines(keepends=True)
     (folder / "trials.csv").write_text("".join(lines[:4]) + lines[4][:30])
     explanation = explain(read_run(folder))
-    assert "was killed" in text_of(explanation)
+    assert "was killed" in explanation_text(explanation)
     assert explanation.changes is not None
     assert explanation.changes.measurement_count == 3
 
 
 def test_a_run_without_measurements_is_refused_in_one_line(folder: Path) -> None:
-    info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**info, "status": "failed"}))
+    change_info(folder, status="failed")
     (folder / "trials.csv").unlink()
     with pytest.raises(BadInputError, match="nothing was measured") as caught:
         explain(read_run(folder))
@@ -377,7 +396,7 @@ def test_a_run_without_measurements_is_refused_in_one_line(folder: Path) -> None
 
 def test_a_measurement_within_the_bounds_with_more_throughput_is_named() -> None:
     explanation = explain(read_run(Path("results/dlrm/sample")))
-    shown = " ".join(text_of(explanation).split())
+    shown = " ".join(explanation_text(explanation).split())
     assert "no measurement had more throughput" not in shown
     assert "Another measurement within the bounds had more throughput: 18,486 infer/s" in shown
     assert "It is not recommended, because it was measured in the search only; fresh servers of this" in shown
@@ -393,7 +412,7 @@ def test_explain_and_plan_show_the_same_throughput() -> None:
     [[source]] = choose_configurations([run], Sla())
     explanation = explain(run)
     assert source.measured == explanation.subject.point
-    assert "measured: 18,300 ± 1,800 infer/s" in text_of(explanation)
+    assert "measured: 18,300 ± 1,800 infer/s" in explanation_text(explanation)
     assert "46 concurrent requests of 4 samples, 18,300 ± 1,800 infer/s" in capacity_sentence(source, source.measured)
 
 
@@ -406,24 +425,32 @@ def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faste
     overload = replace(slow, throughput_infer_per_sec=1.2 * rate, stable=False)
     points = (point, *(replace(point, load=LoadPoint(4, 90), measurement=m) for m in (slow, overload)))
     sla = Sla.from_bounds({"p50": 14.0, "p95": 20.0})
-    other = replace(run, problem=replace(run.problem, sla=sla), outcome=replace(run.outcome, points=points))
+    run_with_two_bounds = replace(
+        run, problem=replace(run.problem, sla=sla), outcome=replace(run.outcome, points=points)
+    )
     binding = find_binding_constraint(point, points, sla, met=True)
-    text = " ".join(text_of(replace(explanation, run=other, binding=binding)).split())
+    text = " ".join(explanation_text(replace(explanation, run=run_with_two_bounds, binding=binding)).split())
     fastest = "The stable measurement with the most throughput"
     assert f"Several together. {fastest} misses p50 <= 14 ms and p95 <= 20 ms" in text
     assert f"{1.1 * rate:,.0f} infer/s" in text
 
 
-@pytest.mark.parametrize(("most", "said"), [(47, "The run tried at most 47 requests"), (64, "Among the tried conf")])
-def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_limit(most: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("max_concurrency", "sentence"), [(47, "The run tried at most 47 requests"), (64, "Among the tried conf")]
+)
+def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_limit(
+    max_concurrency: int, sentence: str
+) -> None:
     explanation = explain(read_run(SAMPLE))
     run, point = explanation.run, explanation.subject.point
     assert run.outcome is not None
     assert point.load.concurrency == 47
-    alone = replace(
-        run, problem=replace(run.problem, max_concurrency=most), outcome=replace(run.outcome, points=(point,))
+    run_of_one_point = replace(
+        run,
+        problem=replace(run.problem, max_concurrency=max_concurrency),
+        outcome=replace(run.outcome, points=(point,)),
     )
-    unbound = replace(
-        explanation, run=alone, binding=find_binding_constraint(point, [point], run.problem.sla, met=True)
+    explanation_of_one_point = replace(
+        explanation, run=run_of_one_point, binding=find_binding_constraint(point, [point], run.problem.sla, met=True)
     )
-    assert said in " ".join(text_of(unbound).split())
+    assert sentence in " ".join(explanation_text(explanation_of_one_point).split())

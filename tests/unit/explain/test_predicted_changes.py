@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
@@ -20,13 +18,15 @@ from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_bottleneck
-from optimizer.explain.explain_report import document, print_explanation
-from optimizer.explain.explanation import Explanation, explain
+from optimizer.explain.explain_report import document
+from optimizer.explain.explanation import explain
 from optimizer.explain.forecaster import Forecast, Gain, compute_gain, forecast_other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork
 from tests import stateful_run, streaming_run
+from tests.explanation_text import explanation_text
+from tests.run_folders import change_info
 
 BOUNDS = {"ttft-p95": 300.0, "itl-p95": 30.0}
 SLA = Sla.from_bounds(BOUNDS)
@@ -39,15 +39,15 @@ def candidate(size: int, instances: int = 1, threads: str = "1") -> Candidate:
     return Candidate(size, True, instance_count=instances, fields=((THREADS, threads),))
 
 
-TRUTH = ClosedNetwork(
-    tuple(BOUNDS), 1, 0.1, np.array([0.0] * (len(MEDIANS) + 1 + len(BOUNDS))), np.eye(len(MEDIANS) + 1 + len(BOUNDS))
-)
+# the server that the tests measure: all parameters of the model are at their medians
+TRUE_PARAMETERS = np.zeros(len(MEDIANS) + 1 + len(BOUNDS))
+TRUTH = ClosedNetwork(tuple(BOUNDS), 1, 0.1, TRUE_PARAMETERS, np.eye(len(TRUE_PARAMETERS)))
 
 
-def measured(one: Candidate, load: int) -> Measurement:
+def measured(candidate: Candidate, load: int) -> Measurement:
     """Return a measurement of TRUTH; two threads make everything take 1.5 times as long."""
-    (result,) = TRUTH.simulate([(one, load)])
-    slower = 1.5 if dict(one.fields)[THREADS] == "2" else 1.0
+    (result,) = TRUTH.simulate([(candidate, load)])
+    slower = 1.5 if dict(candidate.fields)[THREADS] == "2" else 1.0
     times: dict[str, Any] = {
         f"{metric.replace('-', '_')}_ms": 1e3 * slower * result.latency_s(metric) for metric in BOUNDS
     }
@@ -55,16 +55,19 @@ def measured(one: Candidate, load: int) -> Measurement:
     return Measurement(rate, latency_avg_ms=1e3 * load / rate, requests=500, stable=True, **times)
 
 
-def best_rate(one: Candidate, ttft_ms: float = BOUNDS["ttft-p95"]) -> float:
+def best_rate(candidate: Candidate, ttft_ms: float = BOUNDS["ttft-p95"]) -> float:
     sla = Sla.from_bounds(BOUNDS | {"ttft-p95": ttft_ms})
-    every = [measured(one, load) for load in range(1, 49)]
-    return max(m.throughput_infer_per_sec or 0.0 for m in every if sla.is_met(m))
+    measurements = [measured(candidate, load) for load in range(1, 49)]
+    return max(m.throughput_infer_per_sec or 0.0 for m in measurements if sla.is_met(m))
 
 
 TRIED = [candidate(4), candidate(8), candidate(16), candidate(8, 2), candidate(8, threads="2")]
+TRIED_LOADS = (2, 8, 16, 24)
 TRIALS = [
-    Trial(number, one, tuple((LoadPoint(1, load), measured(one, load)) for load in (2, 8, 16, 24)))
-    for number, one in enumerate(TRIED)
+    Trial(
+        number, tried_candidate, tuple((LoadPoint(1, load), measured(tried_candidate, load)) for load in TRIED_LOADS)
+    )
+    for number, tried_candidate in enumerate(TRIED)
 ]
 
 
@@ -78,50 +81,45 @@ def changed_rows(folder: Path, change: Callable[[dict[str, str]], dict[str, str]
     return folder
 
 
-def text_of(explanation: Explanation, width: int = 80) -> str:
-    text = io.StringIO()
-    print_explanation(Console(file=text, width=width), explanation)
-    return text.getvalue()
-
-
 @pytest.fixture(scope="module")
 def forecaster() -> SurrogateForecaster:
     return SurrogateForecaster(TRIALS, PROBLEM, [*TRIED, *single_changes(SPACE, TRIED[1])], 0)
 
 
 def test_predicted_gains_match_the_server(forecaster: SurrogateForecaster) -> None:
-    own, usual = TRIED[1], forecaster.best([TRIED[1]], SLA)
+    subject, forecast_now = TRIED[1], forecaster.best([TRIED[1]], SLA)
     for other in (TRIED[0], TRIED[2], TRIED[3], TRIED[4]):
-        expected = compute_gain(forecaster.best([other], SLA), usual)
-        assert expected is not None
-        assert expected.interval is not None
-        truth = best_rate(other) / best_rate(own) - 1
-        assert expected.estimate == pytest.approx(truth, abs=0.1), other
-        assert expected.interval.low - 0.02 <= truth <= expected.interval.high + 0.02, other
+        gain = compute_gain(forecaster.best([other], SLA), forecast_now)
+        assert gain is not None
+        assert gain.interval is not None
+        true_gain = best_rate(other) / best_rate(subject) - 1
+        assert gain.estimate == pytest.approx(true_gain, abs=0.1), other
+        assert gain.interval.low - 0.02 <= true_gain <= gain.interval.high + 0.02, other
 
 
-def test_a_wider_bound_on_one_time_leaves_the_others(forecaster: SurrogateForecaster) -> None:
-    usual = forecaster.best([TRIED[1]], SLA)
-    others = {
-        (other.metric, other.factor): other for other in forecast_other_slas(forecaster, [TRIED[1]], SLA, usual)
+def test_other_slas_widen_one_bound_and_keep_the_other_bounds(forecaster: SurrogateForecaster) -> None:
+    forecast_now = forecaster.best([TRIED[1]], SLA)
+    slas = {
+        (other.metric, other.factor): other
+        for other in forecast_other_slas(forecaster, [TRIED[1]], SLA, forecast_now)
     }
-    assert {metric for metric, _ in others} == BOUNDS.keys()
-    assert others["ttft-p95", 2.0].bound_ms == 600.0
-    wider, truth = others["ttft-p95", 2.0].gain, best_rate(TRIED[1], 600.0) / best_rate(TRIED[1]) - 1
+    assert {metric for metric, _ in slas} == BOUNDS.keys()
+    assert slas["ttft-p95", 2.0].bound_ms == 600.0
+    wider, true_gain = slas["ttft-p95", 2.0].gain, best_rate(TRIED[1], 600.0) / best_rate(TRIED[1]) - 1
     assert wider is not None
-    assert wider.estimate == pytest.approx(truth, abs=0.1)
-    assert others["itl-p95", 2.0].gain is not None
+    assert wider.estimate == pytest.approx(true_gain, abs=0.1)
+    assert slas["itl-p95", 2.0].gain is not None
 
 
 def test_a_setting_that_was_not_tried_has_a_wide_interval(forecaster: SurrogateForecaster) -> None:
-    def width(one: Candidate) -> float:
-        expected = compute_gain(forecaster.best([one], SLA), forecaster.best([TRIED[1]], SLA))
+    def interval_width(candidate: Candidate) -> float:
+        expected = compute_gain(forecaster.best([candidate], SLA), forecaster.best([TRIED[1]], SLA))
         assert expected is not None
         assert expected.interval is not None
         return expected.interval.high - expected.interval.low
 
-    assert width(TRIED[1]) == 0.0, "its own error cancels"
-    assert width(TRIED[2]) < width(replace(TRIED[1], max_queue_delay_us=5000))
+    assert interval_width(TRIED[1]) == 0.0, "its own error cancels"
+    assert interval_width(TRIED[2]) < interval_width(replace(TRIED[1], max_queue_delay_us=5000))
 
 
 def test_faster_computing_scales_throughput_and_times(forecaster: SurrogateForecaster) -> None:
@@ -143,8 +141,8 @@ def test_no_load_meets_a_bound_below_the_lowest_time(forecaster: SurrogateForeca
 
 
 def test_each_parameter_takes_its_next_choices() -> None:
-    words = {" ".join(words): changed for changed, words in single_changes(SPACE, candidate(16)).items()}
-    assert words.keys() == {
+    changes = {" ".join(words): changed for changed, words in single_changes(SPACE, candidate(16)).items()}
+    assert changes.keys() == {
         "max_batch_size 8 instead of 16",
         "max_batch_size 32 instead of 16, outside of the search space",
         "max_queue_delay_microseconds off instead of 0",
@@ -152,11 +150,11 @@ def test_each_parameter_takes_its_next_choices() -> None:
         "instance_group count 2 instead of 1",
         "intra_op_thread_count 2 instead of 1",
     }
-    assert words["instance_group count 2 instead of 1"] == candidate(16, 2)
-    unset = [" ".join(words) for words in single_changes(SPACE, Candidate(16, True)).values()]
-    assert "intra_op_thread_count 1 instead of the default" in unset
-    more = [" ".join(words) for words in single_changes(SPACE, candidate(16, 2)).values()]
-    assert "instance_group count 3 instead of 2, outside of the search space" in more
+    assert changes["instance_group count 2 instead of 1"] == candidate(16, 2)
+    of_unset_threads = [" ".join(words) for words in single_changes(SPACE, Candidate(16, True)).values()]
+    assert "intra_op_thread_count 1 instead of the default" in of_unset_threads
+    of_two_instances = [" ".join(words) for words in single_changes(SPACE, candidate(16, 2)).values()]
+    assert "instance_group count 3 instead of 2, outside of the search space" in of_two_instances
 
 
 def test_an_interval_needs_samples_that_meet_the_bounds() -> None:
@@ -200,7 +198,7 @@ def test_the_stages_of_a_stream_are_those_that_the_client_sees(
     kind: BottleneckKind, ttft_ms: float, total_ms: float, queue_ms: float | None, words: str
 ) -> None:
     quickest, point = streamed(1, 20.0, 120.0), streamed(16, ttft_ms, total_ms, queue_ms)
-    loads = tuple((one.load, one.measurement) for one in (quickest, point))
+    loads = tuple((point.load, point.measurement) for point in (quickest, point))
     stages = break_down_stages(point, [Trial(0, point.candidate, loads)])
     assert sum(stages.stages_ms.values()) == pytest.approx(total_ms)
     assert stages.stages_ms["first_response_ms"] == pytest.approx(20.0)
@@ -216,15 +214,22 @@ def test_the_stages_of_a_stream_are_those_that_the_client_sees(
 )
 def test_requests_in_flight_are_compared_with_the_places_of_all_server_processes(processes: int, words: str) -> None:
     point = streamed(16, 100.0, 400.0)
-    several = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, processes),)))
-    stages = break_down_stages(several, [Trial(0, several.candidate, ((several.load, several.measurement),))])
+    point_of_processes = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, processes),)))
+    stages = break_down_stages(
+        point_of_processes,
+        [Trial(0, point_of_processes.candidate, ((point_of_processes.load, point_of_processes.measurement),))],
+    )
     assert words in " ".join(find_bottleneck(stages, None).reasons)
 
 
-def test_the_use_of_the_kv_cache_is_told() -> None:
+def test_the_use_of_the_kv_cache_is_a_reason() -> None:
     point = streamed(16, 500.0, 700.0)
-    full = replace(point, measurement=replace(point.measurement, kv_cache_utilization=0.97, engine_preemptions=3.0))
-    stages = break_down_stages(full, [Trial(0, full.candidate, ((full.load, full.measurement),))])
+    full_cache = replace(
+        point, measurement=replace(point.measurement, kv_cache_utilization=0.97, engine_preemptions=3.0)
+    )
+    stages = break_down_stages(
+        full_cache, [Trial(0, full_cache.candidate, ((full_cache.load, full_cache.measurement),))]
+    )
     assert "The KV cache was filled up to 97%, and 3 requests lost their place" in " ".join(
         find_bottleneck(stages, None).reasons
     )
@@ -239,10 +244,10 @@ def test_the_use_of_the_kv_cache_is_told() -> None:
     ],
 )
 def test_the_places_of_sequences_are_counted(fields: dict[str, float], words: str) -> None:
-    one = Candidate(8, instance_count=2, fields=tuple(fields.items()))
+    candidate = Candidate(8, instance_count=2, fields=tuple(fields.items()))
     m = Measurement(800.0, mean_batch_size=8.0, batch_stats="8:100:1900000000", queue_ms=9.0, compute_infer_ms=5.0)
-    point = Point(0, one, LoadPoint(1, 64), m)
-    reasons = find_bottleneck(break_down_stages(point, [Trial(0, one, ((point.load, m),))]), None).reasons
+    point = Point(0, candidate, LoadPoint(1, 64), m)
+    reasons = find_bottleneck(break_down_stages(point, [Trial(0, candidate, ((point.load, m),))]), None).reasons
     assert words in " ".join(reasons)
 
 
@@ -250,9 +255,9 @@ def test_an_inconclusive_gain_of_instances_decides_nothing() -> None:
     m = Measurement(800.0, mean_batch_size=8.0, batch_stats="8:100:950000000", queue_ms=9.0, compute_infer_ms=5.0)
     point = Point(0, Candidate(8, True), LoadPoint(1, 16), m)
     stages = break_down_stages(point, [Trial(0, point.candidate, ((point.load, m),))])
-    unknown = find_bottleneck(stages, Gain(0.2, ConfidenceInterval(-0.1, 0.5)))
-    assert unknown.kind == "compute"
-    assert "More instances" not in " ".join(unknown.reasons)
+    bottleneck = find_bottleneck(stages, Gain(0.2, ConfidenceInterval(-0.1, 0.5)))
+    assert bottleneck.kind == "compute"
+    assert "More instances" not in " ".join(bottleneck.reasons)
     assert find_bottleneck(stages, Gain(0.2, ConfidenceInterval(0.1, 0.3))).kind == "instances"
 
 
@@ -266,7 +271,7 @@ def test_a_run_of_a_model_that_streams_is_explained(tmp_path: Path) -> None:
     assert not changes.comes_from_simulator
     assert {latency.metric for latency in changes.latencies} == streaming_run.BOUNDS_MS.keys()
     assert changes.measurement_count == len(streaming_run.trials()) * len(streaming_run.LOADS)
-    shown = text_of(explanation)
+    shown = explanation_text(explanation)
     assert max(map(len, shown.splitlines()[:-1])) <= 80
     words = " ".join(shown.split())
     assert "Predicted within" in words
@@ -280,7 +285,7 @@ def test_a_run_of_a_model_that_streams_is_explained(tmp_path: Path) -> None:
 def test_a_run_of_a_stateful_model_is_explained(tmp_path: Path) -> None:
     explanation = explain(read_run(stateful_run.write_run(tmp_path)))
     assert explanation.changes is not None
-    words = " ".join(text_of(explanation).split())
+    words = " ".join(explanation_text(explanation).split())
     assert "Predicted within p95 <= 20 ms" in words
     assert "max_candidate_sequences 8 instead of 32: " in words
     assert "24 sequences were in flight, and the instances have places for 32: each has a place" in words
@@ -289,32 +294,34 @@ def test_a_run_of_a_stateful_model_is_explained(tmp_path: Path) -> None:
 
 
 def test_the_json_document_has_the_structure_of_batched_models(tmp_path: Path) -> None:
-    streams = document(explain(read_run(streaming_run.write_run(tmp_path))))
-    batched = document(explain(read_run("tests/data/dlrm/sample")))
-    assert streams.keys() == batched.keys()
-    assert streams["predicted_changes"].keys() == batched["predicted_changes"].keys()
+    streamed_document = document(explain(read_run(streaming_run.write_run(tmp_path))))
+    batched_document = document(explain(read_run("tests/data/dlrm/sample")))
+    assert streamed_document.keys() == batched_document.keys()
+    assert streamed_document["predicted_changes"].keys() == batched_document["predicted_changes"].keys()
     for part in ("latencies", "remedies", "other_slas"):
-        assert streams["predicted_changes"][part][0].keys() == batched["predicted_changes"][part][0].keys()
-    low, high = streams["predicted_changes"]["remedies"][0]["gain_interval"]
-    assert low <= streams["predicted_changes"]["remedies"][0]["gain"] <= high
-    assert batched["predicted_changes"]["remedies"][0]["gain_interval"] is None
+        assert (
+            streamed_document["predicted_changes"][part][0].keys()
+            == batched_document["predicted_changes"][part][0].keys()
+        )
+    low, high = streamed_document["predicted_changes"]["remedies"][0]["gain_interval"]
+    assert low <= streamed_document["predicted_changes"]["remedies"][0]["gain"] <= high
+    assert batched_document["predicted_changes"]["remedies"][0]["gain_interval"] is None
 
 
 def test_nothing_is_predicted_without_a_complete_measurement(tmp_path: Path) -> None:
     folder = changed_rows(streaming_run.write_run(tmp_path), lambda row: row | {"ttft_p95_ms": ""})
     explanation = explain(read_run(folder))
     assert explanation.changes is None
-    assert "No forecast" in text_of(explanation)
+    assert "No forecast" in explanation_text(explanation)
 
 
 def test_a_run_without_a_recommendation_has_the_lowest_times(tmp_path: Path) -> None:
     folder = streaming_run.write_run(tmp_path)
-    info = json.loads((folder / "run.json").read_text())
-    info["problem"]["constraints"][0] = "ttft-p95 <= 5 ms"
-    (folder / "run.json").write_text(json.dumps(info))
+    constraints = json.loads((folder / "run.json").read_text())["problem"]["constraints"]
+    change_info(folder, "problem", constraints=["ttft-p95 <= 5 ms", *constraints[1:]])
     explanation = explain(read_run(folder))
     assert not explanation.has_recommendation
-    words = " ".join(text_of(explanation).split())
+    words = " ".join(explanation_text(explanation).split())
     assert "TTFT p95 <= 5 ms is missed" in words
     assert "no load is expected to meet the bounds" in words
     assert "The lowest measured TTFT p95 is" in words
@@ -327,9 +334,7 @@ def test_an_open_loop_is_predicted_by_its_requests_in_flight(tmp_path: Path) -> 
         streaming_run.write_run(tmp_path),
         lambda row: row | {"concurrency": "", "request_rate": row["concurrency"]},
     )
-    info = json.loads((folder / "run.json").read_text())
-    info["options"]["load"] = "rate"
-    (folder / "run.json").write_text(json.dumps(info))
+    change_info(folder, "options", load="rate")
     explanation = explain(read_run(folder))
     assert explanation.changes is not None
     assert explanation.changes.next_load is not None
