@@ -107,7 +107,7 @@ def test_groups_of_different_counts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "gpu", "count"),
+    ("text", "on_gpu", "count"),
     [
         ('backend: "onnxruntime"', False, 2),
         ('backend: "onnxruntime"', True, 1),
@@ -117,8 +117,8 @@ def test_groups_of_different_counts_are_refused() -> None:
         ('backend: "python"', False, 1),
     ],
 )
-def test_the_count_that_triton_chooses_is_written_down(text: str, gpu: bool, count: int) -> None:
-    filled = with_explicit_counts(config(text), gpu=gpu)
+def test_the_count_that_triton_chooses_is_written_down(text: str, on_gpu: bool, count: int) -> None:
+    filled = with_explicit_counts(config(text), gpu=on_gpu)
     assert [group.count for group in filled.instance_group] == [count]
     assert candidate_of(filled).instance_count == count
 
@@ -244,8 +244,8 @@ def test_empty_messages_stay_in_the_override() -> None:
 
 # -- differences --------------------------------------------------------------------------------------------
 
-WANTED = Candidate(64, True, 100, (32, 64), 2, ((THREADS, 4),))
-NORMALISED = """
+EXPECTED_CANDIDATE = Candidate(64, True, 100, (32, 64), 2, ((THREADS, 4),))
+TRITON_DEFAULTS = """
 version_policy { latest { num_versions: 1 } }
 optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }
 default_model_filename: "model.onnx"
@@ -253,9 +253,9 @@ default_model_filename: "model.onnx"
 
 
 def test_defaults_that_triton_adds_are_no_difference() -> None:
-    serving = config(CONFIG + NORMALISED)
+    serving = config(CONFIG + TRITON_DEFAULTS)
     serving.instance_group[0].name = "dlrm_0"
-    assert differences(WANTED, serving) == []
+    assert differences(EXPECTED_CANDIDATE, serving) == []
 
 
 def test_the_preferred_size_that_triton_fills_in_is_no_difference() -> None:
@@ -265,7 +265,7 @@ def test_the_preferred_size_that_triton_fills_in_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "difference"),
     [
         ({"max_batch_size": 128}, "max_batch_size is 64, wanted 128"),
         ({"max_queue_delay_us": 0}, "max_queue_delay_microseconds is 100, wanted 0"),
@@ -277,12 +277,12 @@ def test_the_preferred_size_that_triton_fills_in_is_no_difference() -> None:
         ({"fields": (("optimization.graph.level", 1),)}, "optimization.graph.level is absent, wanted 1"),
     ],
 )
-def test_each_difference_is_described(change: dict[str, object], said: str) -> None:
-    assert differences(replace(WANTED, **change), config()) == [said]  # type: ignore[arg-type]
+def test_each_difference_is_described(change: dict[str, object], difference: str) -> None:
+    assert differences(replace(EXPECTED_CANDIDATE, **change), config()) == [difference]  # type: ignore[arg-type]
 
 
 def test_a_field_at_its_default_may_be_absent() -> None:
-    assert differences(replace(WANTED, fields=(("optimization.graph.level", 0),)), config()) == []
+    assert differences(replace(EXPECTED_CANDIDATE, fields=(("optimization.graph.level", 0),)), config()) == []
 
 
 def test_a_number_of_32_bits_is_compared_as_such() -> None:
@@ -392,7 +392,7 @@ def test_an_unknown_field_or_a_wrong_type_is_reported_on_one_line(path: str, val
         ("input { name: 'x' dims: 2 is_shape_tensor: true }", False),
     ],
 )
-def test_shapes_that_may_differ_are_known(text: str, fixed: bool) -> None:
+def test_only_inputs_of_one_shape_in_a_batch_have_fixed_shapes(text: str, fixed: bool) -> None:
     assert has_fixed_shapes(text_format.Parse(text, ModelConfig())) is fixed
 
 
@@ -401,16 +401,18 @@ def test_shapes_that_may_differ_are_known(text: str, fixed: bool) -> None:
 ACCELERATOR = "optimization.execution_accelerators.gpu_execution_accelerator.0.name"
 
 
-def test_no_accelerator_is_a_choice_like_any() -> None:
+def test_no_accelerator_is_a_choice_that_is_applied_and_read_back() -> None:
     plain = config('name: "m" max_batch_size: 4 instance_group { count: 1 }')
-    none, some = (Candidate(4, fields=((ACCELERATOR, name),)) for name in ("none", "tensorrt"))
-    assert candidate_of(plain, [ACCELERATOR]) == none
-    accelerated = apply(some, plain)
-    assert candidate_of(accelerated, [ACCELERATOR]) == some
-    assert differences(some, accelerated) == differences(none, plain) == []
-    assert differences(none, accelerated)
-    assert differences(some, plain)
-    assert candidate_of(apply(none, accelerated), [ACCELERATOR]) == none
+    without_accelerator, with_tensorrt = (
+        Candidate(4, fields=((ACCELERATOR, name),)) for name in ("none", "tensorrt")
+    )
+    assert candidate_of(plain, [ACCELERATOR]) == without_accelerator
+    accelerated = apply(with_tensorrt, plain)
+    assert candidate_of(accelerated, [ACCELERATOR]) == with_tensorrt
+    assert differences(with_tensorrt, accelerated) == differences(without_accelerator, plain) == []
+    assert differences(without_accelerator, accelerated)
+    assert differences(with_tensorrt, plain)
+    assert candidate_of(apply(without_accelerator, accelerated), [ACCELERATOR]) == without_accelerator
 
 
 def test_warm_up_runs_the_batch_sizes_that_the_batcher_aims_at() -> None:
@@ -419,7 +421,7 @@ def test_warm_up_runs_the_batch_sizes_that_the_batcher_aims_at() -> None:
         'input { name: "x" data_type: TYPE_INT32 dims: [ -1, 3 ] } model_warmup { name: "own" batch_size: 2 }'
     )
     warm = with_warmup(base, {"x": (128, 3)})
-    assert [(one.name, one.batch_size) for one in warm.model_warmup] == [
+    assert [(sample.name, sample.batch_size) for sample in warm.model_warmup] == [
         ("own", 2),
         *((f"tritune: batch of {size}", size) for size in (1, 4, 8, 16)),
     ]
@@ -427,7 +429,7 @@ def test_warm_up_runs_the_batch_sizes_that_the_batcher_aims_at() -> None:
     assert (list(sample.dims), sample.zero_data) == ([128, 3], True)
     assert with_warmup(warm, {"x": (128, 3)}) == warm
     assert list(with_warmup(base, {}).model_warmup[1].inputs["x"].dims) == [1, 3]
-    assert [one.batch_size for one in with_warmup(config('name: "m"'), {}).model_warmup] == [1]
+    assert [sample.batch_size for sample in with_warmup(config('name: "m"'), {}).model_warmup] == [1]
 
 
 def test_warm_up_samples_are_not_larger_than_the_largest_batch() -> None:

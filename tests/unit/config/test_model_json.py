@@ -1,4 +1,4 @@
-"""Values of a candidate in model.json: reading, writing, and what a load request of a remote server sends."""
+"""Tests of values of a candidate in model.json: reading, writing, and the files of a load request."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_a_file_with_the_values_keeps_its_text(model: Path) -> None:
 
 def test_a_load_request_sends_all_files_of_the_versions_or_none(model: Path) -> None:
     assert model_json.override_files(model, model_json.files_with(model, {})) == {}
-    wanted = model_json.files_with(model, {"max_num_seqs": 8})
-    sent = model_json.override_files(model, wanted)
-    assert sent.keys() == {"1/model.json", "2/model.py", "3/model.json", "3/adapters.json"}
-    assert json.loads(sent["3/model.json"])["max_num_seqs"] == 8
+    changed_files = model_json.files_with(model, {"max_num_seqs": 8})
+    sent_files = model_json.override_files(model, changed_files)
+    assert sent_files.keys() == {"1/model.json", "2/model.py", "3/model.json", "3/adapters.json"}
+    assert json.loads(sent_files["3/model.json"])["max_num_seqs"] == 8
 
 
 def test_line_ends_and_any_text_are_kept(model: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_key_of_the_space_is_a_plain_name(key: str) -> None:
         SearchSpace((0,), fields={f"model_json.{key}": (1,)})
 
 
-def test_how_a_candidate_is_shown() -> None:
+def test_a_candidate_is_shown_with_its_keys_of_model_json() -> None:
     before, after = (Candidate(0, fields=(("model_json.max_num_seqs", count),)) for count in (64, 128))
     assert short_path("model_json.max_num_seqs") == "max_num_seqs"
     assert configuration(after).endswith("max_num_seqs=128")

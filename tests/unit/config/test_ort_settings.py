@@ -32,7 +32,7 @@ OPENVINO_NAME, STREAMS = f"{CPU_ACCELERATOR}.name", f"{CPU_ACCELERATOR}.paramete
 
 def fields_of(**choices: Any) -> dict[str, Any]:
     """Return the choices by path, as a profile gives them."""
-    return OnnxRuntimeSection.model_validate({name: tuple(given) for name, given in choices.items()}).fields()
+    return OnnxRuntimeSection.model_validate({name: tuple(values) for name, values in choices.items()}).fields()
 
 
 def applied(**values: Any) -> ModelConfig:
@@ -45,7 +45,7 @@ def applied(**values: Any) -> ModelConfig:
 
 def test_tensorrt_with_a_precision_and_cuda_graphs_is_emitted_as_the_native_backend_reads_it() -> None:
     config = applied(execution_accelerator="tensorrt", precision_mode="FP16", cuda_graphs=True)
-    wanted = text_format.Parse(
+    expected = text_format.Parse(
         """
         gpu_execution_accelerator: [ {
           name: "tensorrt"
@@ -55,7 +55,7 @@ def test_tensorrt_with_a_precision_and_cuda_graphs_is_emitted_as_the_native_back
         """,
         ModelConfig().optimization.execution_accelerators,
     )
-    assert config.optimization.execution_accelerators == wanted
+    assert config.optimization.execution_accelerators == expected
 
 
 def test_openvino_and_parameters_are_emitted_as_the_native_backend_reads_them() -> None:
@@ -103,7 +103,7 @@ def test_a_candidate_is_shown_with_short_names_and_valid_lines() -> None:
         ("parameters.a.b.string_value", "a.b"),
     ],
 )
-def test_short_names(path: str, name: str) -> None:
+def test_a_path_is_shown_by_its_short_name(path: str, name: str) -> None:
     assert short_path(path) == name
 
 
@@ -117,9 +117,12 @@ def test_settings_without_effect_give_no_further_configurations() -> None:
     space = SearchSpace((8,), fields=choices)
     candidates = space.candidates()
     assert len(candidates) == len(set(candidates)) == len(space) == 5
-    without = next(candidate for candidate in candidates if dict(candidate.fields)[NAME] == "none")
-    assert space.canonical(replace(without, fields=((NAME, "none"), (PRECISION, "FP16"), (GRAPHS, "1")))) == without
-    assert space.parameter_values(without) is not None
+    unaccelerated = next(candidate for candidate in candidates if dict(candidate.fields)[NAME] == "none")
+    assert (
+        space.canonical(replace(unaccelerated, fields=((NAME, "none"), (PRECISION, "FP16"), (GRAPHS, "1"))))
+        == unaccelerated
+    )
+    assert space.parameter_values(unaccelerated) is not None
 
 
 def test_one_thread_does_not_spin_and_a_sequence_has_no_threads_between_operators() -> None:
@@ -221,7 +224,7 @@ def test_settings_of_another_backend_are_refused(choices: dict[str, tuple[Any, .
         check_ort_settings(choices, PLAIN, backend, on_gpu=None, is_embedded=True)
 
 
-def test_settings_that_the_native_backend_does_not_read() -> None:
+def test_settings_that_the_native_backend_does_not_read_are_listed() -> None:
     threads = {"intra_op_thread_count": 4}
     assert unread_settings([applied(**threads), applied(allow_spinning=True)]) == ()
     assert unread_settings([applied(allow_spinning=False)]) == ("session.intra_op.allow_spinning 0",)

@@ -81,7 +81,7 @@ def test_a_model_without_groups_is_placed() -> None:
         (["kind: KIND_GPU gpus: 0", "count: 1"], None),
     ],
 )
-def test_where_instances_may_be(groups: list[str], gpus: tuple[int, ...] | None) -> None:
+def test_the_gpus_of_instances_are_those_of_their_groups(groups: list[str], gpus: tuple[int, ...] | None) -> None:
     assert used_gpus([config("onnxruntime", *groups)]) == gpus
 
 
@@ -93,7 +93,7 @@ def test_a_placement_is_shown_in_the_words_of_config_pbtxt() -> None:
 # -- as choices -------------------------------------------------------------------------------------------------
 
 
-def test_choices_are_sets_of_gpus() -> None:
+def test_choices_of_gpus_are_sets() -> None:
     space = SearchSpace((8,), instance_count=(1, 2), fields={INSTANCE_GPUS: ("0", "1+0", "0,1")})
     assert space.fields == {INSTANCE_GPUS: ("0", "0,1")}
     assert len(space.candidates()) == len(space) == 4
@@ -102,7 +102,7 @@ def test_choices_are_sets_of_gpus() -> None:
     assert parse("3+1") == (1, 3)
 
 
-def test_a_profile_lists_them(tmp_path: Path) -> None:
+def test_a_profile_lists_choices_of_gpus(tmp_path: Path) -> None:
     profile = parse_profile(profile_text("instance_group_gpus: [[0], [1], [0, 1]]"), tmp_path / "p.yaml")
     assert profile.space is not None
     assert profile.space.fields() == {INSTANCE_GPUS: ("0", "1", "0,1")}
@@ -131,7 +131,7 @@ def profile_text(space: str) -> bytes:
         ),
     ],
 )
-def test_a_gpu_that_is_not_there(space: str, gpus: int, problem: str, tmp_path: Path) -> None:
+def test_a_gpu_that_the_machine_lacks_is_refused(space: str, gpus: int, problem: str, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_bytes(profile_text(space))
     with pytest.raises(BadInputError) as caught:
         prepare_task(RunOptions(str(tmp_path / "p.yaml")), replace(TWO_GPUS, gpus=("A",) * gpus), print)
@@ -149,16 +149,18 @@ def test_the_simulation_knows_how_many_instances_there_are() -> None:
     problem = Problem("m", SearchSpace((8,)), 1, 8, ())
     assert relative_duration(apart, 2, problem) == 1
     assert relative_duration(together, 2, problem) > 1
-    served = linear_times(0.010, 0.0, 8, instances=2)
-    one, two = (simulate(placed(gpus, count=1), ClosedLoopLoad(4), served) for gpus in ("0", "0,1"))
-    assert two.throughput_infer_per_sec == pytest.approx(2 * one.throughput_infer_per_sec, rel=0.05)
+    service_times = linear_times(0.010, 0.0, 8, instances=2)
+    on_one_gpu, on_two_gpus = (
+        simulate(placed(gpus, count=1), ClosedLoopLoad(4), service_times) for gpus in ("0", "0,1")
+    )
+    assert on_two_gpus.throughput_infer_per_sec == pytest.approx(2 * on_one_gpu.throughput_infer_per_sec, rel=0.05)
 
 
 # -- the serving device -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("backend", "group", "embedded", "native"),
+    ("backend", "group", "is_embedded_on_gpu", "is_native_on_gpu"),
     [
         ("onnxruntime", "count: 1", hardware.onnxruntime_on_gpu(), True),
         ("onnxruntime", "kind: KIND_GPU", True, True),
@@ -168,10 +170,12 @@ def test_the_simulation_knows_how_many_instances_there_are() -> None:
         ("python", "kind: KIND_GPU", True, True),
     ],
 )
-def test_the_backend_and_the_kind_decide(backend: str, group: str, embedded: bool, native: bool) -> None:
+def test_the_backend_and_the_kind_of_the_group_decide_the_device(
+    backend: str, group: str, is_embedded_on_gpu: bool, is_native_on_gpu: bool
+) -> None:
     base = config(backend, group)
-    assert DeviceAssignment(1).on_gpu(base) is embedded
-    assert DeviceAssignment(1, is_embedded=False).on_gpu(base) is native
+    assert DeviceAssignment(1).on_gpu(base) is is_embedded_on_gpu
+    assert DeviceAssignment(1, is_embedded=False).on_gpu(base) is is_native_on_gpu
     assert not DeviceAssignment(0, is_embedded=False).on_gpu(base)
 
 
@@ -211,7 +215,7 @@ def test_cuda_of_torch_is_detected_without_importing_torch(
     assert hardware.torch_on_gpu() is with_cuda
 
 
-def test_what_is_searched_can_ask_for_a_gpu() -> None:
+def test_a_choice_of_gpus_or_of_their_kind_can_ask_for_a_gpu() -> None:
     assert has_gpu_choice({INSTANCE_GPUS: ("0",)})
     assert has_gpu_choice({"instance_group.0.kind": ("KIND_CPU", "KIND_GPU")})
     assert not has_gpu_choice({"instance_group.0.kind": ("KIND_CPU",)})
@@ -242,7 +246,7 @@ def test_memory_is_that_of_the_device(gpus: tuple[str, ...], metric: str, tmp_pa
     (tmp_path / "p.yaml").write_bytes(profile_text(f"max_batch_size: [8], config: {fields}"))
     options = RunOptions(str(tmp_path / "p.yaml"), objectives=("throughput", "memory"), max_memory_bytes=4 << 30)
     task = prepare_task(options, replace(TWO_GPUS, gpus=gpus), print)
-    assert [one.name for one in task.problem.objectives] == ["throughput", metric]
-    assert [one.metric for one in task.problem.sla] == [metric]
+    assert [rule.name for rule in task.problem.objectives] == ["throughput", metric]
+    assert [rule.metric for rule in task.problem.sla] == [metric]
     assert task.on_gpu == bool(gpus)
     assert (task.problem.cpu_count is None) == bool(gpus)

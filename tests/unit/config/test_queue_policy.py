@@ -62,7 +62,7 @@ def config(text: str = "", max_batch_size: int = 8) -> ModelConfig:
         ({ALLOW_TIMEOUT_OVERRIDE: ("true", "false")}, ""),  # the words of a sweep
     ],
 )
-def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
+def test_combinations_that_triton_accepts_are_allowed(fields: Fields, text: str) -> None:
     check_queue_fields(config(text), fields)
 
 
@@ -114,13 +114,13 @@ def test_a_model_without_batch_dimension_has_no_queue() -> None:
 def test_a_queue_needs_a_delay_in_the_space() -> None:
     source = ModelSource(Path("models"), "m", config())
 
-    def built(*delays: int | str) -> SearchSpace:
+    def space_with_delays(*delays: int | str) -> SearchSpace:
         section = SpaceSection(max_queue_delay_microseconds=delays, max_queue_size=(0, 4))
         return build_space(section, source, parse_size_distribution("1"), Hardware((), "a CPU", 2, 1 << 30))
 
-    assert MAX_QUEUE_SIZE in built("off", 0).fields
+    assert MAX_QUEUE_SIZE in space_with_delays("off", 0).fields
     with pytest.raises(ParameterError, match="max_queue_size: has no effect without dynamic batching; add a delay"):
-        built("off")
+        space_with_delays("off")
 
 
 def test_settings_without_effect_are_searched_once() -> None:
@@ -131,10 +131,12 @@ def test_settings_without_effect_are_searched_once() -> None:
         DEFAULT_PRIORITY_LEVEL: (1, 2),
     }
     space = SearchSpace((4,), (0,), fields=fields)
-    chosen = [dict(candidate.fields) for candidate in space.candidates()]
-    assert len(space) == len(chosen) == 3 * 3  # no timeout, or two actions; no levels, or two defaults
-    assert all(own[TIMEOUT_ACTION] == "REJECT" for own in chosen if own[TIMEOUT_US] == 0)
-    assert all(own[DEFAULT_PRIORITY_LEVEL] == 1 for own in chosen if own[PRIORITY_LEVELS] == 0)
+    candidates_settings = [dict(candidate.fields) for candidate in space.candidates()]
+    assert len(space) == len(candidates_settings) == 3 * 3  # no timeout, or two actions; no levels, or two defaults
+    assert all(settings[TIMEOUT_ACTION] == "REJECT" for settings in candidates_settings if settings[TIMEOUT_US] == 0)
+    assert all(
+        settings[DEFAULT_PRIORITY_LEVEL] == 1 for settings in candidates_settings if settings[PRIORITY_LEVELS] == 0
+    )
     for candidate in space.candidates():
         values = space.parameter_values(candidate)
         assert values is not None
@@ -143,8 +145,10 @@ def test_settings_without_effect_are_searched_once() -> None:
 
 def test_the_permission_of_a_timeout_is_searched_only_where_it_turns_prefetching_off() -> None:
     fields: Fields = {MAX_QUEUE_SIZE: (0, 4), ALLOW_TIMEOUT_OVERRIDE: (False, True)}
-    chosen = [dict(candidate.fields) for candidate in SearchSpace((4,), (0,), fields=fields).candidates()]
-    pairs = [(own[MAX_QUEUE_SIZE], own[ALLOW_TIMEOUT_OVERRIDE]) for own in chosen]
+    candidates_settings = [
+        dict(candidate.fields) for candidate in SearchSpace((4,), (0,), fields=fields).candidates()
+    ]
+    pairs = [(settings[MAX_QUEUE_SIZE], settings[ALLOW_TIMEOUT_OVERRIDE]) for settings in candidates_settings]
     assert sorted(pairs) == [(0, False), (0, True), (4, False)]
 
 
@@ -174,14 +178,14 @@ def test_policies_of_levels_limit_nothing_in_a_configuration_without_levels() ->
 
 
 def test_settings_of_a_candidate_replace_those_of_the_configuration() -> None:
-    fixed = configured_queue(config("dynamic_batching { default_queue_policy { max_queue_size: 4 } }"))
-    own = Candidate(4, dynamic_batching=True, fields=((MAX_QUEUE_SIZE, 9),))
-    assert with_queue(own, fixed) == own
-    assert dict(with_queue(replace(own, fields=()), fixed).fields) == {MAX_QUEUE_SIZE: 4}
-    assert with_queue(Candidate(4), fixed) == Candidate(4)
+    configured = configured_queue(config("dynamic_batching { default_queue_policy { max_queue_size: 4 } }"))
+    candidate = Candidate(4, dynamic_batching=True, fields=((MAX_QUEUE_SIZE, 9),))
+    assert with_queue(candidate, configured) == candidate
+    assert dict(with_queue(replace(candidate, fields=()), configured).fields) == {MAX_QUEUE_SIZE: 4}
+    assert with_queue(Candidate(4), configured) == Candidate(4)
 
 
-def test_whether_requests_may_be_refused() -> None:
+def test_limits_and_timeouts_that_reject_may_refuse_requests() -> None:
     assert may_refuse({MAX_QUEUE_SIZE: (0, 4)})
     assert may_refuse({f"{PRIORITY_POLICY}.2.default_timeout_microseconds": (9,)})
     assert not may_refuse({MAX_QUEUE_SIZE: (0,), **LEVELS})

@@ -25,7 +25,7 @@ from optimizer.results.configuration_text import triton_lines
 OLDEST = 'name: "m" backend: "python" max_batch_size: 8 sequence_batching { oldest { max_candidate_sequences: 32 } }'
 DIRECT = 'name: "m" backend: "python" max_batch_size: 8 sequence_batching { }'
 TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
-ONE = parse_size_distribution("1")
+SINGLE_REQUESTS = parse_size_distribution("1")
 
 
 def config(text: str) -> ModelConfig:
@@ -37,7 +37,7 @@ def space(text: str, **section: Any) -> SearchSpace:
     section = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
     section["config"] = {path: tuple(choices) for path, choices in section.get("config", {}).items()}
     source = ModelSource(Path("models"), "m", config(text))
-    return build_space(SpaceSection(**section), source, ONE, TWO_CPUS)
+    return build_space(SpaceSection(**section), source, SINGLE_REQUESTS, TWO_CPUS)
 
 
 def test_the_derived_space_of_oldest_has_the_batcher_settings_and_no_dynamic_batching() -> None:
@@ -80,11 +80,13 @@ def test_the_delay_counts_once_where_a_request_fills_a_batch(text: str, delay: s
 
 
 def test_the_keys_for_batching_are_those_of_the_sequence_batcher() -> None:
-    given = space(OLDEST, max_batch_size=[4], max_queue_delay_microseconds=[100], preferred_batch_size=["max/2", 4])
-    assert given.fields[OLDEST_DELAY] == (100,)
-    assert given.fields[SEQUENCE_PREFERRED] == ("max/2", "4")
-    again = space(OLDEST, **space_keys(given))
-    assert again == given
+    limited_space = space(
+        OLDEST, max_batch_size=[4], max_queue_delay_microseconds=[100], preferred_batch_size=["max/2", 4]
+    )
+    assert limited_space.fields[OLDEST_DELAY] == (100,)
+    assert limited_space.fields[SEQUENCE_PREFERRED] == ("max/2", "4")
+    space_of_its_keys = space(OLDEST, **space_keys(limited_space))
+    assert space_of_its_keys == limited_space
 
 
 @pytest.mark.parametrize(
@@ -113,20 +115,20 @@ def test_choices_that_do_not_fit_the_strategy_are_refused(text: str, section: di
 def test_the_emitted_configuration_has_exactly_the_settings_of_the_candidate() -> None:
     base = config(OLDEST)
     fields = ((CANDIDATE_SEQUENCES, 64), (OLDEST_DELAY, 500), (SEQUENCE_PREFERRED, "max/2"))
-    wanted = Candidate(16, instance_count=2, fields=fields)
-    made = apply(wanted, base)
-    oldest = made.sequence_batching.oldest
+    candidate = Candidate(16, instance_count=2, fields=fields)
+    applied = apply(candidate, base)
+    oldest = applied.sequence_batching.oldest
     assert (oldest.max_candidate_sequences, oldest.max_queue_delay_microseconds) == (64, 500)
     assert list(oldest.preferred_batch_size) == [8]
-    assert not made.HasField("dynamic_batching")
-    assert differences(wanted, made) == []
-    assert differences(wanted, base) != []
-    assert candidate_of(made, [SEQUENCE_PREFERRED]).fields == ((SEQUENCE_PREFERRED, "8"),)
-    assert triton_lines(wanted)[1] == (
+    assert not applied.HasField("dynamic_batching")
+    assert differences(candidate, applied) == []
+    assert differences(candidate, base) != []
+    assert candidate_of(applied, [SEQUENCE_PREFERRED]).fields == ((SEQUENCE_PREFERRED, "8"),)
+    assert triton_lines(candidate)[1] == (
         "sequence_batching { oldest { max_candidate_sequences: 64 max_queue_delay_microseconds: 500 "
         "preferred_batch_size: [ 8 ] } }"
     )
-    assert "sequence batching" in str(wanted)
+    assert "sequence batching" in str(candidate)
 
 
 def test_the_size_that_triton_adds_is_no_difference() -> None:

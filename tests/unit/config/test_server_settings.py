@@ -45,7 +45,7 @@ def test_an_invalid_list_of_cpus_is_refused() -> None:
         SearchSpace((8,), fields={SERVER_CPUS: ("all",)})
 
 
-def test_config_pbtxt_does_not_know_them() -> None:
+def test_server_cpus_are_not_written_to_config_pbtxt() -> None:
     candidate = Candidate(8, fields=((LEVEL, 1), (SERVER_CPUS, "0-3")))
     written = model_config.apply(candidate, ModelConfig(name="m"))
     assert "cpus" not in model_config.to_text(written)
@@ -54,13 +54,13 @@ def test_config_pbtxt_does_not_know_them() -> None:
     assert model_config.candidate_of(written, [LEVEL, SERVER_CPUS]) == Candidate(8, fields=((LEVEL, 1),))
 
 
-def test_the_summary_shows_them() -> None:
+def test_the_summary_shows_server_cpus() -> None:
     candidate = Candidate(8, fields=((SERVER_CPUS, "0-3"),))
     assert configuration(candidate) == "batch 8 · 1 instance · no dynamic batching · server_cpus=0-3"
     assert triton_lines(candidate)[-1] == "# server on CPUs 0-3 (taskset -c, docker run --cpuset-cpus)"
 
 
-def test_a_profile_lists_them(tmp_path: Path) -> None:
+def test_a_profile_lists_choices_of_server_cpus(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(CPUS_PROFILE.format('["0-3,8", 4, 0-1]'))
     space = load_profile(path).space
@@ -70,7 +70,7 @@ def test_a_profile_lists_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("choices", ["[all]", "[true]", "[3-0]", "[[0, 1]]", "[]"])
-def test_a_profile_with_others_names_the_line(tmp_path: Path, choices: str) -> None:
+def test_invalid_server_cpus_of_a_profile_are_refused_with_their_line(tmp_path: Path, choices: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(CPUS_PROFILE.format(choices))
     with pytest.raises(BadInputError, match=r"mine.yaml:4: space.server_cpus") as caught:
@@ -78,16 +78,18 @@ def test_a_profile_with_others_names_the_line(tmp_path: Path, choices: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_more_cpus_are_more_cores() -> None:
+def test_a_server_with_more_cpus_computes_faster() -> None:
     threads = ("parameters.intra_op_thread_count.string_value", "1")
     problem = Problem("m", SearchSpace((8,)), 1, 64, (METRICS["throughput"],), cpu_count=8)
-    few, many = (relative_duration((4, (threads, (SERVER_CPUS, chosen))), 4, problem) for chosen in ("0-1", "0-7"))
-    assert few > many == relative_duration((4, (threads,)), 4, problem)
+    duration_on_few_cpus, duration_on_many_cpus = (
+        relative_duration((4, (threads, (SERVER_CPUS, chosen))), 4, problem) for chosen in ("0-1", "0-7")
+    )
+    assert duration_on_few_cpus > duration_on_many_cpus == relative_duration((4, (threads,)), 4, problem)
 
 
 # -- number of server processes --------------------------------------------------------------------------------------
 
-TWO = Candidate(8, fields=((SERVER_PROCESSES, 2),))
+TWO_PROCESSES = Candidate(8, fields=((SERVER_PROCESSES, 2),))
 TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
 PROCESSES_PROFILE = """\
 model: {{repository: models, name: {}}}
@@ -97,7 +99,7 @@ space:
 """
 
 
-def test_each_number_is_a_choice() -> None:
+def test_each_number_of_server_processes_is_a_choice() -> None:
     space = SearchSpace((8,), fields={SERVER_PROCESSES: (1, 2, 4, 2)})
     assert [candidate.server_processes for candidate in space.candidates()] == [1, 2, 4]
     assert space.max_server_processes == 4
@@ -105,27 +107,27 @@ def test_each_number_is_a_choice() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, MAX_SERVER_PROCESSES + 1, 1.5, True, "two"])
-def test_another_value_is_refused(value: Any) -> None:
+def test_an_invalid_number_of_server_processes_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^server_processes: .* is not a whole number from 1 to 64$"):
         SearchSpace((8,), fields={SERVER_PROCESSES: (value,)})
 
 
-def test_config_pbtxt_does_not_know_it() -> None:
-    written = model_config.apply(TWO, ModelConfig(name="m"))
+def test_server_processes_are_not_written_to_config_pbtxt() -> None:
+    written = model_config.apply(TWO_PROCESSES, ModelConfig(name="m"))
     assert "process" not in model_config.to_text(written)
-    assert model_config.differences(TWO, written) == []
+    assert model_config.differences(TWO_PROCESSES, written) == []
     assert model_config.candidate_of(written, [SERVER_PROCESSES]) == Candidate(8)
 
 
-def test_the_summary_shows_it_unless_it_is_one() -> None:
-    assert configuration(TWO) == "batch 8 · 1 instance · no dynamic batching · 2 server processes"
-    assert triton_lines(TWO)[-1] == "# 2 server processes share the load and the CPUs"
+def test_the_summary_shows_the_server_processes_unless_there_is_one() -> None:
+    assert configuration(TWO_PROCESSES) == "batch 8 · 1 instance · no dynamic batching · 2 server processes"
+    assert triton_lines(TWO_PROCESSES)[-1] == "# 2 server processes share the load and the CPUs"
     chosen = Candidate(8, fields=((SERVER_CPUS, "0-3"), (SERVER_PROCESSES, 2)))
     divided = "# 2 server processes share the load; CPUs 0-3 are divided among them"
     assert [line for line in triton_lines(chosen) if "CPU" in line] == [divided]
-    one = Candidate(8, fields=((SERVER_PROCESSES, 1),))
-    assert configuration(one) == configuration(Candidate(8))
-    assert triton_lines(one) == triton_lines(Candidate(8))
+    one_process = Candidate(8, fields=((SERVER_PROCESSES, 1),))
+    assert configuration(one_process) == configuration(Candidate(8))
+    assert triton_lines(one_process) == triton_lines(Candidate(8))
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def task(models: Path, name: str = "sleeper", choices: str = "[1, 2]", **options
 
 
 @pytest.mark.parametrize("choices", ["[0]", "[1.5]", "[two]", "[true]", "[]", "[[1]]", "[65]"])
-def test_a_profile_with_another_value_names_the_line(models: Path, choices: str) -> None:
+def test_an_invalid_number_in_a_profile_is_refused_with_its_line(models: Path, choices: str) -> None:
     with pytest.raises(BadInputError, match=r"mine.yaml:4: space.server_processes") as caught:
         task(models, choices=choices)
     assert "\n" not in str(caught.value)
@@ -158,7 +160,7 @@ def test_the_model_as_configured_has_one_server(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"target": "remote", "url": "h:8001"},
@@ -170,11 +172,11 @@ def test_the_model_as_configured_has_one_server(models: Path) -> None:
         ({"concurrent_models": ("other",)}, "--concurrent-models: server_processes needs .* for one model only"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(models: Path, options: dict[str, Any], said: str) -> None:
+def test_options_that_do_not_fit_are_refused(models: Path, options: dict[str, Any], message: str) -> None:
     shutil.copytree(models / "sleeper", models / "other")
     config = models / "other" / "config.pbtxt"
     config.write_text(config.read_text().replace("sleeper", "other"))
-    with pytest.raises(BadInputError, match=said) as caught:
+    with pytest.raises(BadInputError, match=message) as caught:
         task(models, **options)
     assert "\n" not in str(caught.value)
 
@@ -186,7 +188,7 @@ def test_a_stateful_model_has_one_server(models: Path) -> None:
     assert task(models, "sums", "[1]").problem.space.max_server_processes == 1
 
 
-def test_a_sweep_lists_numbers() -> None:
+def test_a_sweep_takes_numbers_of_server_processes() -> None:
     request = read_sweep_arguments(["--config", "server_processes=1,2", "m"]).request
     assert request.choices.fields == {SERVER_PROCESSES: (1, 2)}
     with pytest.raises(BadInputError, match="--config server_processes 0: write whole numbers"):
@@ -194,6 +196,8 @@ def test_a_sweep_lists_numbers() -> None:
 
 
 def test_only_the_own_client_spreads_the_load() -> None:
-    one, two = (Problem("m", SearchSpace((8,), fields={SERVER_PROCESSES: (count,)}), 1, 64) for count in (1, 2))
-    assert one.why_own_client == ""
-    assert two.why_own_client.startswith("server_processes needs tune's own client")
+    one_process, two_processes = (
+        Problem("m", SearchSpace((8,), fields={SERVER_PROCESSES: (count,)}), 1, 64) for count in (1, 2)
+    )
+    assert one_process.why_own_client == ""
+    assert two_processes.why_own_client.startswith("server_processes needs tune's own client")

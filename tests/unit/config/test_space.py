@@ -18,9 +18,10 @@ THREADS = "parameters.intra_op_thread_count.string_value"
 ORDERING = "dynamic_batching.preserve_ordering"
 
 
-def spell(space: SearchSpace, **values: FieldValue) -> Candidate | None:
-    first = {name: choices[0] for name, choices in space.parameters().items()}
-    return space.candidate(first | values)
+def candidate_with(space: SearchSpace, **values: FieldValue) -> Candidate | None:
+    """Return the candidate with ``values`` and the first choice of each other parameter."""
+    first_choices = {name: choices[0] for name, choices in space.parameters().items()}
+    return space.candidate(first_choices | values)
 
 
 def test_the_preferred_sizes_of_another_model_fit_its_batches_and_its_delay() -> None:
@@ -100,22 +101,22 @@ def test_choices_without_a_valid_candidate_are_reported_on_one_line(
 )
 def test_invalid_combinations_are_no_candidates(size: int, delay: int | str, policy: str) -> None:
     space = SearchSpace((8, 24, 48), ("off", 0, 100), ("none", "max/4", "max/16", "64"), request_batch_size=16)
-    assert spell(space, max_batch_size=size, max_queue_delay_us=delay, preferred_batch_sizes=policy) is None
+    assert candidate_with(space, max_batch_size=size, max_queue_delay_us=delay, preferred_batch_sizes=policy) is None
 
 
 def test_a_policy_that_cannot_be_met_does_not_matter_without_batching() -> None:
     space = SearchSpace((6,), ("off", 0), ("max/4", "none"))
-    assert spell(space, max_queue_delay_us="off", preferred_batch_sizes="max/4") == Candidate(6)
+    assert candidate_with(space, max_queue_delay_us="off", preferred_batch_sizes="max/4") == Candidate(6)
 
 
 def test_without_batching_the_smallest_size_that_admits_the_request_stands_for_all() -> None:
     space = SearchSpace((4, 16, 8, 32), ("off", 100), ("none", "max/2"), (1, 2), request_batch_size=8)
     for size, policy in product((8, 16, 32), ("none", "max/2")):
-        assert spell(space, max_batch_size=size, max_queue_delay_us="off", preferred_batch_sizes=policy) == Candidate(
-            8
-        )
+        assert candidate_with(
+            space, max_batch_size=size, max_queue_delay_us="off", preferred_batch_sizes=policy
+        ) == Candidate(8)
     # two requests never fit, so nothing waits
-    assert spell(space, max_batch_size=8, max_queue_delay_us=100) == Candidate(8)
+    assert candidate_with(space, max_batch_size=8, max_queue_delay_us=100) == Candidate(8)
     # also for a candidate outside the space
     assert space.canonical(Candidate(64, instance_count=5)) == Candidate(8, instance_count=5)
 
@@ -123,9 +124,13 @@ def test_without_batching_the_smallest_size_that_admits_the_request_stands_for_a
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_batching_spellings_the_one_with_the_smallest_limit_stands_for_all(order: int) -> None:
     space = SearchSpace((8, 16, 18)[::order], (0, 100), ("max/2", "none")[::order], request_batch_size=4)
-    assert spell(space, max_batch_size=18, max_queue_delay_us=0, preferred_batch_sizes="none") == Candidate(16, True)
-    assert spell(space, max_batch_size=16, max_queue_delay_us=0, preferred_batch_sizes="max/2") == Candidate(8, True)
-    waiting = spell(space, max_batch_size=18, max_queue_delay_us=100, preferred_batch_sizes="none")
+    assert candidate_with(space, max_batch_size=18, max_queue_delay_us=0, preferred_batch_sizes="none") == Candidate(
+        16, True
+    )
+    assert candidate_with(space, max_batch_size=16, max_queue_delay_us=0, preferred_batch_sizes="max/2") == Candidate(
+        8, True
+    )
+    waiting = candidate_with(space, max_batch_size=18, max_queue_delay_us=100, preferred_batch_sizes="none")
     assert waiting == Candidate(18, True, 100)
 
 
@@ -142,7 +147,7 @@ def test_a_configuration_outside_the_space_keeps_its_numbers_in_plain_form() -> 
     assert space.canonical(Candidate(0)) == Candidate(0)
 
 
-def test_values_of_is_none_for_each_thing_outside() -> None:
+def test_a_candidate_outside_the_space_has_no_parameter_values() -> None:
     space = SearchSpace((8,), ("off", 0, 100), ("none", "max/2"), (1, 2), {THREADS: (1, 2)})
     inside = Candidate(8, True, 100, (4,), 2, ((THREADS, 2),))
     assert space.parameter_values(inside) == {
@@ -186,9 +191,9 @@ def test_a_model_without_batch_dimension_has_its_counts_to_tune() -> None:
 
 
 def test_the_order_of_candidates_does_not_depend_on_that_of_sizes_and_delays() -> None:
-    one = SearchSpace((8, 4), (100, "off"), ("max/2", "none"), (1, 2))
-    other = SearchSpace((4, 8), ("off", 100), ("none", "max/2"), (1, 2))
-    assert one.candidates() == other.candidates()
+    descending = SearchSpace((8, 4), (100, "off"), ("max/2", "none"), (1, 2))
+    ascending = SearchSpace((4, 8), ("off", 100), ("none", "max/2"), (1, 2))
+    assert descending.candidates() == ascending.candidates()
 
 
 def test_a_space_travels_between_processes() -> None:
@@ -223,9 +228,9 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
 @settings(max_examples=150, deadline=None)
 @given(spaces())
 def test_candidates_are_distinct_valid_and_canonical(space: SearchSpace) -> None:
-    every = space.candidates()
-    assert len(set(every)) == len(every) == len(space) > 0
-    for candidate in every:
+    candidates = space.candidates()
+    assert len(set(candidates)) == len(candidates) == len(space) > 0
+    for candidate in candidates:
         assert space.canonical(candidate) == candidate
         assert candidate.max_batch_size >= space.request_batch_size
         assert all(size <= candidate.max_batch_size for size in candidate.preferred_batch_sizes)
@@ -237,10 +242,10 @@ def test_candidates_are_distinct_valid_and_canonical(space: SearchSpace) -> None
 @settings(max_examples=50, deadline=None)
 @given(spaces())
 def test_every_combination_is_one_of_the_candidates_or_none(space: SearchSpace) -> None:
-    every = set(space.candidates())
+    candidates = set(space.candidates())
     names = list(space.parameters())
     combined = {space.candidate(dict(zip(names, v, strict=True))) for v in product(*space.parameters().values())}
-    assert combined - {None} == every
+    assert combined - {None} == candidates
 
 
 @given(spaces(), sizes, st.booleans(), st.integers(0, 99), st.frozensets(sizes, max_size=3), st.integers(1, 4))

@@ -52,7 +52,7 @@ from tests.emitted_files import (
     read_config,
     recommendation_of,
 )
-from tests.run_folders import CANDIDATE, CLOSED, MEASURED, OPEN, config_text, write_run
+from tests.run_folders import CANDIDATE, CLOSED, MEASURED, OPEN, change_info, config_text, write_run
 
 
 def container(run: Path, **more: Any) -> dict[str, Any]:
@@ -221,13 +221,13 @@ def test_kserve_gets_the_measured_load_and_the_utilization(tmp_path: Path) -> No
 
 def checksums(run: Path, out: Path) -> set[str]:
     """Return the checksums in the pods of both kinds of repository, and in the InferenceService."""
-    found: list[str] = []
+    checksums_of_pods: list[str] = []
     for models, form in (("mounted", "kubernetes"), ("s3://b/m", "kubernetes"), ("s3://b/m", "kserve")):
-        (text,) = emitted(run, out / f"{form}-{len(found)}", *in_production(models, form)).values()
+        (text,) = emitted(run, out / f"{form}-{len(checksums_of_pods)}", *in_production(models, form)).values()
         objects = by_kind(yaml.safe_load_all(text))
         holder = objects["InferenceService"] if form == "kserve" else objects["Deployment"]["spec"]["template"]
-        found.append(holder["metadata"]["annotations"]["checksum/config"])
-    return set(found)
+        checksums_of_pods.append(holder["metadata"]["annotations"]["checksum/config"])
+    return set(checksums_of_pods)
 
 
 def test_pods_start_again_only_for_another_configuration(tmp_path: Path) -> None:
@@ -317,9 +317,9 @@ def test_the_hardware_is_that_of_the_server(uses_gpus: bool, shown: str, tmp_pat
 
 @pytest.mark.parametrize(("target", "is_noted"), [("embedded", True), ("local", False)])
 def test_settings_that_production_does_not_read_are_noted(target: Any, is_noted: bool, tmp_path: Path) -> None:
-    own = 'parameters { key: "session.intra_op.allow_spinning" value { string_value: "0" } }\n'
+    parameters = 'parameters { key: "session.intra_op.allow_spinning" value { string_value: "0" } }\n'
     run = write_run(
-        tmp_path, configs={"doubler": config_text("doubler") + own}, options=RunOptions("", target=target)
+        tmp_path, configs={"doubler": config_text("doubler") + parameters}, options=RunOptions("", target=target)
     )
     for words in ([], in_production("s3://b/m", "compose")):
         (text,) = emitted(run, tmp_path / f"out{len(words)}", *words).values()
@@ -341,7 +341,7 @@ def test_files_say_that_the_embedded_server_was_measured(
     assert [path for path, text in files.items() if served in text] == noted
 
 
-def test_one_configuration_for_each_device(tmp_path: Path) -> None:
+def test_per_device_writes_one_configuration_for_each_device(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), RUNS["gpu"](tmp_path / "b")]
     words = [str(runs[1]), "--format", "per-device"]
     files = emitted(runs[0], tmp_path / "out", *words)
@@ -559,7 +559,7 @@ def test_a_model_json_that_was_not_measured_is_refused(content: str | None, tmp_
 # -- bad input -------------------------------------------------------------------------------------------------
 
 
-def refused(*words: str | Path) -> str:
+def refusal(*words: str | Path) -> str:
     with pytest.raises(BadInputError) as caught:
         emit.main([str(word) for word in words])
     message = str(caught.value)
@@ -569,35 +569,35 @@ def refused(*words: str | Path) -> str:
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
-def test_a_run_that_has_not_ended(status: str, tmp_path: Path) -> None:
+def test_a_run_that_has_not_ended_is_refused(status: str, tmp_path: Path) -> None:
     run = write_run(tmp_path, status=status)
-    assert f"continue it with `tune --resume {run}`" in refused(run)
+    assert f"continue it with `tune --resume {run}`" in refusal(run)
 
 
-def test_a_run_at_work(tmp_path: Path) -> None:
+def test_a_run_that_is_still_running_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path, status="running")
     with RunFolder(run).locked():
-        assert "the run is still running and has no final recommendation; wait until it ends" in refused(run)
+        assert "the run is still running and has no final recommendation; wait until it ends" in refusal(run)
 
 
-def test_a_run_without_a_recommendation(tmp_path: Path) -> None:
+def test_a_run_without_a_recommendation_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path, status="none", measured=measurement(1000, 40.0))
-    assert "no configuration met p95 <= 20 ms" in refused(run)
+    assert "no configuration met p95 <= 20 ms" in refusal(run)
 
 
-def test_a_run_without_its_configuration(tmp_path: Path) -> None:
+def test_a_run_without_its_configuration_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     shutil.rmtree(run / "best")
-    assert "the configuration of doubler was deleted" in refused(run)
+    assert "the configuration of doubler was deleted" in refusal(run)
     (run / "best").mkdir()
     (run / "best" / "config.pbtxt").write_text("max_batch_size: many")
-    assert "config.pbtxt:1: not a model configuration" in refused(run)
+    assert "config.pbtxt:1: not a model configuration" in refusal(run)
 
 
 @pytest.mark.parametrize("changed", ["max_batch_size: 8", "count: 2", "preferred_batch_size: 4"])
-def test_a_configuration_that_was_not_measured(changed: str, tmp_path: Path) -> None:
+def test_a_configuration_that_was_not_measured_is_refused(changed: str, tmp_path: Path) -> None:
     run = write_run(tmp_path, configs={"doubler": config_text("doubler").replace(changed, changed[:-1] + "1")})
-    assert "differs from the configuration that the run measured" in refused(run)
+    assert "differs from the configuration that the run measured" in refusal(run)
 
 
 def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
@@ -605,7 +605,7 @@ def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
     info = json.loads((run / "run.json").read_text())
     del info["hardware"]["cpu"]
     (run / "run.json").write_text(json.dumps(info))
-    assert "not the record of a run (no 'cpu')" in refused(run)
+    assert "not the record of a run (no 'cpu')" in refusal(run)
 
 
 @pytest.mark.parametrize(
@@ -636,32 +636,32 @@ def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_refused(words: list[str], message: str) -> None:
-    assert message in refused(SAMPLE, *words)
+    assert message in refusal(SAMPLE, *words)
 
 
-def test_runs_that_do_not_fit_together(tmp_path: Path) -> None:
-    assert "--format pbtxt takes one run" in refused(SAMPLE, SAMPLE)
-    assert "both would write dlrm/configs/" in refused(SAMPLE, SAMPLE, "--format", "per-device")
+def test_runs_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    assert "--format pbtxt takes one run" in refusal(SAMPLE, SAMPLE)
+    assert "both would write dlrm/configs/" in refusal(SAMPLE, SAMPLE, "--format", "per-device")
     remote = RUNS["another machine"](tmp_path)
-    assert "name it with --device" in refused(remote, "--format", "per-device")
-    assert "is unknown; leave it out" in refused(
+    assert "name it with --device" in refusal(remote, "--format", "per-device")
+    assert "is unknown; leave it out" in refusal(
         remote, *in_production("s3://b/m", "kubernetes"), "--autoscale-on", "cpu"
     )
 
 
-def test_a_model_that_docker_cannot_mount(tmp_path: Path) -> None:
+def test_a_model_name_with_a_colon_is_refused_for_a_mounted_folder_only(tmp_path: Path) -> None:
     run = write_run(tmp_path, "a:b")
-    assert "a:b: docker cannot mount a name with a colon" in refused(run, *in_production("mounted", "docker"))
+    assert "a:b: docker cannot mount a name with a colon" in refusal(run, *in_production("mounted", "docker"))
     assert emitted(run, tmp_path / "bucket", *in_production("s3://b/m", "docker")).keys() == {"run.sh"}
 
 
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_text("mine")
-    assert "config.pbtxt exists; give another --out" in refused(SAMPLE, "--out", tmp_path)
+    assert "config.pbtxt exists; give another --out" in refusal(SAMPLE, "--out", tmp_path)
     assert (tmp_path / "config.pbtxt").read_text() == "mine"
     assert "dlrm" in emitted(SAMPLE, tmp_path, "--force")["config.pbtxt"]
     (tmp_path / "file").write_text("")
-    assert "cannot write" in refused(SAMPLE, "--out", tmp_path / "file")
+    assert "cannot write" in refusal(SAMPLE, "--out", tmp_path / "file")
 
 
 def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -678,30 +678,45 @@ def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFi
             assert capsys.readouterr().out.startswith("# dlrm, as tuned by tritune")
 
 
-def test_each_server_process_is_a_replica_with_its_share(tmp_path: Path) -> None:
+def write_run_of_processes(folder: Path, count: int) -> Path:
+    return write_run(folder / str(count), fields={SERVER_PROCESSES: [count]})
+
+
+def test_each_server_process_gets_its_share_of_load_and_resources(tmp_path: Path) -> None:
     """The memory is 1e9 bytes times 1.5, divided by 2, in steps of 64 MiB."""
-    one, two = (write_run(tmp_path / str(count), fields={SERVER_PROCESSES: [count]}) for count in (1, 2))
-    limits = container(two)["resources"]["limits"]
+    runs = [write_run_of_processes(tmp_path, count) for count in (1, 2)]
+    limits = container(runs[1])["resources"]["limits"]
     assert (limits["cpu"], limits["memory"]) == ("4", "768Mi")
-    assert recommendation_of(two).measured_load == recommendation_of(one).measured_load / 2
-    assert (recommendation_of(one).load_seconds, recommendation_of(two).load_seconds) == (45.0, 22.5)
-    (text,) = emitted(two, tmp_path / "k", *in_production("s3://b/m", "kubernetes"), "--min-replicas", "3").values()
+    whole, half = map(recommendation_of, runs)
+    assert half.measured_load == whole.measured_load / 2
+    assert (whole.load_seconds, half.load_seconds) == (45.0, 22.5)
+
+
+def test_each_server_process_is_a_replica_in_kubernetes(tmp_path: Path) -> None:
+    run, words = write_run_of_processes(tmp_path, 2), in_production("s3://b/m", "kubernetes")
+    (text,) = emitted(run, tmp_path / "kubernetes", *words, "--min-replicas", "3").values()
     assert "# server processes: 2 servers with this configuration share the device" in text
     assert "# replicas: each is one server process, and 2 of them have the resources" in text
     assert "# GPU" not in text
     scaled = by_kind(yaml.safe_load_all(text))["HorizontalPodAutoscaler"]["spec"]
     assert (scaled["minReplicas"], scaled["maxReplicas"]) == (6, 20)
-    (text,) = emitted(two, tmp_path / "c", *in_production("s3://b/m", "compose")).values()
+
+
+def test_each_server_process_is_a_service_in_compose(tmp_path: Path) -> None:
+    run = write_run_of_processes(tmp_path, 2)
+    (text,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
     services = yaml.safe_load(text)["services"]
     assert list(services) == ["doubler-1", "doubler-2"]
     assert services["doubler-2"]["ports"][1] == "${ADDRESS:-127.0.0.1}:8011:8001"
     assert services["doubler-2"]["deploy"]["resources"]["limits"] == {"cpus": 4, "memory": "768m"}
-    (text,) = emitted(two, tmp_path / "s", *in_production("s3://b/m", "kserve")).values()
+
+
+def test_each_server_process_is_a_replica_in_kserve(tmp_path: Path) -> None:
+    run = write_run_of_processes(tmp_path, 2)
+    (text,) = emitted(run, tmp_path / "kserve", *in_production("s3://b/m", "kserve")).values()
     predictor = yaml.safe_load(text)["spec"]["predictor"]
-    assert (predictor["minReplicas"], predictor["containerConcurrency"]) == (
-        2,
-        int(recommendation_of(two).measured_load),
-    )
+    load = int(recommendation_of(run).measured_load)
+    assert (predictor["minReplicas"], predictor["containerConcurrency"]) == (2, load)
 
 
 def test_server_processes_share_gpus(tmp_path: Path) -> None:
@@ -715,8 +730,7 @@ def test_server_processes_share_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_the_refusal_names_the_command_that_can_still_change_the_verdict(is_complete: bool, tmp_path: Path) -> None:
     run = write_run(tmp_path, is_confirmed=False)
-    info = json.loads((run / "run.json").read_text())
-    write_json(run / "run.json", {**info, "confirmation_complete": is_complete})
+    change_info(run, confirmation_complete=is_complete)
     expected = r"verify --fresh .*` makes a separate test" if is_complete else "budget 3m` continues its test"
     with pytest.raises(BadInputError, match=expected):
         emit.main([str(run)])
@@ -800,15 +814,23 @@ def test_a_separate_test_of_another_trial_does_not_count(tmp_path: Path) -> None
     assert recommendation_of(run).is_undecided
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"measured": [{"trial": 0}]}', '{"measured": 3}', "[" * 100_000])
-def test_a_damaged_verification_is_bad_input(text: str, tmp_path: Path) -> None:
-    run = write_run(tmp_path, is_confirmed=False)
-    path = run / "verify" / "20261122-100000" / "verify.json"
+def write_verification(run: Path, text: str) -> Path:
+    path = run / verification.FOLDER / "20261122-100000" / verification.FILE
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    if text == '{"measured": [{"trial": 0}]}':
-        assert recommendation_of(run).is_undecided, "another load was tested"
-        return
+    return path
+
+
+def test_a_separate_test_without_the_recommended_load_does_not_count(tmp_path: Path) -> None:
+    run = write_run(tmp_path, is_confirmed=False)
+    write_verification(run, '{"measured": [{"trial": 0}]}')
+    assert recommendation_of(run).is_undecided
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"measured": 3}', "[" * 100_000])
+def test_a_damaged_verification_is_bad_input(text: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, is_confirmed=False)
+    path = write_verification(run, text)
     with pytest.raises(BadInputError, match="not the document of a verification") as caught:
         recommendation_of(run)
     assert str(path) in str(caught.value)
