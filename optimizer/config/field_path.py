@@ -92,10 +92,12 @@ def to_lines(fields: Iterable[tuple[str, FieldValue]], message: Any) -> list[str
         set_value(message, path, value)
     lines = []
     for field, value in message.ListFields():
-        alone = type(message)()
-        target = getattr(alone, field.name)
-        target.MergeFrom(value) if hasattr(target, "MergeFrom") else setattr(alone, field.name, value)
-        lines.append(str(text_format.MessageToString(alone, as_one_line=True, as_utf8=True)).strip())
+        part = type(message)()  # with this field alone
+        if field.message_type is None and not is_repeated(field):
+            setattr(part, field.name, value)
+        else:
+            getattr(part, field.name).MergeFrom(value)
+        lines.append(str(text_format.MessageToString(part, as_one_line=True, as_utf8=True)).strip())
     return lines
 
 
@@ -131,31 +133,31 @@ def _steps(descriptor: Descriptor, path: str) -> list[PathStep]:
     """
     names = path.split(".")
     steps: list[PathStep] = []
-    inside: Descriptor | None = descriptor
+    current: Descriptor | None = descriptor
     while names:
-        if inside is None:
+        if current is None:
             raise ParameterError(path, f"{steps[-1][0].name} is a plain value and has no fields")
-        field = inside.fields_by_name.get(names[0])
+        field = current.fields_by_name.get(names[0])
         if field is None:
-            near = difflib.get_close_matches(names[0], inside.fields_by_name, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(inside.fields_by_name)}"
-            raise ParameterError(path, f"{inside.name} has no field {names[0]!r}; {hint}")
+            similar = difflib.get_close_matches(names[0], current.fields_by_name, n=1, cutoff=0.5)
+            hint = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(current.fields_by_name)}"
+            raise ParameterError(path, f"{current.name} has no field {names[0]!r}; {hint}")
         names = names[1:]
         if not is_repeated(field):
             steps.append((field, None))
-            inside = field.message_type
+            current = field.message_type
         elif is_map(field):
             key, names = _split_key(path, field, names)
             steps.append((field, _convert(path, map_entry_field(field, "key"), key)))
-            inside = map_entry_field(field, "value").message_type
+            current = map_entry_field(field, "value").message_type
         else:
             if not names or not names[0].isdecimal():
                 raise ParameterError(path, f"{field.name} is a list; write an index, such as {field.name}.0")
             steps.append((field, int(names[0])))
-            names, inside = names[1:], field.message_type
-    if inside is not None:
-        names = list(inside.fields_by_name)
-        raise ParameterError(path, f"{inside.name} is a message; name a field in it: {', '.join(names)}")
+            names, current = names[1:], field.message_type
+    if current is not None:
+        names = list(current.fields_by_name)
+        raise ParameterError(path, f"{current.name} is a message; name a field in it: {', '.join(names)}")
     return steps
 
 

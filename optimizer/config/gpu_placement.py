@@ -34,12 +34,12 @@ def set_gpus(config: ModelConfig, count: int, gpus: tuple[int, ...]) -> None:
 
     Only the first instance group is kept, because all would have the same GPUs. Passive groups are kept too.
     """
-    groups = [group for group in config.instance_group if not group.passive]
+    active = [group for group in config.instance_group if not group.passive]
     passive = [group for group in config.instance_group if group.passive]
-    kept = groups[0] if groups else ModelConfig().instance_group.add()
-    kept.kind, kept.count = kept.KIND_GPU, count
-    kept.gpus[:] = gpus
-    copies = [type(kept).FromString(group.SerializeToString()) for group in (kept, *passive)]
+    first = active[0] if active else ModelConfig().instance_group.add()
+    first.kind, first.count = first.KIND_GPU, count
+    first.gpus[:] = gpus
+    copies = [type(first).FromString(group.SerializeToString()) for group in (first, *passive)]
     config.ClearField("instance_group")
     config.instance_group.extend(copies)
 

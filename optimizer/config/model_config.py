@@ -57,10 +57,7 @@ def read(path: Path) -> ModelConfig:
         where = f"{name}:{line}" if line is not None else name
         cause = one_line(" ".join(str(error).split(" : ", 1)[-1].split()), _MAX_CAUSE_LENGTH)
         raise BadInputError(f"{where}: not a model configuration of Triton: {cause}") from None
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # protobuf does not convert all its errors, such as an unknown enum number
+    except (ValueError, OverflowError) as error:  # such as an unknown enum number, which protobuf does not convert
         cause = one_line(str(error), _MAX_CAUSE_LENGTH)
         raise BadInputError(f"{name}: not a model configuration of Triton: {cause}") from None
 
@@ -200,7 +197,7 @@ def to_text(config: ModelConfig) -> str:
 def to_override_json(config: ModelConfig) -> str:
     """Return the parameter ``config`` of Triton's load request, which replaces config.pbtxt, as JSON."""
     plain = json_format.MessageToDict(config, preserving_proto_field_name=True)
-    return json.dumps(_integers(plain, config.DESCRIPTOR))
+    return json.dumps(_with_numbers(plain, config.DESCRIPTOR))
 
 
 def differences(candidate: Candidate, serving: ModelConfig) -> list[str]:
@@ -214,32 +211,36 @@ def differences(candidate: Candidate, serving: ModelConfig) -> list[str]:
     """
     counts = _counts(serving)
     want, have = normalize(candidate), normalize(_candidate(serving, counts[0]))
-    pairs: list[tuple[str, object, object]] = [
+    settings: list[tuple[str, object, object]] = [  # name, value of the candidate, value that the server has
         ("max_batch_size", want.max_batch_size, have.max_batch_size),
-        ("dynamic_batching", _on(want.dynamic_batching), _on(have.dynamic_batching)),
+        ("dynamic_batching", _on_or_off(want), _on_or_off(have)),
     ]
     if want.dynamic_batching and have.dynamic_batching:
+        settings.append(("max_queue_delay_microseconds", want.max_queue_delay_us, have.max_queue_delay_us))
         sizes = _sizes(want.preferred_batch_sizes), _sizes(have.preferred_batch_sizes)
-        pairs.append(("max_queue_delay_microseconds", want.max_queue_delay_us, have.max_queue_delay_us))
-        pairs.append(("preferred_batch_size", *sizes))
+        settings.append(("preferred_batch_size", *sizes))
     if want.instance_count:
-        pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
+        settings.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
     if want.instance_gpus is not None:
-        pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
+        settings.append((INSTANCE_GPUS, want.instance_gpus, _field_value(serving, INSTANCE_GPUS) or "none"))
     without_effect = ort_settings.without_effect(dict(want.proto_fields))
     for path, value in want.proto_fields:
         if path in without_effect:
             continue
-        if path == SEQUENCE_PREFERRED:
-            normal: FieldValue = format_preferred_sizes(_preferred_sizes(value, candidate), candidate.max_batch_size)
-        else:
-            normal = field_path.normalize_value(serving.DESCRIPTOR, path, value)
+        normal = _normal_value(candidate, path, value)
         if normal == "KIND_AUTO":  # Triton reports the kind that it chose
             continue
-        served = _served(serving, path)
+        served = _field_value(serving, path)
         if served is not None or normal:  # an absent field is its default: empty, zero or false
-            pairs.append((path, normal, "absent" if served is None else served))
-    return [f"{name} is {has}, wanted {wants}" for name, wants, has in pairs if wants != has]
+            settings.append((path, normal, "absent" if served is None else served))
+    return [f"{name} is {has}, wanted {wants}" for name, wants, has in settings if wants != has]
+
+
+def _normal_value(candidate: Candidate, path: str, value: FieldValue) -> FieldValue:
+    """Return the ``value`` of a field of ``candidate`` as ``_field_value`` returns it."""
+    if path == SEQUENCE_PREFERRED:
+        return format_preferred_sizes(_preferred_sizes(value, candidate), candidate.max_batch_size)
+    return field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
 
 
 def without_response_cache(config: ModelConfig) -> ModelConfig:
@@ -266,9 +267,9 @@ def with_warmup(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> Model
     result = copy(config)
     preferred = [size for size in config.dynamic_batching.preferred_batch_size if size <= config.max_batch_size]
     sizes = sorted({1, *preferred, max(1, config.max_batch_size)})
-    kept = [sample for sample in config.model_warmup if not sample.name.startswith("tritune: ")]
+    other_samples = [sample for sample in config.model_warmup if not sample.name.startswith("tritune: ")]
     result.ClearField("model_warmup")
-    result.model_warmup.extend(kept)
+    result.model_warmup.extend(other_samples)
     for size in sizes:
         sample = result.model_warmup.add(name=f"tritune: batch of {size}", batch_size=size)
         for tensor in config.input:
@@ -278,7 +279,7 @@ def with_warmup(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> Model
     return result
 
 
-def _served(config: ModelConfig, path: str) -> FieldValue | None:
+def _field_value(config: ModelConfig, path: str) -> FieldValue | None:
     """Return the value at ``path``; None if it is absent. An absent accelerator is ``none``."""
     if path == INSTANCE_GPUS:
         return gpu_placement.get_gpus(config)
@@ -305,7 +306,7 @@ def _candidate(config: ModelConfig, count: int, field_paths: Iterable[str] = ())
     on = config.HasField("dynamic_batching")
     values: dict[str, FieldValue] = {}
     for path in field_paths:
-        value = None if is_server_field(path) else _served(config, path)
+        value = None if is_server_field(path) else _field_value(config, path)
         if value is not None:
             values[path] = value
     return Candidate(
@@ -330,24 +331,30 @@ def copy(config: ModelConfig) -> ModelConfig:
     return result
 
 
-def _integers(value: dict[str, Any], message: Descriptor) -> dict[str, Any]:
+def _with_numbers(document: dict[str, Any], message: Descriptor) -> dict[str, Any]:
     """Return the JSON of ``message`` with 64-bit integers as numbers, which protobuf writes as strings."""
-
-    def plain(item: Any, field: FieldDescriptor) -> Any:
-        if field.message_type is not None:
-            return _integers(item, field.message_type)
-        return int(item) if field.cpp_type in _64_BITS else item
-
-    def whole(item: Any, field: FieldDescriptor) -> Any:
+    result: dict[str, Any] = {}
+    for name, value in document.items():
+        field = message.fields_by_name[name]
         if field_path.is_map(field):
-            return {key: plain(child, field_path.map_entry_field(field, "value")) for key, child in item.items()}
-        return [plain(child, field) for child in item] if field_path.is_repeated(field) else plain(item, field)
+            entry = field_path.map_entry_field(field, "value")
+            result[name] = {key: _with_number(item, entry) for key, item in value.items()}
+        elif field_path.is_repeated(field):
+            result[name] = [_with_number(item, field) for item in value]
+        else:
+            result[name] = _with_number(value, field)
+    return result
 
-    return {name: whole(item, message.fields_by_name[name]) for name, item in value.items()}
+
+def _with_number(value: Any, field: FieldDescriptor) -> Any:
+    """Return the JSON of one value of ``field``, as ``_with_numbers`` does."""
+    if field.message_type is not None:
+        return _with_numbers(value, field.message_type)
+    return int(value) if field.cpp_type in _64_BITS else value
 
 
-def _on(on: bool) -> str:
-    return "on" if on else "off"
+def _on_or_off(candidate: Candidate) -> str:
+    return "on" if candidate.dynamic_batching else "off"
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:

@@ -104,8 +104,10 @@ def configured_queue(config: ModelConfig) -> Fields:
     paths = [f"{policy}.{name}" for policy in policies for name in POLICY_FIELDS]
     values = {path: field_path.get_value(config, path) for path in (*QUEUE_PATHS.values(), *paths)}
     configured = [(path, value) for path, value in values.items() if value is not None]
-    kept = (*paths, PRIORITY_LEVELS) if paths else ()  # with 0 levels their policies have no effect
-    return tuple(sorted((path, value) for path, value in configured if path in kept or value != _default(path)))
+    needed_paths = (*paths, PRIORITY_LEVELS) if paths else ()  # with 0 levels their policies have no effect
+    return tuple(
+        sorted((path, value) for path, value in configured if path in needed_paths or value != _default(path))
+    )
 
 
 def _default(path: str) -> FieldValue:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
@@ -54,14 +54,22 @@ SPACE_KEYS = ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch
 MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT = SPACE_KEYS
 MAX_SERVER_PROCESSES = 64
 _WAITING = (OLDEST_DELAY, DIRECT_DELAY, SLOT_UTILIZATION)  # how long the sequence batcher waits for more requests
-# ModelConfig fields that are dimensions of their own -> their keys in a profile and their options of ``tune sweep``
-_OWN = {
-    "max_batch_size": ("max_batch_size", "--max-batch-size"),
-    "dynamic_batching": ("max_queue_delay_microseconds", "--max-queue-delay"),
-    "dynamic_batching.max_queue_delay_microseconds": ("max_queue_delay_microseconds", "--max-queue-delay"),
-    "dynamic_batching.preferred_batch_size": ("preferred_batch_size", "--preferred-batch-size"),
+# paths in ModelConfig -> the key of the space that sets them. An index of an instance group is left out.
+_KEY_OF_FIELD = {
+    "max_batch_size": MAX_BATCH_SIZE,
+    "dynamic_batching": MAX_QUEUE_DELAY,
+    "dynamic_batching.max_queue_delay_microseconds": MAX_QUEUE_DELAY,
+    "dynamic_batching.preferred_batch_size": PREFERRED_BATCH_SIZE,
+    "instance_group": INSTANCE_COUNT,
+    "instance_group_count": INSTANCE_COUNT,
+    "instance_group.count": INSTANCE_COUNT,
 }
-_COUNT = ("instance_group_count", "--instance-count")
+_SWEEP_OPTIONS = {  # keys of the space -> options of ``tune sweep``
+    MAX_BATCH_SIZE: "--max-batch-size",
+    MAX_QUEUE_DELAY: "--max-queue-delay",
+    PREFERRED_BATCH_SIZE: "--preferred-batch-size",
+    INSTANCE_COUNT: "--instance-count",
+}
 
 
 class ModelKind(Enum):
@@ -70,6 +78,13 @@ class ModelKind(Enum):
     BATCHED = "batched"  # one response to each request; the requests are independent of each other
     STREAMING = "streaming"  # any number of responses to a request
     STATEFUL = "stateful"  # sequences of requests; the model keeps state between them
+
+
+class BatcherBehaviour(NamedTuple):
+    """A behaviour of the batcher: the canonical candidate (batching only), and the first choices that have it."""
+
+    candidate: Candidate
+    choices: dict[str, FieldValue]
 
 
 @dataclass(frozen=True)
@@ -169,9 +184,8 @@ class SearchSpace:
         that accepts the request. A candidate outside the space keeps its numbers, in normal form.
         """
         key = self._key(candidate)
-        represented = self._batchings.get(key)
-        if represented is not None:
-            batching = represented[0]
+        if key in self._batchings:
+            batching = self._batchings[key].candidate
         elif key == ONE_BY_ONE:
             batching = Candidate(min(self._admitted, default=candidate.max_batch_size))
         else:
@@ -182,17 +196,18 @@ class SearchSpace:
 
     def parameter_values(self, candidate: Candidate) -> dict[str, FieldValue] | None:
         """Return one choice of each parameter that gives ``candidate``; None if it is outside the space."""
-        represented = self._batchings.get(self._key(candidate))
-        chosen = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
-        fields = dict(self.effective_fields(candidate.max_batch_size, chosen))
-        if represented is not None and not represented[0].dynamic_batching:
+        batching = self._batchings.get(self._key(candidate))
+        if batching is None or candidate.instance_count not in self.instance_count:
+            return None
+        choices = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
+        fields = dict(self.effective_fields(candidate.max_batch_size, choices))
+        if not batching.candidate.dynamic_batching:
             # without dynamic batching its fields do not exist: any choice gives the candidate
             fields = {path: values[0] for path, values in self.fields.items() if is_batcher_field(path)} | fields
-        inside = fields.keys() == self.fields.keys() and all(fields[p] in self.fields[p] for p in fields)
-        if represented is None or not inside or candidate.instance_count not in self.instance_count:
+        if fields.keys() != self.fields.keys() or any(fields[path] not in self.fields[path] for path in fields):
             return None
         field_values = {path: fields[path] for path in self.fields}
-        return {**represented[1], "instance_count": candidate.instance_count, **field_values}
+        return {**batching.choices, "instance_count": candidate.instance_count, **field_values}
 
     def allowed_concurrencies(self, candidate: Candidate) -> tuple[int, ...] | None:
         """Return the concurrencies at which ``candidate`` can be measured, ascending; None for any.
@@ -210,10 +225,13 @@ class SearchSpace:
         conditional = any(map(is_queue_field, self.fields)) or ort_settings.is_conditional(self.fields)
         if self._preferred_paths or self.is_stateful or conditional:
             return self._enumerated_count
-        every = math.prod(map(len, self.fields.values()))
+        with_batcher = math.prod(map(len, self.fields.values()))
         without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
-        batchings = [batching.dynamic_batching for batching, _ in self._batchings.values()]
-        return len(self.instance_count) * sum(every if on else without_batcher for on in batchings)
+        combinations = sum(
+            with_batcher if batching.candidate.dynamic_batching else without_batcher
+            for batching in self._batchings.values()
+        )
+        return len(self.instance_count) * combinations
 
     @cached_property
     def _enumerated_count(self) -> int:
@@ -225,19 +243,19 @@ class SearchSpace:
             for count in self.instance_count:
                 for values in product(*(self.fields[path] for path in paths)):
                     fields = tuple(zip(paths, values, strict=True))
-                    possible = self._prefers_possible_sizes(batching.max_batch_size, fields)
-                    if not possible or self.effective_fields(batching.max_batch_size, fields) != fields:
+                    if not self._prefers_possible_sizes(batching.max_batch_size, fields):
                         continue
-                    yield replace(batching, instance_count=count, fields=fields)
+                    if self.effective_fields(batching.max_batch_size, fields) == fields:
+                        yield replace(batching, instance_count=count, fields=fields)
 
     @cached_property
     def _admitted(self) -> tuple[int, ...]:
         return tuple(size for size in self.max_batch_size if size >= max(1, self.request_batch_size))
 
     @cached_property
-    def _batchings(self) -> dict[object, tuple[Candidate, dict[str, FieldValue]]]:
-        """Map each behaviour of the batcher to its canonical candidate (batching only) and its first choices."""
-        batchings: dict[object, tuple[Candidate, dict[str, FieldValue]]] = {}
+    def _batchings(self) -> dict[object, BatcherBehaviour]:
+        """The behaviours of the batcher by their key, the simplest one first."""
+        batchings: dict[object, BatcherBehaviour] = {}
         combinations = product(self.max_batch_size, self.max_queue_delay_us, self.preferred_batch_sizes)
         for size, delay, policy in combinations:
             batching = self._batching(size, delay, policy)
@@ -250,18 +268,18 @@ class SearchSpace:
                 "max_queue_delay_us": delay,
                 "preferred_batch_sizes": policy,
             }
-            simplest, first = batchings.get(key, (normal, values))
-            batchings[key] = (min(simplest, normal, key=_simplicity), first)
-        return dict(sorted(batchings.items(), key=lambda item: _simplicity(item[1][0])))
+            simplest, first_choices = batchings.get(key, BatcherBehaviour(normal, values))
+            batchings[key] = BatcherBehaviour(min(simplest, normal, key=_simplicity), first_choices)
+        return dict(sorted(batchings.items(), key=lambda item: _simplicity(item[1].candidate)))
 
     def _batching(self, size: Any, delay: Any, policy: Any) -> Candidate | None:
         """Return the candidate (batching only) of three choices; None if the server would refuse a request."""
-        r = self.request_batch_size
+        samples = self.request_batch_size
         if delay == OFF:
-            return Candidate(size) if size >= r or (size, r) == (0, 1) else None
+            return Candidate(size) if size >= samples or (size, samples) == (0, 1) else None
         sizes = resolve_preferred_sizes(policy, size)
         # a preferred size below one request is never reached
-        if size < r or sizes is None or any(not r <= s <= size for s in sizes):
+        if size < samples or sizes is None or any(not samples <= preferred <= size for preferred in sizes):
             return None
         return Candidate(size, dynamic_batching=True, max_queue_delay_us=delay, preferred_batch_sizes=sizes)
 
@@ -283,7 +301,7 @@ class SearchSpace:
     def without_effect(self, max_batch_size: int, fields: Mapping[str, FieldValue]) -> dict[str, str]:
         """Return the settings of ``fields`` that have no effect next to the others, with the reason in words.
 
-        See ``execution`` for those of ONNX Runtime, and ``queue_policy`` for those of the batcher's queue. In the
+        See ``ort_settings`` for those of ONNX Runtime, and ``queue_policy`` for those of the batcher's queue. In the
         sequence batcher a single request fills a batch if ``max_batch_size`` is at most 1, so it never waits. With
         the strategy ``direct`` a batch waits only if both its delay and its share of slots are above 0.
         """
@@ -350,19 +368,15 @@ def _delay(value: object) -> int:
     return _whole("max_queue_delay_us", value, 0)
 
 
-def refuse_own_setting(path: str) -> None:
-    """Raise ParameterError if ``path`` in ModelConfig is a setting with a key of its own, also without an index."""
-    name = re.sub(r"\.\d+(?=\.|$)", "", path)
-    is_count = name in ("instance_group", "instance_group_count", "instance_group.count")
-    if keys := _COUNT if is_count else _OWN.get(name):
-        profile_key, option = keys
-        raise ParameterError(
-            path, f"write space.{profile_key} in a profile, or {option} of `tune sweep`, in place of it"
-        )
+def refuse_field_of_key(path: str) -> None:
+    """Raise ParameterError if a key of the space sets the field at ``path`` in ModelConfig."""
+    if key := _KEY_OF_FIELD.get(re.sub(r"\.\d+(?=\.|$)", "", path)):
+        option = _SWEEP_OPTIONS[key]
+        raise ParameterError(path, f"write space.{key} in a profile, or {option} of `tune sweep`, in place of it")
 
 
 def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
-    refuse_own_setting(path)
+    refuse_field_of_key(path)
     for value in values:
         if not isinstance(value, (str, int, float)) or value != value:
             raise ParameterError(path, f"{value!r} is not a text, a number or true/false")
@@ -412,7 +426,7 @@ def _words(values: tuple[object, ...]) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a search optimizes: the space, the requests and their load, the objectives and the SLA.
+    """The problem that a search solves: the space, the requests and their load, the objectives and the SLA.
 
     Attributes:
         model: Name of the model.

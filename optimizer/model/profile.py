@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, Validatio
 from optimizer.config import field_path, model_config
 from optimizer.config.batching import is_sequence_field
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.search_space import SearchSpace, refuse_own_setting
+from optimizer.config.search_space import SearchSpace, refuse_field_of_key
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
@@ -343,7 +343,7 @@ def _check_space(profile: Profile) -> None:
     try:
         for config in (space.config, *(section.config for section in space.models.values())):
             for path, values in config.items():
-                refuse_own_setting(path)
+                refuse_field_of_key(path)
                 for value in values:
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
         stateful = any(map(is_sequence_field, space.fields()))  # its delay and sizes are fields of the batcher

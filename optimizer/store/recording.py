@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from objectives.metrics import METRICS, Measurement
-from optimizer.config.search_space import OFF, Problem, SearchSpace
+from optimizer.config.search_space import OFF, BatcherBehaviour, Problem, SearchSpace
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError
 from optimizer.core.interfaces import ResourceUsage
@@ -58,9 +58,9 @@ class RecordedSpace(SearchSpace):
         return loads
 
     @cached_property
-    def _batchings(self) -> dict[object, tuple[Candidate, dict[str, FieldValue]]]:
-        """Return the first spelling of each behaviour, among the recorded candidates only."""
-        spellings: dict[object, tuple[Candidate, dict[str, FieldValue]]] = {}
+    def _batchings(self) -> dict[object, BatcherBehaviour]:
+        """The first spelling of each behaviour by its key, among the recorded candidates only."""
+        spellings: dict[object, BatcherBehaviour] = {}
         policies = _policies(self.recorded)
         for candidate in self.recorded:
             batching = replace(candidate, instance_count=1, fields=())
@@ -69,7 +69,7 @@ class RecordedSpace(SearchSpace):
                 "max_queue_delay_us": candidate.max_queue_delay_us if candidate.dynamic_batching else OFF,
                 "preferred_batch_sizes": policies[candidate],
             }
-            spellings.setdefault(self._key(candidate), (batching, values))
+            spellings.setdefault(self._key(candidate), BatcherBehaviour(batching, values))
         return spellings
 
 
