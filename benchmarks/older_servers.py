@@ -100,7 +100,7 @@ def _unpacked(version: str) -> Runtime:
     if not root.is_dir():
         members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
         wheel = Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members)
-        install((wheel,), root, _make_executable, what=f"nvidia-pytriton {version}")
+        install((wheel,), root, _make_executable, content=f"nvidia-pytriton {version}")
     return Runtime(root)
 
 

@@ -34,12 +34,12 @@ def set_gpus(config: ModelConfig, count: int, gpus: tuple[int, ...]) -> None:
 
     Only the first instance group is kept, because all would have the same GPUs. Passive groups are kept too.
     """
-    active = [group for group in config.instance_group if not group.passive]
-    passive = [group for group in config.instance_group if group.passive]
-    first = active[0] if active else ModelConfig().instance_group.add()
+    active_groups = [group for group in config.instance_group if not group.passive]
+    passive_groups = [group for group in config.instance_group if group.passive]
+    first = active_groups[0] if active_groups else ModelConfig().instance_group.add()
     first.kind, first.count = first.KIND_GPU, count
     first.gpus[:] = gpus
-    copies = [type(first).FromString(group.SerializeToString()) for group in (first, *passive)]
+    copies = [type(first).FromString(group.SerializeToString()) for group in (first, *passive_groups)]
     config.ClearField("instance_group")
     config.instance_group.extend(copies)
 

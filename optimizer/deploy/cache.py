@@ -43,7 +43,7 @@ KINDS = (
     CacheKind("signature", "key that marks your runs; is kept", (KEY_FILE,), removable=False),
 )
 REMOVABLE = tuple(kind.name for kind in KINDS if kind.removable)
-OTHER = CacheKind("other", "not tune's; is kept", ("*",), removable=False)
+OTHER_FILES = CacheKind("other", "not tune's; is kept", ("*",), removable=False)
 LOCKS = (LOCK, "models/.*.lock", "requests/.lock", f"{REMOTE_FOLDER}/*.lock")  # of processes that use the cache
 
 
@@ -75,7 +75,7 @@ def read_cache(folder: Path) -> list[CachedFiles]:
     }
     tune_paths = {folder / LOCK, *(path for paths in paths_by_kind.values() for path in paths)}
     try:
-        paths_by_kind[OTHER] = sorted(path for path in folder.iterdir() if path not in tune_paths)
+        paths_by_kind[OTHER_FILES] = sorted(path for path in folder.iterdir() if path not in tune_paths)
     except OSError as error:
         place = show_path(folder)
         raise EnvironmentFault(f"cannot read {place}: {error.strerror}; make it readable") from None

@@ -102,15 +102,20 @@ class ContainerSettings:
         flags = [f"--volume={bind.source}:{bind.at}{':ro' if bind.read_only else ''}" for bind in self.binds]
         flags += [f"--publish={LOOPBACK}::{port}" for port in self.ports]
         if self.gpus:
-            chosen = ",".join(self.gpus)
-            flags.append("--gpus=all" if self.gpus == (ALL_GPUS,) else f'--gpus="device={chosen}"')
+            ids = ",".join(self.gpus)
+            flags.append("--gpus=all" if self.gpus == (ALL_GPUS,) else f'--gpus="device={ids}"')
             flags += [f"--env={name}={value}" for name, value in BUS_ORDER.items()]
         flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in self.ulimits]
-        named = {"shm-size": self.shm_size, "cpuset-cpus": format_cpus(self.cpus or ()), "user": self.user}
-        named |= {"network": "host" if self.host_network else "", "workdir": self.folder}
-        named["ipc"] = "host" if self.host_ipc else ""
-        named["entrypoint"] = self.entrypoint
-        return flags + [f"--{name}={value}" for name, value in named.items() if value]
+        single_flags = {
+            "shm-size": self.shm_size,
+            "cpuset-cpus": format_cpus(self.cpus or ()),
+            "user": self.user,
+            "network": "host" if self.host_network else "",
+            "workdir": self.folder,
+            "ipc": "host" if self.host_ipc else "",
+            "entrypoint": self.entrypoint,
+        }
+        return flags + [f"--{name}={value}" for name, value in single_flags.items() if value]
 
 
 def read_gpus(text: str) -> tuple[str, ...]:

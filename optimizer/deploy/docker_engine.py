@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 OWNER = "tritune.owner"  # the label of a container with the process that started it
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 CALL_SECONDS = 60
-ON_THIS_MACHINE = ("http", "https", "http+docker"), (None, "localhost", "127.0.0.1", "::1")
+# an engine on this machine has an address of one of these schemes and hosts
+LOCAL_SCHEMES, LOCAL_HOSTS = ("http", "https", "http+docker"), (None, "localhost", "127.0.0.1", "::1")
 
 # Patterns of error texts (of Docker, containerd, runc, NVIDIA's toolkit, Podman), and the message to the user.
 EXPLANATIONS = (
@@ -78,9 +79,8 @@ def connect(base_url: str | None = None) -> DockerClient:
         else:
             client = docker.DockerClient(base_url=base_url, timeout=CALL_SECONDS)
         client.ping()
-    schemes, hosts = ON_THIS_MACHINE
-    where = urlsplit(client.api.base_url)
-    if where.scheme not in schemes or where.hostname not in hosts:
+    address = urlsplit(client.api.base_url)
+    if address.scheme not in LOCAL_SCHEMES or address.hostname not in LOCAL_HOSTS:
         client.close()
         raise EnvironmentFault(
             f"the Docker engine at {shorten(client.api.base_url)} is on another machine, and cannot see this one's "

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.config import model_config
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, ServerFault
 from optimizer.core.process import SupervisedProcess
@@ -206,8 +207,31 @@ def complete_config(source: ModelSource, find: Callable[[], Installation], limit
     """
     if source.config.input and source.config.output:
         return source
-    where = source.repository / source.name / "config.pbtxt"
-    installation = find()
+    path = source.repository / source.name / "config.pbtxt"
+    completed = _auto_completed_config(source, find(), path, limit_seconds)
+    if not (completed.input and completed.output):
+        raise BadInputError(
+            f"{path}: has no inputs or outputs, and the model does not declare them either; write them"
+        )
+    config = model_config.with_explicit_counts(source.config, gpu=True)  # a copy
+    for name in ("input", "output"):
+        config.ClearField(name)
+        getattr(config, name).extend(getattr(completed, name))
+    config.max_batch_size = completed.max_batch_size
+    if completed.HasField("dynamic_batching") and not config.WhichOneof("scheduling_choice"):
+        config.dynamic_batching.CopyFrom(completed.dynamic_batching)
+    if completed.HasField("model_transaction_policy"):
+        config.model_transaction_policy.CopyFrom(completed.model_transaction_policy)
+    return replace(source, config=model_config.without_default_preferred_size(config))
+
+
+def _auto_completed_config(
+    source: ModelSource, installation: Installation, path: Path, limit_seconds: float
+) -> ModelConfig:
+    """Return the configuration that a new server reports for the model, whose config.pbtxt is ``path``.
+
+    Raises BadInputError if the model does not load.
+    """
     folder = ServerFolder(source, installation)
     with contextlib.ExitStack() as undo:
         undo.callback(folder.remove)
@@ -217,24 +241,11 @@ def complete_config(source: ModelSource, find: Callable[[], Installation], limit
         try:
             client = server.client()
             load_model(server, client, source.name, None, limit_seconds)
-            completed = client.config(source.name)
+            return client.config(source.name)
         except (CallError, DeploymentError) as error:
             reason = without_traceback(str(error)) if isinstance(error, CallError) else str(error)
             if module := missing_module(str(error)):
                 reason += f"; {server.package_advice(module)}"
-            raise BadInputError(f"{where}: has no inputs or outputs, and {reason}") from None
+            raise BadInputError(f"{path}: has no inputs or outputs, and {reason}") from None
         except ServerFault as error:
             raise ServerFault(str(error)) from None  # without the log, which is removed with the folder
-    if not (completed.input and completed.output):
-        raise BadInputError(
-            f"{where}: has no inputs or outputs, and the model does not declare them either; write them"
-        )
-    config = model_config.with_explicit_counts(source.config, gpu=True)  # a copy
-    for name in ("input", "output"):
-        config.ClearField(name)
-        getattr(config, name).extend(getattr(completed, name))
-    config.max_batch_size = completed.max_batch_size
-    for name in ("dynamic_batching", "model_transaction_policy"):
-        if completed.HasField(name) and not (name == "dynamic_batching" and config.WhichOneof("scheduling_choice")):
-            getattr(config, name).CopyFrom(getattr(completed, name))
-    return replace(source, config=model_config.without_default_preferred_size(config))

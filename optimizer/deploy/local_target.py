@@ -54,7 +54,7 @@ def find_installation(
     """
     path = _program(program)
     environment = {**WITHOUT_TELEMETRY, **os.environ}
-    options = known_options(path, environment)
+    options = options_in_help(path, environment)
     installation = Installation(path, environment, _backends(path, backends), options, tuple(arguments))
     for argument in arguments:
         if not installation.knows(argument):
@@ -64,35 +64,35 @@ def find_installation(
 
 def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Raise the errors of ``find_installation`` for the options of the server."""
-    _chosen_installation(options)
+    _installation_of(options)
 
 
 def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the name and the hash of the server's program."""
-    program = _chosen_installation(options).tritonserver
+    program = _installation_of(options).tritonserver
     return f"{program.name} {hashlib.sha256(program.read_bytes()).hexdigest()[:12]}"
 
 
 def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> LocalTarget:
     """Return the target on the user's server. Raises BadInputError if it is too old for ``--protocol http``."""
-    installation = _chosen_installation(options)
+    installation = _installation_of(options)
     if options.protocol == "http" and not installation.knows("--http-restricted-api"):
         raise too_old_for_http(str(installation.tritonserver))
     return LocalTarget(source, installation, settings)
 
 
-def _chosen_installation(options: RunOptions) -> Installation:
+def _installation_of(options: RunOptions) -> Installation:
     return find_installation(options.tritonserver, options.backend_directory, options.server_args)
 
 
-def known_options(program: Path, environment: Mapping[str, str]) -> frozenset[str]:
+def options_in_help(program: Path, environment: Mapping[str, str]) -> frozenset[str]:
     """Return the names of the options that ``--help`` lists. Raises EnvironmentFault if it lists none."""
-    return _known_options(program, program.stat().st_mtime_ns, tuple(sorted(environment.items())))
+    return _options_in_help(program, program.stat().st_mtime_ns, tuple(sorted(environment.items())))
 
 
 @lru_cache
-def _known_options(program: Path, _: int, environment: tuple[tuple[str, str], ...]) -> frozenset[str]:
-    # Cached per modification time of the program, because a run needs the options several times.
+def _options_in_help(program: Path, modified_ns: int, environment: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    """Return the options, cached until the program is modified, because a run needs them several times."""
     with temporary_folder() as folder:
         result = process.run_command(
             [program, "--help"], timeout_seconds=HELP_SECONDS, log=folder / "help.log", env=dict(environment)

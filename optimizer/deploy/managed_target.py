@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 from google.protobuf.message import Message
 
@@ -117,8 +117,14 @@ def _disk_errors() -> Iterator[None]:
         ) from error
 
 
-Content: TypeAlias = tuple[str, Mapping[str, bytes]]  # the config.pbtxt of a model, and its model.json files
-UNKNOWN_CONTENT: Content = ("", {})  # of a model that is loaded, but not with a known configuration
+class ModelContent(NamedTuple):
+    """The files that a model is loaded with: the text of config.pbtxt, and each model.json by its path."""
+
+    config: str
+    model_json: Mapping[str, bytes]
+
+
+UNKNOWN_CONTENT = ModelContent("", {})  # of a model that is loaded, but not with a known configuration
 CHECK_SECONDS = 2.0  # between two checks whether a server that loads a model still responds
 
 
@@ -131,7 +137,7 @@ class ModelLoader:
         self._log = settings.log
         self._timeout_seconds = settings.model_load_timeout_seconds
         self._sees_gpus = settings.sees_gpus
-        self._loaded: dict[str, Content] = {}  # of each loaded model
+        self._loaded: dict[str, ModelContent] = {}  # by model
         self._loaded_by: RunningProcess | None = None
 
     def load(self, models: ServedModels, *, from_files: bool) -> dict[str, ModelConfig]:
@@ -160,7 +166,7 @@ class ModelLoader:
             self._unload(name, client)
         configs = {name: model_config.without_response_cache(config) for name, config in models.configs.items()}
         files = {name: models.files if name == models.batcher else {} for name in configs}
-        contents = {name: (model_config.to_text(config), files[name]) for name, config in configs.items()}
+        contents = {name: ModelContent(model_config.to_text(configs[name]), files[name]) for name in configs}
         changed = [name for name in contents if self._loaded.get(name) != contents[name]]
         for name in changed:
             self._folder.write_files(name, files[name])
@@ -231,18 +237,18 @@ class ModelLoader:
     def _check(self, models: ServedModels, client: ServerClient) -> dict[str, ModelConfig]:
         """Return the served configurations.
 
-        Raises DeploymentError if they are others than wanted: a failed reload may leave the old one ready.
+        Raises DeploymentError if they differ from ``models``: a failed reload may leave the old one ready.
         """
         try:
             serving = {name: client.config(name) for name in models.configs}
             ready = all(map(client.is_ready, models.configs))
         except CallError as error:
             raise self._handle_failure(error) from error
-        wrong = models.differences(serving)
-        if wrong or not ready:
+        differences = models.differences(serving)
+        if differences or not ready:
             self._loaded = dict.fromkeys(self._loaded, UNKNOWN_CONTENT)
             raise DeploymentError(
-                f"the server serves another configuration: {'; '.join(wrong) or 'not ready'}", log=self._log
+                f"the server serves another configuration: {'; '.join(differences) or 'not ready'}", log=self._log
             )
         return serving
 
@@ -387,14 +393,16 @@ class ManagedTarget:
             server.run_for(candidate)
             reported = self._loader.load(models, from_files=from_files or len(self.source.models) > 1)
         gpus = gpu_placement.used_gpus(reported.values()) if self._sees_gpus else ()
-        at = (server.grpc, server.http, server.running.pid if server.running else None)
+        location = (server.grpc, server.http, server.running.pid if server.running else None)
         return Endpoint(
             models.model,
             candidate,
-            *at,
+            *location,
             batcher=models.batcher,
             max_batch_size=models.configs[models.model].max_batch_size,
-            concurrent_models=tuple(Endpoint(name, models.settings[name], *at) for name in self.source.concurrent),
+            concurrent_models=tuple(
+                Endpoint(name, models.settings[name], *location) for name in self.source.concurrent
+            ),
             memory_bytes=server.memory_bytes,
             gpus=gpus,
             fell_back_to_cpu=self._sees_gpus

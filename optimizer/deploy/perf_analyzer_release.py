@@ -56,8 +56,8 @@ def glibc_problem(libc: tuple[str, str] | None = None) -> str:
     name, version = libc or platform.libc_ver()
     if name == "glibc" and tuple(map(int, version.split(".")[:2])) >= NEWER_GLIBC:
         return ""
-    needed = ".".join(map(str, NEWER_GLIBC))
-    return f"it needs glibc {needed}, this is {f'{name} {version}'.strip() or 'another C library'}"
+    minimum = ".".join(map(str, NEWER_GLIBC))
+    return f"it needs glibc {minimum}, this is {f'{name} {version}'.strip() or 'another C library'}"
 
 
 @functools.cache
@@ -113,6 +113,6 @@ def _ensure(version: str, wheel: Wheel, message: str, on_progress: Callable[[str
                     (wheel,),
                     root,
                     lambda draft: make_executable(draft / wheel.members[0]),
-                    what=f"perf_analyzer {version}",
+                    content=f"perf_analyzer {version}",
                 )
     return program

@@ -116,20 +116,19 @@ class ServerStateFile:
     @contextlib.contextmanager
     def lock_server(self) -> Iterator[None]:
         """Keep other processes from tuning on the server. Raises EnvironmentFault if one does already."""
-
-        def busy(holder: str) -> None:
-            raise EnvironmentFault(
-                f"the server at {self._address}: {holder} is tuning on it; wait until it ends, or stop it"
-            )
-
         lock = self.path.with_suffix(".lock")
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
                 lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                held.enter_context(file_lock(lock, busy))
+                stack.enter_context(file_lock(lock, self._refuse))
             except OSError as error:
                 raise EnvironmentFault(f"cannot write {lock}: {error.strerror}; check that disk") from error
             yield
+
+    def _refuse(self, holder: str) -> None:
+        raise EnvironmentFault(
+            f"the server at {self._address}: {holder} is tuning on it; wait until it ends, or stop it"
+        )
 
     def write(self, state: ServerState) -> None:
         """Save ``state``. Raises EnvironmentFault if the file cannot be written."""
@@ -181,10 +180,22 @@ def unrestored_servers(folder: Path) -> list[str]:
 
 UNLOAD_SECONDS = 30.0
 UNLOAD_POLL_SECONDS = 0.05
-OBSERVED_SECONDS = 1.0
-ROUNDS = 3
+OBSERVED_SECONDS = 1.0  # the time in which requests of other clients are counted
+ROUNDS = 3  # of loads: an ensemble may fail while a step still has its old batch size
 NO_MODEL = "tritune-asks-for-the-mode"  # a name that no repository has
 MANAGED_BY_ITSELF = "explicit model load / unload is not allowed"  # the answer in the modes NONE and POLL
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """How ``RemoteServer.serve`` has loaded a model: the ``override`` (JSON) and the ``files`` of the load request.
+
+    ``reported`` is the configuration that the server reported after it.
+    """
+
+    override: str
+    files: Mapping[str, bytes]
+    reported: ModelConfig
 
 
 class RemoteServer:
@@ -199,9 +210,7 @@ class RemoteServer:
         self._connection = connection
         self._timeout_seconds = timeout_seconds
         self._client = open_client(connection)
-        self._loaded: dict[
-            str, tuple[str, Mapping[str, bytes], ModelConfig]
-        ] = {}  # by model: the override, the files of the load, and the configuration that the server reports for it
+        self._loaded: dict[str, LoadedModel] = {}
         self._replaced: frozenset[str] = frozenset()  # models that are loaded with other files than the repository's
 
     def close(self) -> None:
@@ -294,30 +303,39 @@ class RemoteServer:
 
         ``files`` are the files of models that do not use those of the repository, by model.
         """
-
-        def differing() -> list[str]:
-            return [name for name in configs if not self._serves(name, configs[name], files.get(name, {}))]
-
         for rounds_left in reversed(range(ROUNDS)):
-            changed = differing()
+            changed = [name for name in configs if not self._serves(name, configs[name], files.get(name))]
             if not changed:
                 return
             for name in changed:
                 try:
-                    if name in files or name in self._replaced or has_llm_engine(configs[name]):
-                        self.unload(name)  # the server keeps the instances if only files change; see has_llm_engine
-                    self.load(name, configs[name], files.get(name))
-                    self._replaced = self._replaced - {name} | (files.keys() & {name})
-                    if (served := self.config(name)) is not None:
-                        override = model_config.to_override_json(configs[name])
-                        self._loaded[name] = override, files.get(name, {}), served
+                    self._reload(name, configs[name], files.get(name))
                 except DeploymentError:
                     if not rounds_left or not configs[name].HasField("ensemble_scheduling"):
-                        raise  # an ensemble may fail while a step still has its old batch size
-        if lost := differing():
+                        raise
+        if lost := [name for name in configs if not self._serves(name, configs[name], files.get(name))]:
             raise DeploymentError(
                 f"{', '.join(lost)}: not ready, or another configuration is served, after {ROUNDS} loads"
             )
+
+    def _serves(self, model: str, config: ModelConfig, files: Mapping[str, bytes] | None) -> bool:
+        """Return whether ``_reload`` has loaded ``model`` with these arguments, and it is still served like that."""
+        loaded = self._loaded.get(model)
+        return (
+            loaded is not None
+            and loaded.override == model_config.to_override_json(config)
+            and loaded.files == (files or {})
+            and loaded.reported == self.config(model)
+        )
+
+    def _reload(self, model: str, config: ModelConfig, files: Mapping[str, bytes] | None) -> None:
+        """Load ``model`` as ``load`` does, and note how it is served."""
+        if files is not None or model in self._replaced or has_llm_engine(config):
+            self.unload(model)  # the server keeps the instances if only files change; see has_llm_engine
+        self.load(model, config, files)
+        self._replaced = self._replaced - {model} if files is None else self._replaced | {model}
+        if (reported := self.config(model)) is not None:
+            self._loaded[model] = LoadedModel(model_config.to_override_json(config), files or {}, reported)
 
     def restore(self, state: ServerState) -> None:
         """Load the models of ``state`` as they were. Raises ServerFault if one is not restored."""
@@ -327,25 +345,23 @@ class RemoteServer:
                 self.unload(name)
         replaced = set(state.replaced)
         for rounds_left in reversed(range(ROUNDS)):
-            if not (changed := [name for name in before if name in replaced or self.config(name) != before[name]]):
+            changed = [name for name in before if name in replaced or self.config(name) != before[name]]
+            if not changed:
                 return
-            if not rounds_left:  # an override lacks fields that this client does not know; the repository has them
+            from_repository = not rounds_left  # an override lacks the fields that this client does not know
+            if from_repository:
                 for name in reversed(list(before)):
                     self.unload(name)
-            for name in before if not rounds_left else changed:
+            for name in before if from_repository else changed:
                 with contextlib.suppress(DeploymentError):  # the check below reports it
                     if name in replaced or has_llm_engine(before[name]):
                         self.unload(name)
-                    self.load(name, before[name] if rounds_left else None)  # from the files of the repository
+                    self.load(name, None if from_repository else before[name])
                     replaced.discard(name)
         if lost := [name for name in before if name in replaced or self.config(name) != before[name]]:
             raise ServerFault(
                 f"the server at {self.address} does not restore the original configuration of {lost[0]}"
             )
-
-    def _serves(self, model: str, config: ModelConfig, files: Mapping[str, bytes]) -> bool:
-        override, loaded, reported = self._loaded.get(model, ("", {}, None))
-        return (override, loaded) == (model_config.to_override_json(config), files) and self.config(model) == reported
 
     def _added_steps(self, state: ServerState) -> list[str]:
         """Return the steps that were loaded with the server's ensemble and are not among the models of ``state``."""

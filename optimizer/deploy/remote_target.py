@@ -63,18 +63,10 @@ class RemoteTarget:
         try:
             with self._stopwatch.count("server"), _as_server_fault():
                 self._server.check()
-                self._before = self._state_file.read()
-                if self._before is not None:
-                    on_progress(f"restoring what an earlier run has changed on the server at {connection.address}")
-                self._restore()
+                self._restore_earlier_run()
                 self._server.check_has(list(source.models))
                 self._initial = self._server.state(list(source.models))
-                if (rate := self._server.requests_per_second(source.models)) > 0:
-                    on_progress(
-                        f"WARNING: the server at {connection.address} gets {rate:,.0f} requests/s of other clients, "
-                        "which are part of each measurement and get the configurations that are tried; stop them, or "
-                        "tune on another server"
-                    )
+                self._warn_of_other_clients()
                 for name in (*source.composing, source.name):
                     self._check_steps(name, self._base(name))
         except BaseException:
@@ -135,6 +127,14 @@ class RemoteTarget:
             self._before = replace(self._before, replaced=self._before.replaced | {model})
             self._state_file.write(self._before)
 
+    def _restore_earlier_run(self) -> None:
+        """Restore the models that a killed run has changed, if there are any."""
+        self._before = self._state_file.read()
+        if self._before is not None:
+            address = self.connection.address
+            self._on_progress(f"restoring what an earlier run has changed on the server at {address}")
+        self._restore()
+
     def _restore(self) -> None:
         before, self._before = self._before, None  # if this fails, the next target restores it
         if before is None:
@@ -169,12 +169,20 @@ class RemoteTarget:
         return self._bases[name]
 
     def _check_steps(self, name: str, served: ModelConfig) -> None:
-        configs = (self.source.models[name], served)
-        ours, theirs = ({step.model_name for step in config.ensemble_scheduling.step} for config in configs)
-        if ours != theirs:
+        local_steps = {step.model_name for step in self.source.models[name].ensemble_scheduling.step}
+        served_steps = {step.model_name for step in served.ensemble_scheduling.step}
+        if local_steps != served_steps:
             raise EnvironmentFault(
-                f"{name} on {self.connection.address} consists of {_listed(theirs)}, but here of {_listed(ours)}; "
-                "tune the model that is served there"
+                f"{name} on {self.connection.address} consists of {_listed(served_steps)}, but here of "
+                f"{_listed(local_steps)}; tune the model that is served there"
+            )
+
+    def _warn_of_other_clients(self) -> None:
+        if (rate := self._server.requests_per_second(self.source.models)) > 0:
+            self._on_progress(
+                f"WARNING: the server at {self.connection.address} gets {rate:,.0f} requests/s of other clients, "
+                "which are part of each measurement and get the configurations that are tried; stop them, or "
+                "tune on another server"
             )
 
     def _warn_of_other_baseline(self, models: ServedModels) -> None:
@@ -211,9 +219,9 @@ class RemoteTarget:
         )
         serving = {name: self._server.config(name) for name in models.configs}
         ready = {name: config for name, config in serving.items() if config is not None}
-        wrong = models.differences(ready) if len(ready) == len(serving) else ["not ready"]
-        if wrong:
-            raise DeploymentError(f"the server serves another configuration: {'; '.join(wrong)}")
+        differences = models.differences(ready) if len(ready) == len(serving) else ["not ready"]
+        if differences:
+            raise DeploymentError(f"the server serves another configuration: {'; '.join(differences)}")
         return ready
 
     def _unload(self, models: list[str]) -> None:

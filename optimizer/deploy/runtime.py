@@ -71,7 +71,7 @@ OPENVINO_WHEELS = {
         "3.13": "2c3bb73e68ac27f4891af8a595c1faf574ec68b772e6583c90a0b997a1822782",
     }.items()
 }
-_OTHER_DEVICES = ("libopenvino_intel_gpu_plugin.so", "libopenvino_intel_npu_plugin.so")  # unused, 24 MB
+_UNUSED_PLUGINS = ("libopenvino_intel_gpu_plugin.so", "libopenvino_intel_npu_plugin.so")  # 24 MB, for other devices
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,11 @@ def ensure(on_progress: Callable[[str], None]) -> Runtime:
         is_missing = not runtime.root.is_dir()
         if is_missing:
             on_progress(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
-            install(WHEELS, runtime.root, _finish, what="the server")
+            install(WHEELS, runtime.root, _finish, content="the server")
         if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
             on_progress("fetching numpy for the server's Python backend (18 MB, once)")
             numpy = NUMPY_WHEELS[running_python()]
-            install((numpy,), runtime.stub_packages, lambda _: None, what="numpy for the server's Python backend")
+            install((numpy,), runtime.stub_packages, lambda _: None, content="numpy for the server's Python backend")
     if is_missing:
         try:
             perf_analyzer_release.ensure_newer(on_progress)
@@ -203,11 +203,11 @@ def ensure_openvino(on_progress: Callable[[str], None]) -> None:
     with lock_cache(on_progress):
         if not folder.is_dir():
             on_progress(f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)")
-            install((OPENVINO_WHEELS[running_python()],), folder, _without_other_devices, what="openvino")
+            install((OPENVINO_WHEELS[running_python()],), folder, _remove_unused_plugins, content="openvino")
 
 
-def _without_other_devices(root: Path) -> None:
-    for name in _OTHER_DEVICES:
+def _remove_unused_plugins(root: Path) -> None:
+    for name in _UNUSED_PLUGINS:
         root.joinpath("onnxruntime/capi", name).unlink()
 
 

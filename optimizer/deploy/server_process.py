@@ -34,8 +34,8 @@ def temporary_parent() -> Path:
 
     Triton's Python backend starts the process of a model through bash, with paths that it does not quote.
     """
-    chosen = tempfile.gettempdir()
-    return Path(chosen if is_shell_path(chosen) else "/tmp")
+    folder = tempfile.gettempdir()
+    return Path(folder if is_shell_path(folder) else "/tmp")
 
 
 def new_folder() -> Path:
@@ -158,8 +158,8 @@ class Server(ABC):
 
         Several servers divide the CPUs. A server that runs with other settings is stopped.
         """
-        chosen, processes = candidate.server_cpus, candidate.server_processes
-        cpus = self._default_cpus if chosen is None else parse_cpus(chosen)
+        processes = candidate.server_processes
+        cpus = self._default_cpus if candidate.server_cpus is None else parse_cpus(candidate.server_cpus)
         if cpus is not None and processes > 1:
             cpus = divide_among_servers(read_topology(cpus), processes)[self.position]
         options = server_options.to_arguments(candidate.fields)
@@ -263,9 +263,9 @@ class Server(ABC):
     def _check_version(self) -> None:
         if is_older(self.version, MIN_VERSION):
             self.stop()
-            needed = ".".join(map(str, MIN_VERSION))
+            minimum = ".".join(map(str, MIN_VERSION))
             raise EnvironmentFault(
-                f"{self._program}: this is Triton {self.version}, and tune needs {needed} or newer; name another "
+                f"{self._program}: this is Triton {self.version}, and tune needs {minimum} or newer; name another "
                 f"with {self._flag}"
             )
 
@@ -296,10 +296,10 @@ def dead_model_processes(pid: int | None) -> frozenset[int]:
     return frozenset(dead)
 
 
-def is_older(version: str, other: tuple[int, int]) -> bool:
-    """Return whether ``version`` of a server is older than ``other``; false if it is not a version number."""
+def is_older(version: str, minimum: tuple[int, int]) -> bool:
+    """Return whether ``version`` of a server is older than ``minimum``; false if it is not a version number."""
     match = re.match(r"(\d+)\.(\d+)", version)
-    return match is not None and (int(match[1]), int(match[2])) < other
+    return match is not None and (int(match[1]), int(match[2])) < minimum
 
 
 def too_old_for_http(program: str) -> BadInputError:

@@ -58,13 +58,13 @@ class ServerProcesses:
     @contextlib.contextmanager
     def _serving(self, candidate: Candidate, *, from_files: bool = False) -> Iterator[Endpoint]:
         count = candidate.server_processes
-        used = self._targets[:count]
+        active_targets = self._targets[:count]
         for target in self._targets[count:]:
             target.stop()
-        for position, target in enumerate(used):  # they start at the same time
+        for position, target in enumerate(active_targets):  # they start at the same time
             target.launch(candidate, position)
         endpoints = []
-        for number, target in enumerate(used, 1):
+        for number, target in enumerate(active_targets, 1):
             try:
                 endpoints.append(target.serve(candidate, from_files=from_files))
             except TuneError as error:
@@ -74,25 +74,25 @@ class ServerProcesses:
         try:
             yield replace(endpoints[0], replicas=tuple(endpoints[1:]))
         except ServerCrashed as error:
-            raise _stop_after_crash(error, used) from error
+            raise _stop_after_crash(error, active_targets) from error
 
 
-def _stop_after_crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> ServerCrashed:
+def _stop_after_crash(error: ServerCrashed, active_targets: Sequence[ManagedTarget]) -> ServerCrashed:
     """Stop all servers after ``error`` of the load generator; return the error that names the one that caused it.
 
     That is one that no longer answers, or else the only one that has logged an error.
     """
-    numbered = list(enumerate(used, 1))
+    numbered = list(enumerate(active_targets, 1))
     suspects = [(number, target) for number, target in numbered if not target.responds()]
     logged = [(number, target) for number, target in numbered if target.has_logged_error()]
-    if len(used) == 1:
-        crash = used[0].stop_after_crash(error)
+    if len(active_targets) == 1:
+        crash = active_targets[0].stop_after_crash(error)
     elif suspects or len(logged) == 1:
         number, target = (suspects or logged)[0]
-        crash = _of_process(target.stop_after_crash(error), number, len(used))
+        crash = _of_process(target.stop_after_crash(error), number, len(active_targets))
     else:
         crash = ServerCrashed(str(error), log=(logged or numbered)[0][1].log)
-    for target in used:
+    for target in active_targets:
         target.stop()
     return crash
 

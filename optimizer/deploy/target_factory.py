@@ -146,11 +146,11 @@ def find_installation(options: RunOptions, on_progress: Callable[[str], None]) -
 
 def check_server_options(space: SearchSpace, options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Raise BadInputError if the server lacks a server option of the space."""
-    tried = server_options.option_names(space.fields)
-    if tried and options.target in ON_THIS_MACHINE:  # the options of an image are known when it starts
+    space_options = server_options.option_names(space.fields)
+    if space_options and options.target in ON_THIS_MACHINE:  # the options of an image are known when it starts
         installation = find_installation(options, on_progress)
-        options_of_server = local_target.known_options(installation.tritonserver, installation.environment)
-        for name in tried:
+        options_of_server = local_target.options_in_help(installation.tritonserver, installation.environment)
+        for name in space_options:
             if name not in options_of_server:
                 raise BadInputError(
                     f"space: server: {name}: not an option of {installation.tritonserver}; its --help lists all"

@@ -38,7 +38,7 @@ def choose_ports(processes: int, user_ports: Mapping[str, int]) -> tuple[ServerP
     """
     first_server = ServerPorts(**user_ports)
     reserved = {port + PORT_STEP * position for position in range(processes) for port in user_ports.values()}
-    used_ports, chosen = set[int](), list[ServerPorts]()
+    used_ports, server_ports = set[int](), list[ServerPorts]()
     for position in range(processes):
         ports = {}
         for name, first in vars(first_server).items():
@@ -48,10 +48,10 @@ def choose_ports(processes: int, user_ports: Mapping[str, int]) -> tuple[ServerP
             if problem and name in user_ports:
                 where = f"port {port} of server process {position + 1}" if position else f"port {port}"
                 raise BadInputError(f"--{name}-port {first}: {where} cannot be used ({problem}); give another")
-            ports[name] = _other_port(used_ports | reserved) if problem else port
+            ports[name] = _free_port_except(used_ports | reserved) if problem else port
             used_ports.add(ports[name])
-        chosen.append(ServerPorts(**ports))
-    return tuple(chosen)
+        server_ports.append(ServerPorts(**ports))
+    return tuple(server_ports)
 
 
 def free_port() -> int:
@@ -61,7 +61,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _other_port(used_ports: set[int]) -> int:
+def _free_port_except(used_ports: set[int]) -> int:
     return next(port for port in iter(free_port, None) if port not in used_ports)
 
 

@@ -50,17 +50,17 @@ def lock_cache(on_progress: Callable[[str], None]) -> Iterator[Path]:
         ) from error
 
 
-def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], *, what: str) -> None:
+def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], *, content: str) -> None:
     """Download and unpack ``wheels`` to a draft folder, ``finish`` it, and rename it to ``target``.
 
-    The target is therefore complete or absent. The caller holds the lock of the cache. Errors say that ``what`` could
-    not be fetched.
+    The target is therefore complete or absent. The caller holds the lock of the cache. Errors say that ``content``
+    could not be fetched.
     """
     draft = target.with_name(f"{DRAFT}{target.name}")
     draft.mkdir()
     try:
         fetched = draft / "wheels"
-        _download(wheels, fetched, what)
+        _download(wheels, fetched, content)
         _unpack(wheels, fetched, draft)
         shutil.rmtree(fetched)
         finish(draft)
@@ -69,7 +69,7 @@ def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _download(wheels: Sequence[Wheel], folder: Path, what: str) -> None:
+def _download(wheels: Sequence[Wheel], folder: Path, content: str) -> None:
     folder.mkdir()
     pins = folder / "pins.txt"
     pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
@@ -83,9 +83,9 @@ def _download(wheels: Sequence[Wheel], folder: Path, what: str) -> None:
         env={**os.environ, "TMPDIR": str(folder)},  # so that temporary files of a killed pip are removed, too
     )
     if done.exit_code:
-        raise EnvironmentFault(f"pip could not fetch {what}: {_cause(done.output)}")
+        raise EnvironmentFault(f"pip could not fetch {content}: {_cause(done.output)}")
     if done.exit_code is None:
-        raise EnvironmentFault(f"pip could not fetch {what} within {DOWNLOAD_SECONDS / 60:g} min; try again")
+        raise EnvironmentFault(f"pip could not fetch {content} within {DOWNLOAD_SECONDS / 60:g} min; try again")
 
 
 def _cause(output: str) -> str:
