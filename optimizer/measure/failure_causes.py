@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 3.0
 _TLS_ALERT = b"\x15\x03"
 _HTTP2_SETTINGS = b"\x04"  # type of the first frame of an HTTP/2 server, after three bytes of length
 
-_NAMES = {"grpc": "gRPC", "http": "HTTP"}
+_PROTOCOL_NAMES = {"grpc": "gRPC", "http": "HTTP"}
 
 DetectedProtocol: TypeAlias = Literal["grpc", "http", "tls", ""]
 
@@ -75,7 +75,7 @@ def _wrong_protocol(connection: Connection, detected: DetectedProtocol) -> str:
     if detected not in ("grpc", "http") or detected == connection.protocol:
         return ""
     address, secure = connection.address, "s" if connection.tls else ""
-    expected, actual = _NAMES[connection.protocol], _NAMES[detected]
+    expected, actual = _PROTOCOL_NAMES[connection.protocol], _PROTOCOL_NAMES[detected]
     return (
         f"the server at {address} speaks {actual}, not {expected}; "
         f"give its {expected} port, or --url {detected}{secure}://{address}"

@@ -16,7 +16,15 @@ from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
 from optimizer.measure.failure_causes import is_refused_by_queue
 from optimizer.measure.load_client.http2 import INFER_METHOD, STREAM_METHOD
-from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, ca_file, send_all, tls_context
+from optimizer.measure.server_client import (
+    CALL_SECONDS,
+    STATES_WITH_INSTANCES,
+    CallError,
+    CallFailure,
+    ca_file,
+    send_all,
+    tls_context,
+)
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
@@ -82,13 +90,13 @@ class GrpcClient:
 
     def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
         index = self._call("get_model_repository_index", client_timeout=timeout_seconds).models
-        return any(entry.name == model and entry.state in HELD for entry in index)
+        return any(entry.name == model and entry.state in STATES_WITH_INSTANCES for entry in index)
 
     def load(
         self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None
     ) -> None:
-        sent = {f"file:{path}": content for path, content in (files or {}).items()}
-        self._call("load_model", model, config=override, files=sent or None, client_timeout=timeout_seconds)
+        parameters = {f"file:{path}": content for path, content in (files or {}).items()}
+        self._call("load_model", model, config=override, files=parameters or None, client_timeout=timeout_seconds)
 
     def unload(self, model: str, timeout_seconds: float = CALL_SECONDS) -> None:
         self._call("unload_model", model, client_timeout=timeout_seconds)

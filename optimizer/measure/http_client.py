@@ -27,7 +27,14 @@ from tritonclient.utils import (
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
-from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all, tls_context
+from optimizer.measure.server_client import (
+    CALL_SECONDS,
+    STATES_WITH_INSTANCES,
+    CallError,
+    CallFailure,
+    send_all,
+    tls_context,
+)
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics
@@ -91,14 +98,14 @@ class HttpClient:
     def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
         with self._open(timeout_seconds) as client:
             index = client.get_model_repository_index(self._headers)
-            return any(entry["name"] == model and entry.get("state") in HELD for entry in index)
+            return any(entry["name"] == model and entry.get("state") in STATES_WITH_INSTANCES for entry in index)
 
     def load(
         self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None
     ) -> None:
-        sent = {f"file:{path}": content for path, content in (files or {}).items()}
+        parameters = {f"file:{path}": content for path, content in (files or {}).items()}
         with self._open(timeout_seconds) as client:
-            client.load_model(model, self._headers, config=override, files=sent or None)
+            client.load_model(model, self._headers, config=override, files=parameters or None)
 
     def unload(self, model: str, timeout_seconds: float = CALL_SECONDS) -> None:
         with self._open(timeout_seconds) as client:
@@ -133,7 +140,7 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _open(self, timeout_seconds: float = CALL_SECONDS, connections: int = 1) -> Iterator[Any]:
-        secured = {} if self._context is None else {"ssl": True, "ssl_context_factory": self._secured}
+        tls_arguments = {} if self._context is None else {"ssl": True, "ssl_context_factory": self._make_context}
         try:
             with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
                 client = InferenceServerClient(
@@ -141,7 +148,7 @@ class HttpClient:
                     concurrency=connections,
                     connection_timeout=min(timeout_seconds, CALL_SECONDS),
                     network_timeout=timeout_seconds,
-                    **secured,
+                    **tls_arguments,
                 )
             with client:
                 yield client
@@ -156,7 +163,7 @@ class HttpClient:
             message = f"the answer is not that of a tritonserver: {error}"
             raise CallError(self._connection, "refused", message) from error
 
-    def _secured(self, cafile: str | None) -> Any:
+    def _make_context(self, cafile: str | None) -> Any:
         """Return the TLS context; ``cafile``, geventhttpclient's own choice, is ignored."""
         return self._context
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint, SharedMemory
@@ -59,14 +59,11 @@ class ConcurrentLoadGenerator:
 
 def combine(measurements: Sequence[Measurement]) -> Measurement:
     """Combine the measurements of models under load at the same time; a value that one lacks is unknown."""
-
-    def values_of(field: str) -> list[float] | None:
-        values = [getattr(measurement, field) for measurement in measurements]
-        return None if None in values else values
-
-    throughputs, requests = values_of("throughput_infer_per_sec"), values_of("requests")
-    seconds = values_of("measure_seconds")
-    worst: dict[str, Any] = {name: max(values) for name in LATENCIES if (values := values_of(name)) is not None}
+    throughputs = _values(measurements, "throughput_infer_per_sec")
+    requests, seconds = _values(measurements, "requests"), _values(measurements, "measure_seconds")
+    worst: dict[str, Any] = {
+        name: max(values) for name in LATENCIES if (values := _values(measurements, name)) is not None
+    }
     return Measurement(
         throughput_infer_per_sec=None if throughputs is None else sum(throughputs),
         requests=None if requests is None else int(min(requests)),
@@ -76,6 +73,12 @@ def combine(measurements: Sequence[Measurement]) -> Measurement:
     )
 
 
+def _values(measurements: Sequence[Measurement], name: str) -> list[float] | None:
+    """Return the field ``name`` of each measurement; None if one of them lacks it."""
+    values = [getattr(measurement, name) for measurement in measurements]
+    return None if None in values else values
+
+
 def _stability(measurements: Sequence[Measurement]) -> dict[str, Any]:
     """Return the fields of a Measurement that say whether all of ``measurements`` are stable, and why not."""
     reasons = dict.fromkeys(measurement.reason for measurement in measurements if measurement.reason)
@@ -83,6 +86,17 @@ def _stability(measurements: Sequence[Measurement]) -> dict[str, Any]:
 
 
 MIN_OVERLAP_SHARE = 1 / 1.5  # share of the measuring time in which all servers have to be under load
+
+
+class _TimedMeasurement(NamedTuple):
+    """A measurement and its end, in seconds of the monotonic clock."""
+
+    measurement: Measurement
+    end_s: float
+
+    @property
+    def begin_s(self) -> float:
+        return self.end_s - (self.measurement.measure_seconds or 0.0)
 
 
 @dataclass(frozen=True)
@@ -109,21 +123,25 @@ class ServerProcessesLoadGenerator:
                 f"a concurrency of {load.concurrency} cannot be divided among {len(servers)} servers; raise the "
                 "concurrency, or try fewer server_processes"
             )
-
-        def measure_one(number: int) -> tuple[Measurement, float]:
-            share = load.concurrency // len(servers) + (number <= load.concurrency % len(servers))
-            server = replace(servers[number - 1], replicas=())
-            return self.make(number).measure(server, replace(load, concurrency=share), seconds), time.monotonic()
-
+        numbers = range(1, len(servers) + 1)
         with ThreadPoolExecutor(len(servers)) as pool:
-            futures = [pool.submit(measure_one, number) for number in range(1, len(servers) + 1)]
+            futures = [pool.submit(self._measure_share, number, endpoint, load, seconds) for number in numbers]
         measured = [future.result() for future in futures]
-        combined = combine_servers([measurement for measurement, _ in measured])
-        begun_s = max(end_s - (measurement.measure_seconds or 0.0) for measurement, end_s in measured)
-        together_seconds = min(end_s for _, end_s in measured) - begun_s
+        combined = combine_servers([each.measurement for each in measured])
+        together_seconds = min(each.end_s for each in measured) - max(each.begin_s for each in measured)
         if together_seconds < MIN_OVERLAP_SHARE * (combined.measure_seconds or 0.0):
             raise MeasurementError("the server processes were not measured at the same time: one began later")
         return combined
+
+    def _measure_share(
+        self, number: int, endpoint: Endpoint, load: LoadPoint, seconds: float | None
+    ) -> _TimedMeasurement:
+        """Measure the server ``number`` with its share of the requests in flight."""
+        servers = endpoint.servers
+        share = load.concurrency // len(servers) + (number <= load.concurrency % len(servers))
+        server = replace(servers[number - 1], replicas=())
+        measurement = self.make(number).measure(server, replace(load, concurrency=share), seconds)
+        return _TimedMeasurement(measurement, time.monotonic())
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return ``count`` combined measurements."""
@@ -143,8 +161,7 @@ def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
         raise MeasurementError("a server process answered no request")
     means: dict[str, Any] = {}
     for name in LATENCIES:
-        values = [getattr(measurement, name) for measurement in measurements]
-        if None not in values:
+        if (values := _values(measurements, name)) is not None:
             means[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
     return Measurement(
         throughput_infer_per_sec=sum(throughputs),

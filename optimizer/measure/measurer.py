@@ -106,7 +106,7 @@ class Measurer:
 
         Raises ServerCrashed.
         """
-        return self.record(trial, load, self._take(trial, endpoint, load))
+        return self.record(trial, load, self._measure_load(trial, endpoint, load))
 
     def record(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> Trial:
         """Store ``measurement`` with its forecast, and return ``trial`` with it."""
@@ -190,26 +190,23 @@ class Measurer:
             measurement, score=self._score, output_deviation=deviation, speed_probe_ms=probe_ms, node=self.node
         )
 
-    def _take(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+    def _measure_load(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Measurement:
         """Return the measurement, or that of a second attempt if the first is unstable although nothing disturbed it.
 
         A disturbed measurement is kept, because another one would be disturbed too. A crash of the server is stored
         as a measurement with a reason before it is raised.
         """
-
-        def attempt() -> Measurement:
-            (measurement,) = self._measure_with_telemetry(
-                endpoint, lambda: [self.load_generator.measure(endpoint, load)]
-            )
-            return measurement
-
         try:
-            first = attempt()
+            first = self._attempt(endpoint, load)
             is_final = first.stable or first.overloaded or first.throughput_infer_per_sec is None
-            return first if is_final or lost_cpu_to_others(first) else attempt()
+            return first if is_final or lost_cpu_to_others(first) else self._attempt(endpoint, load)
         except ServerCrashed as error:
             self.table.append(trial, load, Measurement(reason=str(error), server_crashed=True))
             raise
+
+    def _attempt(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        (measurement,) = self._measure_with_telemetry(endpoint, lambda: [self.load_generator.measure(endpoint, load)])
+        return measurement
 
     def _measure_with_telemetry(
         self, endpoint: Endpoint, measure: Callable[[], list[Measurement]]
@@ -245,6 +242,14 @@ class CrashRetry:
         """Count one crash. Return whether another attempt is allowed."""
         self.crashes += 1
         return self.max_crashes is None or self.crashes < self.max_crashes
+
+
+@dataclass
+class _Progress:
+    """The trial with its measurements, which count if the server crashes, and the load under which it is now."""
+
+    trial: Trial
+    load: LoadPoint | None = None
 
 
 @dataclass(frozen=True)
@@ -285,42 +290,42 @@ class CandidateMeasurer:
             The trial with its new measurements, and the error that ended it, if any. The error is a ServerCrashed if
             another attempt was allowed but not worth it.
         """
-        retry = CrashRetry(self.max_crashes)
-        prepare = self.prepare or self.measurer.check_deployment
-        load: LoadPoint | None = None
-
-        def attempt() -> None:
-            nonlocal trial, load  # measurements before a crash count
-            started, is_warm, load = time.monotonic(), False, None
-            deploy = self.target.deploy_fresh if self.fresh else self.target.deploy
-            with deploy(trial.candidate) as endpoint:
-                if not self.fresh:
-                    seconds = endpoint.deploy_seconds
-                    seconds = round(time.monotonic() - started, 3) if seconds is None else seconds
-                    trial = replace(trial, deploy_seconds=seconds)
-                prepare(endpoint)
-                while (load := next_load(trial)) is not None:
-                    if not is_warm:
-                        window = self.measurer.warm_up(endpoint, load, is_fresh=self.fresh is not None)
-                        if window is not None and self.is_hopeless(window):
-                            trial = self.measurer.record(trial, load, replace(window, reason=GIVEN_UP))
-                            return
-                        is_warm = True
-                    trial = self.measure(trial, endpoint, load)
-
-        while self.always_deploy or next_load(trial) is not None:
+        retry, progress = CrashRetry(self.max_crashes), _Progress(trial)
+        while self.always_deploy or next_load(progress.trial) is not None:
             try:
-                attempt()
+                self._deploy_and_measure(progress, next_load)
             except ServerCrashed as error:
-                crash = Crash(str(error), load, self.fresh.error_probability if self.fresh else 0.0)
-                trial = replace(trial, crashes=(*trial.crashes, crash))
+                crash = Crash(str(error), progress.load, self.fresh.error_probability if self.fresh else 0.0)
+                trial = progress.trial = replace(progress.trial, crashes=(*progress.trial.crashes, crash))
                 if not retry.count_crash():
                     reason = f"crashed {retry.crashes} times: {error}"
                     return trial, DeploymentError(reason, log=error.log, lacks_gpu_memory=error.lacks_gpu_memory)
                 if not self.is_worth_retrying():
                     return trial, error
             except DeploymentError as error:
-                return trial, error
+                return progress.trial, error
             else:
                 break
-        return trial, None
+        return progress.trial, None
+
+    def _deploy_and_measure(self, progress: _Progress, next_load: Callable[[Trial], LoadPoint | None]) -> None:
+        """Deploy the candidate once and measure it; each measurement is in ``progress`` at once."""
+        started, is_warm, progress.load = time.monotonic(), False, None
+        deploy = self.target.deploy_fresh if self.fresh else self.target.deploy
+        with deploy(progress.trial.candidate) as endpoint:
+            if not self.fresh:
+                seconds = endpoint.deploy_seconds
+                seconds = round(time.monotonic() - started, 3) if seconds is None else seconds
+                progress.trial = replace(progress.trial, deploy_seconds=seconds)
+            prepare = self.prepare or self.measurer.check_deployment
+            prepare(endpoint)
+            while (load := next_load(progress.trial)) is not None:
+                progress.load = load
+                if not is_warm:
+                    window = self.measurer.warm_up(endpoint, load, is_fresh=self.fresh is not None)
+                    if window is not None and self.is_hopeless(window):
+                        progress.trial = self.measurer.record(progress.trial, load, replace(window, reason=GIVEN_UP))
+                        return
+                    is_warm = True
+                progress.trial = self.measure(progress.trial, endpoint, load)
+            progress.load = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from objectives import batch_stats
 from objectives.metrics import Measurement
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 
 def with_statistics(
-    measurement: Measurement, before: ModelStatistics | None, after: ModelStatistics | None, *, times: bool = True
+    measurement: Measurement,
+    before: ModelStatistics | None,
+    after: ModelStatistics | None,
+    *,
+    with_times: bool = True,
 ) -> Measurement:
-    """Return ``measurement`` with the batches executed between two readings, and with ``times`` a request's times.
+    """Return ``measurement`` with the batches executed between two readings, and the mean times of a request.
 
-    They stay unknown if a reading is missing, or if the counters began again between the two.
+    They stay unknown if a reading is missing, or if the counters began again between the two. Without
+    ``with_times``, ``measurement`` keeps its times.
     """
     if before is None or after is None or _began_again(before, after):
         return measurement
@@ -31,21 +36,15 @@ def with_statistics(
         mean_batch_size=mean_batch_size(before, after),
         batch_stats=batch_stats.to_text(executions_by_size(before, after)),
     )
-    if not times:
+    if not with_times:
         return measurement
     first, last = before.inference_stats, after.inference_stats
     requests = max(1, last.success.count - first.success.count)
-
-    def mean_ms(name: str) -> float:
-        return float((getattr(last, name).ns - getattr(first, name).ns) / requests / 1e6)
-
-    return replace(
-        measurement,
-        queue_ms=mean_ms("queue"),
-        compute_input_ms=mean_ms("compute_input"),
-        compute_infer_ms=mean_ms("compute_infer"),
-        compute_output_ms=mean_ms("compute_output"),
-    )
+    mean_times: dict[str, Any] = {
+        f"{name}_ms": float((getattr(last, name).ns - getattr(first, name).ns) / requests / 1e6)
+        for name in ("queue", "compute_input", "compute_infer", "compute_output")
+    }
+    return replace(measurement, **mean_times)
 
 
 def _began_again(before: ModelStatistics, after: ModelStatistics) -> bool:

@@ -167,7 +167,7 @@ class BaselineOutputCheck:
             return True
         return False
 
-    def _wanted_requests(self) -> int:
+    def _distinct_requests(self) -> int:
         """Return the number of distinct requests, if they are not too large."""
         return REQUESTS
 
@@ -178,7 +178,7 @@ class BaselineOutputCheck:
         tensors = input_tensors(metadata, max_batch_size, self.shapes)
         sample_bytes = sum(abs(math.prod(tensor.dims)) * tensor.dtype.itemsize for tensor in tensors)
         request_bytes = max(self.request_batch_size * sample_bytes, 1)
-        count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // request_bytes))
+        count = max(_CHUNK, min(self._distinct_requests(), MAX_BYTES // request_bytes))
         inputs = generate_request_inputs(
             metadata,
             max_batch_size,
@@ -233,7 +233,7 @@ class SequenceOutputCheck(BaselineOutputCheck):
     def _steps(self) -> int:
         return min(self.sequence_length, MAX_STEPS)
 
-    def _wanted_requests(self) -> int:
+    def _distinct_requests(self) -> int:
         return SEQUENCES * self._steps
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
@@ -257,19 +257,19 @@ class SequenceOutputCheck(BaselineOutputCheck):
         sequences = [numbers[first : first + self._steps] for first in range(0, len(numbers), self._steps)]
         in_time = int(CHECK_SECONDS / max(self._steps * reference.seconds_alone, 1e-6))
         count = min(2 * endpoint.candidate.max_batch_size, in_time, MAX_SEQUENCES_IN_FLIGHT)
-        chosen = [sequences[number % len(sequences)] for number in range(max(MIN_IN_FLIGHT, count))]
+        sent_sequences = [sequences[number % len(sequences)] for number in range(max(MIN_IN_FLIGHT, count))]
 
         # a sequence may have to wait until all others have ended
-        timeout_seconds = max(TIMEOUT_SECONDS, 4 * len(chosen) * self._steps * reference.seconds_alone)
+        timeout_seconds = max(TIMEOUT_SECONDS, 4 * len(sent_sequences) * self._steps * reference.seconds_alone)
 
         def send(steps: range, sequence: int) -> list[bytes]:
             return _send_sequence(
                 endpoint, [reference.requests[number] for number in steps], sequence, timeout_seconds
             )
 
-        with ThreadPoolExecutor(len(chosen)) as pool:
-            answers = list(pool.map(send, chosen, fresh_ids()))
-        return list(chain.from_iterable(chosen)), list(chain.from_iterable(answers))
+        with ThreadPoolExecutor(len(sent_sequences)) as pool:
+            answers = list(pool.map(send, sent_sequences, fresh_ids()))
+        return list(chain.from_iterable(sent_sequences)), list(chain.from_iterable(answers))
 
     def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
         return super()._is_refused(endpoint, request + step_parameters(next(fresh_ids()), start=True, end=True))

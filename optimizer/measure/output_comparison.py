@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +98,15 @@ def read_outputs(serialized: bytes) -> ModelOutputs:
     return {output.name: OutputTensor(output.datatype, arrays[output.name]) for output in response.outputs}
 
 
+@dataclass(slots=True)
+class _JoinedOutput:
+    """An output of several responses: its type, the number of its elements, and its raw contents."""
+
+    datatype: str
+    elements: int = 0
+    contents: list[bytes] = field(default_factory=list)
+
+
 def concatenate(responses: Sequence[bytes]) -> bytes:
     """Return one serialized ModelInferResponse with the contents of all ``responses``, in their order.
 
@@ -107,9 +116,7 @@ def concatenate(responses: Sequence[bytes]) -> bytes:
     from google.protobuf.message import DecodeError
     from tritonclient.grpc.service_pb2 import ModelInferResponse
 
-    types: dict[str, str] = {}
-    elements: dict[str, int] = {}
-    contents: dict[str, list[bytes]] = {}
+    joined: dict[str, _JoinedOutput] = {}
     for serialized in responses:
         try:
             response = ModelInferResponse.FromString(serialized)
@@ -119,30 +126,35 @@ def concatenate(responses: Sequence[bytes]) -> bytes:
         if len(outputs) != len(raws):
             raise DeploymentError(f"a response has {len(outputs)} outputs, but the contents of {len(raws)}")
         for output, raw in zip(outputs, raws, strict=True):
-            if types.setdefault(output.name, output.datatype) != output.datatype:
+            total = joined.setdefault(output.name, _JoinedOutput(output.datatype))
+            if total.datatype != output.datatype:
                 raise DeploymentError(
-                    f"output {output.name} is {types[output.name]} in one response and {output.datatype} in another"
+                    f"output {output.name} is {total.datatype} in one response and {output.datatype} in another"
                 )
-            elements[output.name] = elements.get(output.name, 0) + int(np.prod(output.shape))
-            contents.setdefault(output.name, []).append(raw)
-    joined = ModelInferResponse()
-    for name, datatype in types.items():
-        joined.outputs.add(name=name, datatype=datatype, shape=[elements[name]])
-        joined.raw_output_contents.append(b"".join(contents[name]))
-    return bytes(joined.SerializeToString())
+            total.elements += int(np.prod(output.shape))
+            total.contents.append(raw)
+    result = ModelInferResponse()
+    for name, total in joined.items():
+        result.outputs.add(name=name, datatype=total.datatype, shape=[total.elements])
+        result.raw_output_contents.append(b"".join(total.contents))
+    return bytes(result.SerializeToString())
+
+
+def _values_by_output(responses: Sequence[ModelOutputs], datatypes: Collection[str]) -> dict[str, Array]:
+    """Return all values of each output whose type is one of ``datatypes``, flat, over all ``responses``."""
+    values: dict[str, list[Array]] = {}
+    for outputs in responses:
+        for name, tensor in outputs.items():
+            if tensor.datatype in datatypes:
+                values.setdefault(name, []).append(tensor.values.ravel())
+    return {name: np.concatenate(arrays) for name, arrays in values.items()}
 
 
 def mean_magnitudes(responses: Sequence[ModelOutputs]) -> dict[str, float]:
     """Return the mean of the finite absolute values of each floating-point output over all ``responses``."""
-    magnitudes: dict[str, list[FloatArray]] = {}
-    for outputs in responses:
-        for name, tensor in outputs.items():
-            if tensor.datatype in DEFAULT_RELATIVE:
-                magnitudes.setdefault(name, []).append(np.abs(tensor.values.astype(np.float64)).ravel())
     means = {}
-    for name, values in magnitudes.items():
-        joined = np.concatenate(values)
-        finite = joined[np.isfinite(joined)]
+    for name, values in _values_by_output(responses, DEFAULT_RELATIVE).items():
+        finite = np.abs(values[np.isfinite(values)].astype(np.float64))
         means[name] = float(finite.mean()) if finite.size else 0.0
     return means
 
@@ -153,12 +165,8 @@ def with_precision(responses: Sequence[ModelOutputs]) -> list[ModelOutputs]:
     A model that computes in FP16 or BF16 often converts its outputs to FP32. All their values are then numbers of the
     narrower type, and have its rounding errors. Whole and quantized numbers do not tell.
     """
-    values: dict[str, list[Array]] = {}
-    for outputs in responses:
-        for name, tensor in outputs.items():
-            if tensor.datatype in ("FP32", "FP64"):
-                values.setdefault(name, []).append(tensor.values.ravel())
-    precisions = {name: _precision(np.concatenate(arrays)) for name, arrays in values.items()}
+    all_values = _values_by_output(responses, ("FP32", "FP64"))
+    precisions = {name: _precision(values) for name, values in all_values.items()}
     return [
         {name: replace(tensor, precision=precisions.get(name, "")) for name, tensor in outputs.items()}
         for outputs in responses
@@ -192,9 +200,8 @@ def find_difference(
 ) -> OutputDifference | None:
     """Return the difference that uses the largest share of ``tolerance``; None if the outputs are equal.
 
-    ``magnitudes`` are the outputs' means.
-    A value that is not finite equals only itself. An output that is missing or has another type or shape differs, as
-    does one that is not expected.
+    ``magnitudes`` are those of ``mean_magnitudes``. A value that is not finite equals only itself. An output that is
+    missing or has another type or shape differs, as does one that is not expected.
     """
     differences = [
         _difference(name, tensor, actual.get(name), tolerance, magnitudes.get(name, 0.0))
@@ -226,31 +233,33 @@ def _difference(
     worst = np.unravel_index(np.argmax(np.where(shares == largest, distance, -1.0)), distance.shape)
     if largest <= 1:  # an allowed difference is not described
         return OutputDifference(largest, float(distance[worst]), "")
-    text = _text(name, actual_values[worst], expected_values[worst], float(distance[worst]), float(allowed[worst]))
+    text = _describe_difference(
+        name, actual_values[worst], expected_values[worst], float(distance[worst]), float(allowed[worst])
+    )
     return OutputDifference(largest, float(distance[worst]), text, str([int(i) for i in worst]))
 
 
 def _distance(actual: Array, expected: Array) -> FloatArray:
     """Return the distance of each pair of values; inf if it is not finite."""
-    same = actual == expected
+    is_equal = actual == expected
     if actual.dtype.kind not in "iufb":
-        return np.where(same, 0.0, math.inf)
+        return np.where(is_equal, 0.0, math.inf)
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
-    same |= np.isnan(actual) & np.isnan(expected)
+    is_equal |= np.isnan(actual) & np.isnan(expected)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.nan_to_num(np.abs(actual - expected), nan=math.inf, posinf=math.inf)
     # integers beyond 2**53 may differ although their floats do not
-    return np.where(same, 0.0, np.maximum(distance, np.finfo(np.float64).tiny))
+    return np.where(is_equal, 0.0, np.maximum(distance, np.finfo(np.float64).tiny))
 
 
-def _text(name: str, actual: Any, expected: Any, distance: float, allowed: float) -> str:
+def _describe_difference(name: str, actual: Any, expected: Any, distance: float, allowed: float) -> str:
     if math.isfinite(distance):
         limit = f"more than {allowed:.3g} allowed" if allowed else "but must be equal"
-        return f"{name} by {distance:.3g} ({_shown(actual)} instead of {_shown(expected)}), {limit}"
-    return f"{name} is {_shown(actual)} instead of {_shown(expected)}"
+        return f"{name} by {distance:.3g} ({_value_text(actual)} instead of {_value_text(expected)}), {limit}"
+    return f"{name} is {_value_text(actual)} instead of {_value_text(expected)}"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, np.floating):
         return f"{value:.6g}"
     text = str(value) if isinstance(value, np.generic) else repr(value)
@@ -296,14 +305,12 @@ class ReferenceOutputs:
 
     def nan_share(self) -> tuple[str, float]:
         """Return the output with the largest share of NaN, and this share (0 to 1)."""
-        values: dict[str, list[Array]] = {}
-        for outputs in self.outputs:
-            for name, tensor in outputs.items():
-                if tensor.datatype in DEFAULT_RELATIVE:
-                    values.setdefault(name, []).append(tensor.values.astype(np.float64).ravel())
-        shares = {name: np.isnan(np.concatenate(arrays)) for name, arrays in values.items()}
-        means = {name: float(is_nan.mean()) for name, is_nan in shares.items() if is_nan.size}
-        return max(means.items(), key=lambda item: item[1], default=("", 0.0))
+        shares = {
+            name: float(np.isnan(values).mean())
+            for name, values in _values_by_output(self.outputs, DEFAULT_RELATIVE).items()
+            if values.size
+        }
+        return max(shares.items(), key=lambda item: item[1], default=("", 0.0))
 
     def compare(self, order: Sequence[int], responses: Sequence[bytes], tolerance: Tolerance) -> OutputDeviation:
         """Return how far ``responses`` are from those of the baseline.
@@ -329,8 +336,8 @@ class ReferenceOutputs:
         if worst.is_allowed:
             return OutputDeviation(worst.share_of_tolerance)
         place = f"{worst.place} of " if worst.place else ""
-        wrong = sum(not difference.is_allowed for difference, _ in differences)
-        text = f"{worst.text}, at {place}request {number}; {wrong} of {len(responses)} responses differ"
+        count = sum(not difference.is_allowed for difference, _ in differences)
+        text = f"{worst.text}, at {place}request {number}; {count} of {len(responses)} responses differ"
         return OutputDeviation(worst.share_of_tolerance, text)
 
     def write(self, file: Path) -> None:

@@ -66,6 +66,42 @@ class PerfAnalyzerCommand:
     shm_patterns: Sequence[str] = ()
 
 
+@dataclass
+class OverdueCheck:
+    """Checks, when a run of perf_analyzer takes longer than planned, whether the server still completes requests.
+
+    Attributes:
+        endpoint: The servers under load.
+        log: The log of the run, for errors.
+        started: The start of the run, in seconds of the monotonic clock.
+        due: When the run should have ended. Before that, nothing is checked.
+        drain_seconds: How long the server may complete no request after that.
+    """
+
+    endpoint: Endpoint
+    log: Path
+    started: float
+    due: float
+    drain_seconds: float
+    _completed: int = field(default=-1, init=False)
+    _completed_at: float = field(default=0.0, init=False)
+
+    def __call__(self) -> None:
+        """Raise ServerCrashed if the server does not respond, or has completed no request for too long."""
+        if (now := time.monotonic()) <= self.due:
+            return
+        if not all_servers_respond(self.endpoint):
+            raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
+        if (count := completed_requests(self.endpoint)) != self._completed:
+            self._completed, self._completed_at = count, now
+        elif now - self._completed_at > self.drain_seconds:
+            raise ServerCrashed(
+                f"perf_analyzer was killed after {now - self.started:.0f} s, because the server completed no request "
+                f"for {self.drain_seconds:g} s",
+                log=self.log,
+            )
+
+
 PerfAnalyzerRunner: TypeAlias = Callable[[PerfAnalyzerCommand], FinishedProcess]
 
 
@@ -204,12 +240,12 @@ class PerfAnalyzer:
         window_ms, longest_ms = first_ms, round(longest_window_ms(self.latency_bound_ms))
         while True:
             try:
-                measurement, windows = self._attempt(endpoint, load, window_ms)
+                result = self._attempt(endpoint, load, window_ms)
             except ServerCrashed:
                 raise
             except MeasurementError:  # perf_analyzer itself may have been killed
-                measurement, windows = self._attempt(endpoint, load, window_ms)
-            if measurement is None:  # no request was answered within one of the windows
+                result = self._attempt(endpoint, load, window_ms)
+            if result is None:
                 if window_ms >= longest_ms:
                     raise ServerCrashed(  # it hangs, or has more work than it can ever finish
                         f"no request was answered within {window_ms / 1000:g} s at concurrency {load.concurrency}, "
@@ -218,6 +254,7 @@ class PerfAnalyzer:
                     )
                 window_ms = min(5 * window_ms, longest_ms)
                 continue
+            measurement, windows = result
             per_window = (measurement.requests or 0) / MIN_WINDOWS
             has_few = per_window < REQUESTS_PER_WINDOW / 2
             if self.repeat and seconds is None and has_few and window_ms == first_ms:
@@ -261,7 +298,7 @@ class PerfAnalyzer:
 
     def _attempt(
         self, endpoint: Endpoint, load: LoadPoint, window_ms: int
-    ) -> tuple[Measurement | None, list[MeasurementWindow]]:
+    ) -> tuple[Measurement, list[MeasurementWindow]] | None:
         """Return the measurement of one run and its windows; None if no request was answered in one of them."""
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
@@ -273,15 +310,16 @@ class PerfAnalyzer:
         if not text and not (unanswered and all_servers_respond(endpoint)):
             raise self._failure(endpoint, done)
         if unanswered:
-            return None, []
+            return None
         # perf_analyzer's times describe the requested model, which may not be the one that batches
-        times = endpoint.batcher not in ("", endpoint.model)
-        return replace(
-            with_statistics(read_csv(text), before, self._statistics(endpoint), times=times),
+        with_times = endpoint.batcher not in ("", endpoint.model)
+        measurement = replace(
+            with_statistics(read_csv(text), before, self._statistics(endpoint), with_times=with_times),
             requests=read_request_count(done.output),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
-        ), read_windows(done.output)
+        )
+        return measurement, read_windows(done.output)
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with self.stopwatch.count("server"):
@@ -297,23 +335,6 @@ class PerfAnalyzer:
         start_seconds, started = self._start_seconds(), time.monotonic()
         due = started + start_seconds + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
         drain_seconds = max(self.drain_seconds, DRAIN_BOUNDS * self.latency_bound_ms / 1000)
-        completed, progressed = -1, 0.0
-
-        def check() -> None:
-            nonlocal completed, progressed
-            if (now := time.monotonic()) <= due:
-                return
-            if not all_servers_respond(endpoint):
-                raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
-            if (count := completed_requests(endpoint)) != completed:
-                completed, progressed = count, now
-            elif now - progressed > drain_seconds:
-                raise ServerCrashed(
-                    f"perf_analyzer was killed after {now - started:.0f} s, because the server completed no request "
-                    f"for {drain_seconds:g} s",
-                    log=self.log,
-                )
-
         tls = endpoint.connection_for_load(self.protocol).tls
         is_system = self.shared_memory is not None and self.shared_memory.kind == "system"
         regions = _regions(endpoint) if is_system else ()
@@ -326,7 +347,7 @@ class PerfAnalyzer:
                 *([] if self.input_data in GENERATED_DATA else [Path(self.input_data)]),
             ],
             cpus=self.cpus,
-            check=check,
+            check=OverdueCheck(endpoint, self.log, started, due, drain_seconds),
             shm_patterns=regions,
         )
         with claimed(regions), self.stopwatch.count("load_generator"):

@@ -64,7 +64,7 @@ def auc(outputs: Mapping[str, Array], labels: Array) -> float:
     return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-BUILT_IN: dict[str, ScoreFunction] = {"accuracy": accuracy, "auc": auc}
+BUILT_IN_METRICS: dict[str, ScoreFunction] = {"accuracy": accuracy, "auc": auc}
 
 
 def _columns(outputs: Mapping[str, Array], labels: Array) -> tuple[Array, Array]:
@@ -166,7 +166,7 @@ def read_scorer(section: ScoreSection) -> Scorer:
     if isinstance(section.metric, MetricFunction):
         name = f"{section.metric.file.name}:{section.metric.function}"
         return Scorer(section.data, arrays, labels, name, _load_metric(section.metric, name))
-    return Scorer(section.data, arrays, labels, section.metric, BUILT_IN[section.metric])
+    return Scorer(section.data, arrays, labels, section.metric, BUILT_IN_METRICS[section.metric])
 
 
 def _load_metric(metric: MetricFunction, name: str) -> ScoreFunction:

@@ -74,7 +74,7 @@ def send_all(
     return responses
 
 
-HELD = ("READY", "UNLOADING")  # states of a model that has instances; it is no longer ready while it is unloaded
+STATES_WITH_INSTANCES = ("READY", "UNLOADING")  # a model keeps its instances until the end of an unload
 
 
 class ServerClient(Protocol):
@@ -147,7 +147,8 @@ def tls_context(tls: Tls, create: Callable[..., Any] = ssl.create_default_contex
     """
     context: ssl.SSLContext = create(cadata=None if tls.ca is None else _read_pem(tls.ca))
     if tls.cert is not None and tls.key is not None:
-        _read_pem(tls.cert), _read_pem(tls.key)
+        for file in (tls.cert, tls.key):
+            _read_pem(file)
         try:
             context.load_cert_chain(tls.cert, tls.key, password=lambda: _reject_password(tls.key))
         except (ssl.SSLError, OSError) as error:
@@ -155,8 +156,8 @@ def tls_context(tls: Tls, create: Callable[..., Any] = ssl.create_default_contex
             names = f"{show_path(tls.cert)} with the key {show_path(tls.key)}"
             raise BadInputError(f"{names}: not a certificate and its private key ({reason})") from None
     elif tls.cert is not None or tls.key is not None:
-        file = one_line(str(tls.cert or tls.key))
-        raise BadInputError(f"{file}: a client certificate needs its private key; give both")
+        name = one_line(str(tls.cert or tls.key))
+        raise BadInputError(f"{name}: a client certificate needs its private key; give both")
     return context
 
 

@@ -178,19 +178,19 @@ def in_shared_memory(
     slot_bytes = sum(map(_aligned, outputs.values()))
     count = concurrency or max(1, min(OPEN_LOOP_SLOTS, OPEN_LOOP_BYTES // slot_bytes))
     slots = [_output_slot(outputs, outputs_name, number * slot_bytes) for number in range(count)]
-    sent = OutgoingRequests(requests, slots, (f"{name}_*",))
+    outgoing_requests = OutgoingRequests(requests, slots, (f"{name}_*",))
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(closing(open_client(server))) for server in servers]
         regions = ((inputs_name, len(contents), contents), (outputs_name, count * slot_bytes, b""))
         for region_name, size, begin in regions:
             stack.enter_context(region(region_name, size, begin))
             for client in clients:
-                stack.enter_context(_registered(client, region_name, size, sent))
-        yield sent
+                stack.enter_context(_registered(client, region_name, size, outgoing_requests))
+        yield outgoing_requests
 
 
 @contextlib.contextmanager
-def _registered(client: ServerClient, name: str, size: int, sent: OutgoingRequests) -> Iterator[None]:
+def _registered(client: ServerClient, name: str, size: int, outgoing_requests: OutgoingRequests) -> Iterator[None]:
     try:
         client.register_shared_memory(name, size)
     except CallError as error:
@@ -198,7 +198,7 @@ def _registered(client: ServerClient, name: str, size: int, sent: OutgoingReques
     try:
         yield
     finally:
-        if sent.all_answered:
+        if outgoing_requests.all_answered:
             with contextlib.suppress(CallError):  # the server may have died
                 client.unregister_shared_memory(name)
 

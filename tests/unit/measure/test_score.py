@@ -18,7 +18,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.measure.score import BUILT_IN, MAX_REQUEST, Scorer, accuracy, auc, read_scorer
+from optimizer.measure.score import BUILT_IN_METRICS, MAX_REQUEST, Scorer, accuracy, auc, read_scorer
 from optimizer.model import recorded_samples
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import ScoreSection
@@ -276,7 +276,7 @@ def test_a_score_that_is_not_finite_is_a_deployment_error() -> None:
 
 
 def test_every_metric_of_the_profile_schema_exists() -> None:
-    assert tuple(BUILT_IN) == SCORES
+    assert tuple(BUILT_IN_METRICS) == SCORES
 
 
 @pytest.mark.parametrize(
