@@ -96,15 +96,15 @@ class ShapedArrivals:
         return RequestTimes(self.text, self.shape.seconds)
 
     def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
-        period = self.shape.seconds
-        whole = math.ceil(seconds / period - 1e-6)
-        cut = max(0.0, whole * period - seconds)  # the begin of the first period is not planned
-        first = whole and float(np.interp(cut / period, self.shape.edges, self.shape.shares))
-        count = max(1, round(rate * period * (whole - first)))
-        shares = np.sort(np.random.default_rng(seed).uniform(first, whole, count))
-        begun = np.floor(shares)
-        within = np.interp(shares - begun, self.shape.shares, self.shape.edges)
-        return np.clip(period * (begun + within) - cut, 0.0, np.nextafter(seconds, 0.0))
+        period_s = self.shape.seconds
+        periods = math.ceil(seconds / period_s - 1e-6)
+        skipped_s = max(0.0, periods * period_s - seconds)  # the begin of the first period is not planned
+        first_share = periods and float(np.interp(skipped_s / period_s, self.shape.edges, self.shape.shares))
+        count = max(1, round(rate * period_s * (periods - first_share)))
+        shares = np.sort(np.random.default_rng(seed).uniform(first_share, periods, count))
+        period_numbers = np.floor(shares)
+        positions = np.interp(shares - period_numbers, self.shape.shares, self.shape.edges)  # 0 to 1 in the period
+        return np.clip(period_s * (period_numbers + positions) - skipped_s, 0.0, np.nextafter(seconds, 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,16 +245,24 @@ def _row(name: str, line: int, row: list[str], columns: list[str]) -> dict[str, 
         raise BadInputError(f"{name}:{line}: has {len(row)} cells; write one for each of {', '.join(columns)}")
     values: dict[str, float] = {}
     for column, cell in zip(columns, map(str.strip, row), strict=True):
-        minimum, maximum = (1, MAX_SIZE) if column == SIZE else (0, MAX_PRIORITY)
         try:
-            values[column] = float(cell) if column == TIME else int(cell)
-        except ValueError:
-            values[column] = math.nan
-        is_valid = math.isfinite(values[column]) if column == TIME else minimum <= values[column] <= maximum
-        if not is_valid:
-            allowed = "a number of seconds" if column == TIME else f"a whole number from {minimum} to {maximum}"
-            raise BadInputError(f"{name}:{line}: {column} '{one_line(cell, 40)}' is not {allowed}")
+            values[column] = _parse_cell(column, cell)
+        except ValueError as error:
+            raise BadInputError(f"{name}:{line}: {column} '{one_line(cell, 40)}' is not {error}") from None
     return values
+
+
+def _parse_cell(column: str, cell: str) -> float:
+    """Return the value of ``cell``. Raises ValueError with the allowed values."""
+    minimum, maximum = (1, MAX_SIZE) if column == SIZE else (0, MAX_PRIORITY)
+    allowed = "a number of seconds" if column == TIME else f"a whole number from {minimum} to {maximum}"
+    try:
+        value = float(cell) if column == TIME else int(cell)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not (math.isfinite(value) if column == TIME else minimum <= value <= maximum):
+        raise ValueError(allowed)
+    return value
 
 
 def _recorded_classes(name: str, table: list[dict[str, float]], lines: list[int]) -> RecordedClasses:

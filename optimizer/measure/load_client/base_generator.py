@@ -20,7 +20,7 @@ import numpy as np
 from objectives.arrays import IntArray
 from objectives.metrics import LATENCY, TTFT, Measurement
 from objectives.sla import Sla
-from optimizer.core.endpoint import Endpoint, SharedMemory
+from optimizer.core.endpoint import Connection, Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.files import write_error
 from optimizer.core.measurement_windows import MAX_SPREAD, MIN_WINDOWS, longest_window_ms
@@ -73,14 +73,14 @@ DRAWN_PRIORITIES = 4096  # the priorities of later requests repeat these
 class RequestClasses:
     """The samples and the priority of each of several requests, and the number of its class.
 
-    The classes are those of a trace, or the priorities. ``turns`` says which request takes the entries of a data file
-    first, which next, and so on; None for the order of the requests.
+    The classes are those of a trace, or the priorities. ``entry_order`` has the indexes of the requests in the order
+    in which they take the entries of a data file; None for the order of the requests.
     """
 
     sizes: IntArray
     priorities: IntArray
     numbers: IntArray
-    turns: IntArray | None = None
+    entry_order: IntArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +250,8 @@ class LoadClientGenerator:
         order = self._order(messages, schedule)
         plan = self._send_plan(endpoint, schedule)
         before = self._statistics(endpoint)
-        with self._sending(endpoint, messages, schedule.concurrency) as sent:
-            record, client_seconds = self._run_client(endpoint, plan, sent, schedule.planned_ns, order.tolist())
+        with self._sending(endpoint, messages, schedule.concurrency) as requests:
+            record, client_seconds = self._run_client(endpoint, plan, requests, schedule.planned_ns, order.tolist())
         _check_server(endpoint, record)
         sizes, priorities = messages.sizes, messages.priorities
         if len(order):
@@ -315,7 +315,7 @@ class LoadClientGenerator:
         self,
         endpoint: Endpoint,
         plan: SendPlan,
-        sent: OutgoingRequests,
+        requests: OutgoingRequests,
         planned_ns: Sequence[int],
         order: Sequence[int],
     ) -> tuple[SendRecord, float]:
@@ -329,30 +329,23 @@ class LoadClientGenerator:
                 f"tune's own load client needs gRPC, but {connection.address} is an HTTP port; "
                 "give the gRPC port with --url"
             )
-        longest_seconds = max(plan.seconds, plan.stream.longest_seconds if plan.stream else 0.0)
-        end_seconds = CLIENT_SECONDS + CLIENT_BOUNDS * len(plan.addresses) * plan.latency_bound_ms / 1000
         tls_files = None if tls is None else {name: file and str(file) for name, file in asdict(tls).items()}
-        environment = {
-            **os.environ,
-            HEADERS_VARIABLE: json.dumps(connection.sent_headers),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
-        }
         try:
             with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
-                replace(plan, tls=tls_files).write(folder, sent.messages, planned_ns, order)
-                if sent.output_slots:
-                    write_output_slots(folder, sent.output_slots)
+                replace(plan, tls=tls_files).write(folder, requests.messages, planned_ns, order)
+                if requests.output_slots:
+                    write_output_slots(folder, requests.output_slots)
                 with self.stopwatch.count("load_generator"):
                     done = run_command(
                         [sys.executable, "-P", "-m", _client_module(plan), folder],
-                        timeout_seconds=longest_seconds + end_seconds,
+                        timeout_seconds=_client_limit_seconds(plan),
                         log=self.log,
-                        env=environment,
+                        env=_client_environment(connection),
                         cpus=self.cpus,
-                        shm_patterns=sent.regions,
+                        shm_patterns=requests.regions,
                     )
-                sent.all_answered = (folder / ALL_ANSWERED_FILE).exists()
+                requests.all_answered = (folder / ALL_ANSWERED_FILE).exists()
                 if done.exit_code != 0:
                     raise MeasurementError(_client_failure(done), log=self.log)
                 return SendRecord.read(folder), done.seconds
@@ -381,8 +374,8 @@ class LoadClientGenerator:
             return generated
         path = Path(self.input_data)
         entries = min(count_entries(path), MAX_SENT_ENTRIES)
-        kept = min(1.0, MAX_SENT_BYTES / path.stat().st_size)
-        entries = max(1, math.floor(kept * entries))
+        share = min(1.0, MAX_SENT_BYTES / path.stat().st_size)
+        entries = max(1, math.floor(share * entries))
         if self._mixes_sizes:
             return entries * math.ceil(generated / entries)
         return entries // math.gcd(entries, round(load.request_batch_size))
@@ -409,30 +402,39 @@ class LoadClientGenerator:
         except DeploymentError as error:
             kind = MeasurementError if all_servers_respond(endpoint) else ServerCrashed
             raise kind(str(error)) from error
-
-        def serialize(sizes: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
-            inputs = generate_request_inputs(
-                metadata,
-                endpoint.largest_request,
-                input_data=self.input_data,
-                shapes=self.shapes,
-                request_batch_sizes=sizes,
-                seed=self.seed,
-            )
-            pairs = zip(inputs, priorities, strict=True)
-            return [to_message(endpoint.model, tensors, priority) for tensors, priority in pairs]
-
         mix = self.request_mix
-        (largest,) = serialize([mix.largest if mix else round(load.request_batch_size)], [0])
+        largest_size = mix.largest if mix else round(load.request_batch_size)
+        (largest,) = self._serialize(endpoint, metadata, [largest_size], [0])
         min_count = 1 if mix is None else MIN_MIXED_MESSAGES
         max_count = MAX_SENT_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
         count = self._message_count(load, min(MAX_GENERATED, max(min_count, max_count)))
         classes = self._request_classes(load, count)
-        turns = np.arange(len(classes.numbers)) if classes.turns is None else classes.turns
-        made = serialize(classes.sizes[turns].tolist(), classes.priorities[turns].tolist())
-        serialized = [made[index] for index in np.argsort(turns).tolist()]
+        order = np.arange(len(classes.numbers)) if classes.entry_order is None else classes.entry_order
+        in_entry_order = self._serialize(
+            endpoint, metadata, classes.sizes[order].tolist(), classes.priorities[order].tolist()
+        )
+        serialized = [in_entry_order[index] for index in np.argsort(order).tolist()]
         priorities = classes.priorities if classes.priorities.any() else ALIKE
         return Messages(serialized, classes.sizes, metadata, classes.numbers, priorities)
+
+    def _serialize(
+        self,
+        endpoint: Endpoint,
+        metadata: ModelMetadataResponse,
+        sizes: Sequence[int],
+        priorities: Sequence[int],
+    ) -> list[bytes]:
+        """Return a serialized request for each size and priority; the inputs are generated in this order."""
+        inputs = generate_request_inputs(
+            metadata,
+            endpoint.largest_request,
+            input_data=self.input_data,
+            shapes=self.shapes,
+            request_batch_sizes=sizes,
+            seed=self.seed,
+        )
+        pairs = zip(inputs, priorities, strict=True)
+        return [to_message(endpoint.model, tensors, priority) for tensors, priority in pairs]
 
 
 def _check_server(endpoint: Endpoint, record: SendRecord) -> None:
@@ -445,6 +447,20 @@ def _check_server(endpoint: Endpoint, record: SendRecord) -> None:
     else:
         return
     raise ServerCrashed(reason, lacks_gpu_memory=lacks_gpu_memory(reason))
+
+
+def _client_limit_seconds(plan: SendPlan) -> float:
+    """Return the time limit of the client process."""
+    load_seconds = max(plan.seconds, plan.stream.longest_seconds if plan.stream else 0.0)
+    return load_seconds + CLIENT_SECONDS + CLIENT_BOUNDS * len(plan.addresses) * plan.latency_bound_ms / 1000
+
+
+def _client_environment(connection: Connection) -> dict[str, str]:
+    return {
+        **os.environ,
+        HEADERS_VARIABLE: json.dumps(connection.sent_headers),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
+    }
 
 
 def _client_module(plan: SendPlan) -> str:

@@ -74,8 +74,8 @@ class OverloadDetector:
             wait, grew = self._shortest_wait(now, wait), False
         else:
             grew = self._has_grown(now, age)
-        many = unanswered > UNANSWERED_SHARE * sent
-        if many and (wait > self.patience_seconds or (grew and wait > self._grown_seconds)):
+        has_backlog = unanswered > UNANSWERED_SHARE * sent
+        if has_backlog and (wait > self.patience_seconds or (grew and wait > self._grown_seconds)):
             return f"overloaded: {unanswered:,} requests unanswered after {now:.1f} s, the oldest for {age:.2f} s"
         return ""
 
@@ -84,9 +84,9 @@ class OverloadDetector:
         self._answered.append((now, answered))
         while len(self._answered) > 1 and self._answered[1][0] <= now - self.patience_seconds:
             self._answered.popleft()
-        then, answered_then = self._answered[0]
-        recently = answered - answered_then
-        return unanswered * (now - then) / recently if recently else math.inf
+        earlier, earlier_answered = self._answered[0]
+        newly_answered = answered - earlier_answered
+        return unanswered * (now - earlier) / newly_answered if newly_answered else math.inf
 
     def _shortest_wait(self, now: float, wait: float) -> float:
         """Return the shortest wait of the last period; 0 before the first one has ended."""
@@ -293,10 +293,10 @@ class LoadClient:
         channels = self._channels
         if len(channels) == 1:
             return channels[0]
-        chosen = min(channels, key=lambda channel: channel.unanswered)
-        channels.remove(chosen)
-        channels.append(chosen)
-        return chosen
+        channel = min(channels, key=lambda channel: channel.unanswered)
+        channels.remove(channel)
+        channels.append(channel)
+        return channel
 
     def _record_sent(self, now_ns: int) -> None:
         self._sent_ns.append(now_ns)
@@ -323,8 +323,8 @@ class LoadClient:
     def _end_calls(self, channel: Channel, ended: Sequence[tuple[int, str]], now_ns: int) -> None:
         """Record the end of calls of ``channel``, given with their number there and their error."""
         warm_ups = self._warm_ups
-        for own_number, error in ended:
-            call = channel.calls[own_number]
+        for channel_number, error in ended:
+            call = channel.calls[channel_number]
             channel.ended += 1
             if error:
                 self._note_failure(call, error)
@@ -406,7 +406,7 @@ class ClosedLoopClient(LoadClient):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._end_ns = int(1e9 * self._plan.seconds)
-        self._counted, self._answered_at_ns = 0, 0  # answers at the last check, and when they had increased
+        self._last_progress, self._progressed_at_ns = 0, 0  # ``_progress`` at the last check, and when it had grown
 
     @property
     def _progress(self) -> int:
@@ -425,11 +425,11 @@ class ClosedLoopClient(LoadClient):
     def _send_due(self) -> int:
         now_ns = self._now_ns()
         if now_ns < self._end_ns:
-            for _ in range(self._wanted_in_flight(now_ns) - self._in_flight):
+            for _ in range(self._target_in_flight(now_ns) - self._in_flight):
                 self._send(now_ns)
         return self._end_ns if now_ns < self._end_ns else sys.maxsize
 
-    def _wanted_in_flight(self, now_ns: int) -> int:
+    def _target_in_flight(self, now_ns: int) -> int:
         """Return how many requests should be in flight now."""
         return self._plan.concurrency
 
@@ -439,9 +439,9 @@ class ClosedLoopClient(LoadClient):
 
     def _check_progress(self, now_ns: int, detector: OverloadDetector) -> None:
         """Raise TimeoutError if the server has not answered any request for a long time."""
-        if self._progress > self._counted:
-            self._counted, self._answered_at_ns = self._progress, now_ns
-        waited_seconds = (now_ns - self._answered_at_ns) / 1e9
+        if self._progress > self._last_progress:
+            self._last_progress, self._progressed_at_ns = self._progress, now_ns
+        waited_seconds = (now_ns - self._progressed_at_ns) / 1e9
         if waited_seconds > max(STALL_SECONDS, detector.patience_seconds):
             raise TimeoutError(f"no answer within {waited_seconds:.0f} s")
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import LATENCY, Measurement, Metric
+from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.failure_causes import without_traceback
@@ -145,9 +146,8 @@ def summarize_closed_loop(
     load, sla = planned.load, planned.sla
     if record.error:
         raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
-    every = record
-    record, sizes, failed = split_failures(record, planned.sizes)
-    requests = AnsweredRequests.of(record, planned.seconds, sizes, planned.token_output)
+    served, sizes, failed = split_failures(record, planned.sizes)
+    requests = AnsweredRequests.of(served, planned.seconds, sizes, planned.token_output)
     if failed:
         failed.check_some_served(len(requests.latencies_ms), load)
     is_streaming = requests.responses is not None
@@ -156,33 +156,32 @@ def summarize_closed_loop(
         raise NoAnswersError(f"no request {verb} within {requests.seconds:.3g} s at {load}")
     if is_streaming:
         parts = requests.most_parts(parts, MIN_STREAMED_REQUESTS)
-    reason = (
-        ""
-        if math.isinf(spread_limit)
-        else describe_disagreement(requests.windows, sla, spread_limit, is_streaming=is_streaming)
-    )
+    reason = ""
     if record.cpu_share > SATURATED_CPU_SHARE:
         reason = (
             f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; "
             f"{CLIENT_CPU_ADVICE}"
         )
-    measurements = [
-        replace(
-            make_measurement(
-                part.latencies_ms, part.sizes, part.seconds, sla, reason, part.stream_times, part.output
-            ),
-            goodput_infer_per_sec=float(part.sizes[within_bounds(part.latencies_ms, part.stream_times, sla)].sum())
-            / part.seconds,
-        )
-        if len(part.latencies_ms)
-        else measure_nothing(reason)
-        for part in requests.parts(parts)
-    ]
+    elif not math.isinf(spread_limit):
+        reason = describe_disagreement(requests.windows, sla, spread_limit, is_streaming=is_streaming)
+    measurements = [_measurement(part, sla, reason) for part in requests.parts(parts)]
     edges_ns = np.linspace(requests.begin_ns, requests.end_ns, len(measurements) + 1)
-    times_ns = every.answered_ns.copy()
+    times_ns = record.answered_ns.copy()
     if failed:
         longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
         failed_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
         measurements = failed.added_to(measurements, failed_ns, edges_ns)
-        times_ns[request_outcomes(every) != RequestOutcome.SERVED] = failed_ns
-    return with_priorities(measurements, every, planned, times_ns, edges_ns)
+        times_ns[request_outcomes(record) != RequestOutcome.SERVED] = failed_ns
+    return with_priorities(measurements, record, planned, times_ns, edges_ns)
+
+
+def _measurement(requests: AnsweredRequests, sla: Sla, reason: str) -> Measurement:
+    """Return the measurement over the time of ``requests``; ``reason`` says why it is not stable."""
+    latencies_ms, stream_times, seconds = requests.latencies_ms, requests.stream_times, requests.seconds
+    if not len(latencies_ms):
+        return measure_nothing(reason)
+    in_time = within_bounds(latencies_ms, stream_times, sla)
+    return replace(
+        make_measurement(latencies_ms, requests.sizes, seconds, sla, reason, stream_times, requests.output),
+        goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
+    )

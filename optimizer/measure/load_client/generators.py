@@ -113,12 +113,12 @@ class OpenLoopGenerator(LoadClientGenerator):
         recorded = self._recorded_classes
         if recorded is None:
             return super()._request_classes(load, count)
-        each = np.maximum(1, np.round(count * recorded.counts / recorded.counts.sum())).astype(np.int64)
-        sizes, priorities = np.repeat(np.array(recorded.classes), each, axis=0).T
+        counts = np.maximum(1, np.round(count * recorded.counts / recorded.counts.sum())).astype(np.int64)
+        sizes, priorities = np.repeat(np.array(recorded.classes), counts, axis=0).T
         sizes = np.where(sizes == 0, round(load.request_batch_size), sizes)
-        numbers = np.repeat(np.arange(len(each)), each)
-        drawn = np.random.default_rng(self.seed).permutation(len(numbers))  # a file may be sorted
-        return RequestClasses(sizes, priorities, numbers, drawn)
+        numbers = np.repeat(np.arange(len(counts)), counts)
+        entry_order = np.random.default_rng(self.seed).permutation(len(numbers))  # a file may be sorted
+        return RequestClasses(sizes, priorities, numbers, entry_order)
 
     def _plan(self, load: LoadPoint, seconds: float, seed: int) -> list[int]:
         """Return the planned times in nanoseconds."""

@@ -84,7 +84,7 @@ def make_measurement(
 ) -> Measurement:
     """Return the throughput of the ``answered`` samples and the times of the requests as a measurement.
 
-    ``streams`` and ``output`` are the times and the responses of a model that streams.
+    ``stream_times`` and ``output`` are the times and the responses of a model that streams.
     """
     fields: dict[str, Any] = output.fields(seconds) if output else {}
     if stream_times:
@@ -132,8 +132,8 @@ def within_bounds(latencies_ms: FloatArray, stream_times: StreamTimes | None, sl
     """Return which requests are within all latency bounds; a bound on a time that a request lacks does not matter."""
     in_time = np.ones(len(latencies_ms), dtype=np.bool_)
     times_ms = {LATENCY: latencies_ms, **(stream_times.by_timing() if stream_times else {})}
-    for timing, own_ms in times_ms.items():
-        in_time &= ~(own_ms > min(sla.bounds_ms(timing), default=math.inf))
+    for timing, request_times_ms in times_ms.items():
+        in_time &= ~(request_times_ms > min(sla.bounds_ms(timing), default=math.inf))
     return in_time
 
 
@@ -195,20 +195,20 @@ def with_priorities(
     outcomes, count = request_outcomes(record), len(record.planned_ns)
     ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
     latencies_ms = (ended_ns - record.planned_ns) / 1e6
-    own_sizes, own_priorities = np.resize(planned.sizes, count), np.resize(planned.priorities, count)
-    above = np.where(times_ns == edges_ns[-1], len(measurements), np.searchsorted(edges_ns, times_ns, side="right"))
-    part_numbers = above - 1
+    sizes, priorities = np.resize(planned.sizes, count), np.resize(planned.priorities, count)
+    edges_before = np.searchsorted(edges_ns, times_ns, side="right")
+    part_numbers = np.where(times_ns == edges_ns[-1], len(measurements), edges_before) - 1
     seconds = float(edges_ns[-1] - edges_ns[0]) / len(measurements) / 1e9
     result = []
     for part, measurement in enumerate(measurements):
         statistics = []
-        for priority in np.unique(own_priorities).tolist():
-            selected = (part_numbers == part) & (own_priorities == priority)
+        for priority in np.unique(priorities).tolist():
+            selected = (part_numbers == part) & (priorities == priority)
             served = selected & (outcomes == RequestOutcome.SERVED)
             rejected, timed_out, failed = (
                 int(np.count_nonzero(selected & (outcomes == outcome))) for outcome in FAILURES
             )
-            rate = float(own_sizes[served].sum()) / seconds
+            rate = float(sizes[served].sum()) / seconds
             sketch = sketch_latencies(latencies_ms[served])
             count_served = int(served.sum())
             statistics.append(PriorityStatistic(priority, count_served, rejected, timed_out, failed, rate, sketch))
@@ -284,7 +284,7 @@ def split_failures(record: SendRecord, sizes: IntArray) -> tuple[SendRecord, Int
             planned_ns=record.planned_ns[served],
             sent_ns=record.sent_ns[served],
             answered_ns=record.answered_ns[served],
-            responses=record.responses and _of_requests(record.responses, served),
+            responses=record.responses and _responses_to(record.responses, served),
         ),
         np.resize(sizes, len(outcomes))[served],
         FailedRequests(record.planned_ns[failed], ended_ns[failed], outcomes[failed], message),
@@ -310,17 +310,17 @@ def failure_outcome(message: str) -> RequestOutcome:
     return RequestOutcome.TIMED_OUT if _TIMEOUT.search(message) else RequestOutcome.FAILED
 
 
-def _of_requests(responses: ResponseRecord, kept: Mask) -> ResponseRecord:
-    """Return the responses to the requests in ``kept``."""
+def _responses_to(responses: ResponseRecord, selected: Mask) -> ResponseRecord:
+    """Return the responses to the ``selected`` requests."""
     counts = np.diff(responses.offsets)
-    is_kept = np.repeat(kept, counts)
+    is_selected = np.repeat(selected, counts)
     return replace(
         responses,
-        offsets=np.concatenate(([0], np.cumsum(counts[kept]))),
-        arrived_ns=responses.arrived_ns[is_kept],
-        messages=tuple(np.array(responses.messages, dtype=object)[is_kept]),
+        offsets=np.concatenate(([0], np.cumsum(counts[selected]))),
+        arrived_ns=responses.arrived_ns[is_selected],
+        messages=tuple(np.array(responses.messages, dtype=object)[is_selected]),
     )
 
 
-def _with_failures(measurement: Measurement, rejected: int, timed_out: int, other: int) -> Measurement:
-    return replace(measurement, rejected_requests=rejected, timed_out_requests=timed_out, failed_requests=other)
+def _with_failures(measurement: Measurement, rejected: int, timed_out: int, failed: int) -> Measurement:
+    return replace(measurement, rejected_requests=rejected, timed_out_requests=timed_out, failed_requests=failed)

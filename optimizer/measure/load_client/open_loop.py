@@ -62,8 +62,8 @@ class SentRequests:
     """The requests planned between the end of the lead-in and ``end_seconds``, in planned order.
 
     ``latencies_ms`` count from the planned send time to the answer. For an unanswered request it is the time until
-    the client stopped reading answers, a lower bound. ``sizes`` are samples per request. ``streams`` are the times
-    and responses of a model that streams; its time to first response counts from the planned send time too.
+    the client stopped reading answers, a lower bound. ``sizes`` are samples per request. ``stream_times`` are
+    those of a model that streams; its time to first response counts from the planned send time too.
     """
 
     planned_seconds: FloatArray
@@ -87,7 +87,7 @@ class SentRequests:
         """Return the counted requests of ``record``.
 
         ``seconds`` is the planned time including the lead-in; request ``i`` has ``sizes[i % len(sizes)]`` samples.
-        ``streamed`` are the responses of a model that streams, whose client chose the time that counts.
+        ``responses`` are those of a model that streams, whose client chose the time that counts.
         """
         planned, ended_ns, answered = record.planned_ns, record.ended_ns, record.answered_ns
         begin_ns, end_ns = lead_in_seconds * 1e9, seconds * 1e9
@@ -173,12 +173,12 @@ class SentRequests:
         failed = np.histogram(failed_seconds, edges)[0].tolist()
         return [
             MeasurementWindow(
-                rate * float(part.answered.sum()) / (len(part.answered) + own_failed),
+                rate * float(part.answered.sum()) / (len(part.answered) + failed_count),
                 window_time_ms(part.latencies_ms, part.stream_times, metric),
             )
             if len(part.latencies_ms)
             else MeasurementWindow(0.0, 0.0)
-            for part, own_failed in zip(self.parts(MIN_WINDOWS), failed, strict=True)
+            for part, failed_count in zip(self.parts(MIN_WINDOWS), failed, strict=True)
         ]
 
 
@@ -319,10 +319,9 @@ def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) 
         median_ms = quantile(last, 0.5) if len(last) else 0.0
         behind = median_ms > 1e3 * BEHIND_SHARE * requests.span_seconds or bool(np.any(record.sent_ns == NEVER))
     if behind:
-        used = f"it used {record.cpu_share:.0%} of a core"
         raise LateError(
-            f"the load generator cannot keep up: {_late(requests, load)} ({used}); lower the rate, "
-            f"{CLIENT_CPU_ADVICE}"
+            f"the load generator cannot keep up: {_describe_lateness(requests, load)} (it used "
+            f"{record.cpu_share:.0%} of a core); lower the rate, {CLIENT_CPU_ADVICE}"
         )
 
 
@@ -334,12 +333,12 @@ def _check_verdict(requests: SentRequests, on_time: SentRequests, planned: Plann
     missed = planned.sla.missed(measured)
     if missed and missed.is_met(at_best):
         raise LateError(
-            f"the load generator was late: {_late(requests, planned.load)}; {missed} is missed, "
+            f"the load generator was late: {_describe_lateness(requests, planned.load)}; {missed} is missed, "
             f"but could be met without that lateness; lower the rate, {CLIENT_CPU_ADVICE}"
         )
 
 
-def _late(requests: SentRequests, load: LoadPoint) -> str:
+def _describe_lateness(requests: SentRequests, load: LoadPoint) -> str:
     return (
         f"at {load.request_rate:,.6g} requests/s {requests.late_share():.1%} were sent more than {LATE_MS:g} ms "
         f"late, by up to {four_digits(float(requests.late_by_ms.max()))} ms"

@@ -57,10 +57,10 @@ class StreamedRequests:
         request = np.repeat(np.arange(requests), np.diff(record.offsets))[is_response]
         arrived_ns, tokens = record.arrived_ns[is_response], tokens[is_response]
         responses = np.bincount(request, minlength=requests)
-        ends, some = np.cumsum(responses), responses > 0
+        ends, has_responses = np.cumsum(responses), responses > 0
         first_ns, last_ns = np.full((2, requests), NEVER, dtype=np.int64)
-        first_ns[some] = arrived_ns[(ends - responses)[some]]
-        last_ns[some] = arrived_ns[ends[some] - 1]
+        first_ns[has_responses] = arrived_ns[(ends - responses)[has_responses]]
+        last_ns[has_responses] = arrived_ns[ends[has_responses] - 1]
         tokens_of_request = np.bincount(request, weights=tokens, minlength=requests).astype(np.int64)
         return cls(first_ns, last_ns, responses, tokens_of_request, arrived_ns, tokens)
 
@@ -87,12 +87,12 @@ class StreamedRequests:
 
     def _arrivals_ms(self, started_ns: IntArray, has_ended: npt.NDArray[np.bool_]) -> Arrays:
         """Return the arrivals of each request's responses after ``started_ns``; none if it has not ended."""
-        every = np.empty(len(started_ns), dtype=object)
+        arrivals_ms = np.empty(len(started_ns), dtype=object)
         begin = 0
         for index, (started, ended, count) in enumerate(zip(started_ns, has_ended, self.responses, strict=True)):
-            every[index] = (self.arrived_ns[begin : begin + count * ended] - started) / 1e6
+            arrivals_ms[index] = (self.arrived_ns[begin : begin + count * ended] - started) / 1e6
             begin += count
-        return every
+        return arrivals_ms
 
     def output_between(self, begin_ns: float, end_ns: float) -> StreamOutput:
         """Return the number of responses and tokens that arrived in this time."""

@@ -54,13 +54,13 @@ def _varint(number: int) -> bytes:
 
 @dataclass(slots=True)
 class Slot:
-    """One of the sequences in flight: ``left`` steps are still to be sent, 0 before a new sequence.
+    """One of the sequences in flight: ``steps_left`` steps are still to be sent, 0 before a new sequence.
 
     ``entry`` is the number of the request whose inputs the next step has.
     """
 
     sequence: int = 0
-    left: int = 0
+    steps_left: int = 0
     entry: int = 0
 
 
@@ -97,7 +97,7 @@ class SequenceClient(ClosedLoopClient):
             return sys.maxsize
         while self._idle:
             slot = self._idle.popleft()
-            is_first = not slot.left
+            is_first = not slot.steps_left
             if is_first:
                 self._begin(slot)
             self._send_step(slot, now_ns, is_first=is_first)
@@ -107,15 +107,15 @@ class SequenceClient(ClosedLoopClient):
         """Give ``slot`` a new sequence."""
         length = next(self._lengths)
         if not slot.sequence:
-            open_before = sum(1 for other in self._slots if other.sequence)
+            open_before = sum(1 for open_slot in self._slots if open_slot.sequence)
             length = max(1, length * (open_before + 1) // len(self._slots))
-        slot.sequence, slot.left, slot.entry = next(self._ids), length, self._next_entry
+        slot.sequence, slot.steps_left, slot.entry = next(self._ids), length, self._next_entry
         self._next_entry += length
 
     def _send_step(self, slot: Slot, now_ns: int, *, is_first: bool = False) -> None:
         message = self._messages[slot.entry % len(self._messages)]
-        slot.entry, slot.left = slot.entry + 1, slot.left - 1
-        self._request(message + step_parameters(slot.sequence, start=is_first, end=not slot.left))
+        slot.entry, slot.steps_left = slot.entry + 1, slot.steps_left - 1
+        self._request(message + step_parameters(slot.sequence, start=is_first, end=not slot.steps_left))
         self._record_sent(now_ns)
         self._slot_of.append(slot)
 
@@ -124,8 +124,8 @@ class SequenceClient(ClosedLoopClient):
         while not self._error:
             while self._idle:
                 slot = self._idle.popleft()
-                if slot.left:
-                    slot.left = 1
+                if slot.steps_left:
+                    slot.steps_left = 1
                     self._send_step(slot, self._now_ns())
             if not self._in_flight:
                 break

@@ -62,9 +62,10 @@ class StreamingClient(LoadClient):
         # of each response, in the order of arrival; the message itself is written to a file at once
         self._requests, self._arrived_ns, self._sizes = array("q"), array("q"), array("q")
         self._begun_ns: list[int] = []  # the first response of each request, or its end without one
-        self._begun, self._received_ns, self._longest_ns = 0, 0, 0
+        self._begun_count, self._received_ns, self._longest_ns = 0, 0, 0
         self._alone_ns = 0  # the duration of a request that is sent alone
-        self._generations, self._awaited = 1, 0
+        # how often the lead-in still waits for all requests that were sent so far, and their number
+        self._generations_left, self._awaited = 1, 0
         self._begin_ns = NEVER
 
     def run(self, folder: Path) -> None:
@@ -104,8 +105,8 @@ class StreamingClient(LoadClient):
         ended, messages = channel.http2.receive(data), channel.http2.messages
         if ended or messages:
             self._received_ns = now_ns
-        for own_number, message in messages:
-            call = channel.calls[own_number]
+        for channel_number, message in messages:
+            call = channel.calls[channel_number]
             if message[:1] == ERROR_TAG:
                 self._note_failure(call, error_text(message))
             elif call >= self._warm_ups:
@@ -125,15 +126,15 @@ class StreamingClient(LoadClient):
     def _note_begun(self, request: int, now_ns: int) -> None:
         if self._begun_ns[request] == NEVER:
             self._begun_ns[request] = now_ns
-            self._begun += 1
+            self._begun_count += 1
 
     def _lead_in_has_ended(self, now_ns: int) -> bool:
         """Return whether the lead-in ends now. Called every WATCH_SECONDS until it does."""
         first = self._answered_ns[: self._awaited]
-        if self._generations and len(first) == self._awaited and NEVER not in first:
-            self._generations -= 1
+        if self._generations_left and len(first) == self._awaited and NEVER not in first:
+            self._generations_left -= 1
             self._awaited = len(self._sent_ns)
-        is_steady = not self._generations and now_ns >= 1e9 * MIN_LEAD_IN_SECONDS
+        is_steady = not self._generations_left and now_ns >= 1e9 * MIN_LEAD_IN_SECONDS
         return is_steady or now_ns >= 1e9 * MAX_LEAD_IN_SECONDS
 
     def _write_record(self, folder: Path) -> None:
@@ -160,7 +161,7 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
         lead_in_requests = self._stream.lead_in_requests
         self._measured_ns = self._planned_ns[lead_in_requests:]
         del self._planned_ns[lead_in_requests:]
-        self._generations, self._awaited = 2, min(OPEN_LOOP_AWAITED, lead_in_requests)
+        self._generations_left, self._awaited = 2, min(OPEN_LOOP_AWAITED, lead_in_requests)
 
     def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
         sent, total = len(self._sent_ns), len(self._planned_ns)
@@ -173,7 +174,7 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
         while self._oldest < sent and self._begun_ns[self._oldest] != NEVER:
             self._oldest += 1
         waiting_ns = now_ns - self._sent_ns[self._oldest] if self._oldest < sent else 0
-        self._overload = detector.reason(now_ns / 1e9, sent, self._begun, waiting_ns / 1e9)
+        self._overload = detector.reason(now_ns / 1e9, sent, self._begun_count, waiting_ns / 1e9)
         if self._overload or (sent == total and self._begin_ns == NEVER):
             return bool(self._overload)
         late_ns = now_ns - self._planned_ns[min(sent, total - 1)]
@@ -215,7 +216,7 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
         """The time over which the first requests are spread."""
         return min(self._alone_ns, int(1e9 * MAX_STARTING_SECONDS))
 
-    def _wanted_in_flight(self, now_ns: int) -> int:
+    def _target_in_flight(self, now_ns: int) -> int:
         concurrency = self._plan.concurrency
         return concurrency if now_ns >= self._starting_ns else 1 + concurrency * now_ns // self._starting_ns
 
