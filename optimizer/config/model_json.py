@@ -47,16 +47,16 @@ def values(model: Path, paths: Iterable[str]) -> dict[str, FieldValue]:
     return {path: value for path, value in fields.items() if isinstance(value, (str, int, float))}
 
 
-def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, bytes]:
-    """Return the content of each model.json with the values ``chosen``, by its path in the folder ``model``.
+def files_with(model: Path, settings: Mapping[str, FieldValue]) -> dict[str, bytes]:
+    """Return the content of each model.json with the ``settings``, by its path in the folder ``model``.
 
-    A file that has all of them already keeps its content. Raises BadInputError if a file cannot be read, or if values
-    are chosen and there is no file.
+    A file that has all of them already keeps its content. Raises BadInputError if a file cannot be read, or if there
+    are settings and no file.
     """
     folders = versions(model)
-    if chosen and not folders:
+    if settings and not folders:
         raise BadInputError(f"{show_path(model)}: no version folder has a {FILE}; leave space.model_json out")
-    return {f"{folder.name}/{FILE}": _with(folder / FILE, chosen) for folder in folders}
+    return {f"{folder.name}/{FILE}": _content_with(folder / FILE, settings) for folder in folders}
 
 
 def override_files(model: Path, changed_files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -100,12 +100,12 @@ def parse(file: Path) -> dict[str, Any]:
     return content
 
 
-def _with(file: Path, chosen: Mapping[str, FieldValue]) -> bytes:
+def _content_with(file: Path, settings: Mapping[str, FieldValue]) -> bytes:
     content = parse(file)
-    present = {key: content[key] for key in chosen if key in content}
-    if present == chosen and all(type(present[key]) is type(value) for key, value in chosen.items()):
+    present = {key: content[key] for key in settings if key in content}
+    if present == settings and all(type(present[key]) is type(value) for key, value in settings.items()):
         return file.read_bytes()
-    return (json.dumps(content | dict(chosen), indent=4) + "\n").encode()
+    return (json.dumps(content | dict(settings), indent=4) + "\n").encode()
 
 
 def _all_versions(model: Path) -> list[Path]:

@@ -121,10 +121,10 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
         return ""
     copied = backend_of(source.tuned_config) in BACKENDS_THAT_COPY and not source.composing
     weights = int(source.facts.get("model_bytes", 0)) if copied and options.max_instance_count is None else 0
-    needed, memory = largest * (PROCESS_BYTES + weights), memory_bytes()
-    if needed <= memory:
+    needed_bytes, limit_bytes = largest * (PROCESS_BYTES + weights), memory_bytes()
+    if needed_bytes <= limit_bytes:
         return ""
     return (
-        f"{largest:,} instances need about {needed / GIB:.1f} GiB of memory, and tune may use "
-        f"{memory / GIB:.1f} GiB; write fewer{', or set --max-instance-count' if weights else ''}"
+        f"{largest:,} instances need about {needed_bytes / GIB:.1f} GiB of memory, and tune may use "
+        f"{limit_bytes / GIB:.1f} GiB; write fewer{', or set --max-instance-count' if weights else ''}"
     )

@@ -155,9 +155,8 @@ def _tuned_space(
         return SearchSpace(sizes, instance_count=section.instance_group_count or _counts(hardware), fields=fields)
     counts = section.instance_group_count or _counts(hardware)
     if section.instance_group_count is None and has_llm_engine(source.tuned_config):
-        counts = (
-            model_config.candidate_of(source.tuned_config).instance_count,
-        )  # each engine fills the GPU's memory
+        present_count = model_config.candidate_of(source.tuned_config).instance_count
+        counts = (present_count,)  # each engine fills the GPU's memory
     if largest == 0:
         return SearchSpace((0,), instance_count=counts, fields=fields)
     sizes = section.max_batch_size or _powers_of_two(least, max(largest, least))
@@ -287,13 +286,13 @@ def limit_choices(choices: Mapping[str, Sequence[FieldValue]], limit: int) -> di
     The last choices of the settings with most choices are left out. A setting with only its first choice is not
     varied.
     """
-    kept = {path: tuple(values) for path, values in choices.items()}
-    while math.prod(map(len, kept.values())) > max(1, limit):
-        path = max(reversed(kept), key=lambda path: len(kept[path]))  # of several, the last
-        kept[path] = kept[path][:-1]
+    limited = {path: tuple(values) for path, values in choices.items()}
+    while math.prod(map(len, limited.values())) > max(1, limit):
+        path = max(reversed(limited), key=lambda path: len(limited[path]))  # of several, the last
+        limited[path] = limited[path][:-1]
     return {
         path: tuple(sorted(values, key=lambda value: -1.0 if value == OFF else float(value)))
-        for path, values in kept.items()
+        for path, values in limited.items()
         if len(values) > 1
     }
 

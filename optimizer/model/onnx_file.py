@@ -96,13 +96,13 @@ def external_files(model: ModelProto, path: Path) -> tuple[PurePosixPath, ...]:
     """
     from onnx import TensorProto
 
-    needed: dict[str, int] = {}
+    end_by_location: dict[str, int] = {}
     for tensor in _tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             location = entries.get("location", "")
-            needed[location] = max(needed.get(location, 0), _end(entries))
-    for location, size in needed.items():
+            end_by_location[location] = max(end_by_location.get(location, 0), _end_of_tensor(entries))
+    for location, end in end_by_location.items():
         where = f"{show_path(path)}: its weights are in {format_value(location)}"
         parts = PurePosixPath(location).parts
         if not location.isprintable() or not parts or ".." in parts or location.startswith("/"):
@@ -112,10 +112,10 @@ def external_files(model: ModelProto, path: Path) -> tuple[PurePosixPath, ...]:
         file = path.parent / location
         if not file.is_file():
             raise BadInputError(f"{where}, which is missing; put that file into {show_path(path.parent)}")
-        if file.stat().st_size < size:
-            sizes = f"{file.stat().st_size:,} bytes of at least {size:,}"
+        if file.stat().st_size < end:
+            sizes = f"{file.stat().st_size:,} bytes of at least {end:,}"
             raise BadInputError(f"{where}, which is truncated ({sizes}); download or save it again")
-    return tuple(map(PurePosixPath, sorted(needed)))
+    return tuple(map(PurePosixPath, sorted(end_by_location)))
 
 
 def check_loadable(model: ModelProto, path: Path) -> None:
@@ -194,7 +194,7 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
                 yield from _tensors(inner)
 
 
-def _end(entries: dict[str, str]) -> int:
+def _end_of_tensor(entries: dict[str, str]) -> int:
     """Return the end of a tensor in its file, 0 if unknown."""
     offset, length = (entries.get(key, "0") for key in ("offset", "length"))
     return int(offset) + int(length) if offset.isdecimal() and length.isdecimal() else 0
@@ -238,17 +238,15 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
         ("input", _inputs(model), config.input),
         ("output", list(model.graph.output), config.output),
     ):
-        graph_names = {tensor.name for tensor in tensors}
-        for wrong in (tensor.name for tensor in configured if tensor.name not in graph_names):
-            has = one_line(", ".join(sorted(graph_names)), MAX_LIST)
-            raise BadInputError(
-                f"{show_path(path)}: {kind} {format_value(wrong)} is not in {show_path(file)}, which has {has}"
-            )
         graph_tensors = {tensor.name: tensor for tensor in tensors}
+        for name in (tensor.name for tensor in configured if tensor.name not in graph_tensors):
+            graph_names = one_line(", ".join(sorted(graph_tensors)), MAX_LIST)
+            raise BadInputError(
+                f"{show_path(path)}: {kind} {format_value(name)} is not in {show_path(file)}, which has {graph_names}"
+            )
         for declared in configured:
-            which = f"{kind} {format_value(declared.name)}"
             if problem := _mismatch(declared, graph_tensors[declared.name], batched=batched):
-                raise BadInputError(f"{show_path(path)}: {which} {problem}")
+                raise BadInputError(f"{show_path(path)}: {kind} {format_value(declared.name)} {problem}")
         for tensor in () if configured else [tensor for tensor in tensors if tensor.name not in managed]:
             which = f"{kind} {format_value(tensor.name)} of {show_path(file)}"
             shape = _shape(tensor, which)
@@ -258,9 +256,9 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
                     f"batch dimension (its shape is {format_value(tuple(shape))}); write max_batch_size: 0"
                 )
             added = configured.add(name=tensor.name, data_type=_data_type(tensor, which))
-            dims = shape[1:] if batched else shape
             if not shape:
                 raise BadInputError(f"{which}: {NO_SCALARS}")
+            dims = shape[1:] if batched else shape
             added.dims.extend(dims or [1])
             if not dims:
                 added.reshape.SetInParent()  # one scalar per sample
@@ -345,11 +343,8 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
     name = model_name(file)
     config = model_config.with_explicit_counts(derive(model, file, name, largest_batch), gpu=gpu)
     check_loadable(model, file)
-    parts = [file, *(file.parent / weight for weight in weights)]
-    digest = hashlib.sha256()
-    for part in parts:
-        with part.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    files = [file, *(file.parent / weight for weight in weights)]
+    sha256 = _digest(files)
     try:
         repository = _link(file.absolute(), [str(weight) for weight in weights], name, cache)
     except OSError as error:
@@ -362,10 +357,19 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
         config,
         facts={
             "batch_dimension": "open" if config.max_batch_size else "none",
-            "model_bytes": sum(part.stat().st_size for part in parts),
-            "sha256": digest.hexdigest(),
+            "model_bytes": sum(path.stat().st_size for path in files),
+            "sha256": sha256,
         },
     )
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Return the SHA-256 of the SHA-256 digests of ``files``, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def model_name(file: Path) -> str:

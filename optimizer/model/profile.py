@@ -255,13 +255,13 @@ def _section_of(values: object, keys: Sequence[str]) -> tuple[str, ...] | None:
 
     ``values`` is the content of the profile, whose builder has settings of its own.
     """
-    inside = keys[:1] if keys[0] == "gpu" else ()
+    prefix = keys[:1] if keys[0] == "gpu" else ()
     section = _section_of_field().get(keys[-1])
     if section is None and keys[-1] in _builder_settings(values):
         section = ("model", "settings")
-    if section is None or (*inside, *section) == tuple(keys[:-1]):
+    if section is None or (*prefix, *section) == tuple(keys[:-1]):
         return None
-    return (*inside, *section)
+    return (*prefix, *section)
 
 
 @functools.cache
@@ -324,6 +324,16 @@ def _check_space(profile: Profile) -> None:
     if space.max_batch_size and size > (largest := max(*space.max_batch_size, 1)):  # every server would refuse it
         problem = f"{size} is larger than every space.max_batch_size; write at most {largest}"
         raise profile.fault("request", "batch_size", problem=problem)
+    _check_combinations(profile, space)
+    _check_repeated_fields(profile, space)
+    try:
+        _check_choices(space, sizes.fixed or 1)
+    except ValueError as error:
+        raise profile.space_fault(error) from None
+
+
+def _check_combinations(profile: Profile, space: SpaceSection) -> None:
+    """Raise BadInputError if the space has too many combinations of choices."""
     lists = (
         space.max_batch_size,
         space.max_queue_delay_microseconds,
@@ -335,28 +345,33 @@ def _check_space(profile: Profile) -> None:
     if combinations > _MAX_COMBINATIONS:
         problem = f"the choices have {combinations:,} combinations; give at most {_MAX_COMBINATIONS:,}"
         raise profile.fault("space", problem=problem)
+
+
+def _check_repeated_fields(profile: Profile, space: SpaceSection) -> None:
+    """Raise BadInputError if a path in ``config`` is a field that another key of the space sets."""
     with_keys = space.model_copy(update={"config": {}}).fields()
     for path in space.config:
         if path in with_keys:
             key = ".".join(keys_of_parameter(path))
             raise profile.fault("space", "config", path, problem=f"space.{key} sets this field too; keep one of them")
-    try:
-        for config in (space.config, *(section.config for section in space.models.values())):
-            for path, values in config.items():
-                refuse_field_of_key(path)
-                for value in values:
-                    field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
-        stateful = any(map(is_sequence_field, space.fields()))  # its delay and sizes are fields of the batcher
-        SearchSpace(
-            max_batch_size=space.max_batch_size or (MAX_INT32,),
-            max_queue_delay_us=(not stateful and space.max_queue_delay_microseconds) or ("off",),
-            preferred_batch_sizes=(not stateful and space.max_batch_size and space.preferred_batch_size) or ("none",),
-            instance_count=space.instance_group_count or (1,),
-            fields=space.fields(),
-            request_batch_size=sizes.fixed or 1,
-        )
-    except ValueError as error:
-        raise profile.space_fault(error) from None
+
+
+def _check_choices(space: SpaceSection, request_batch_size: int) -> None:
+    """Raise ValueError if a choice is not valid, or no combination of choices is."""
+    for config in (space.config, *(section.config for section in space.models.values())):
+        for path, values in config.items():
+            refuse_field_of_key(path)
+            for value in values:
+                field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
+    stateful = any(map(is_sequence_field, space.fields()))  # its delay and sizes are fields of the batcher
+    SearchSpace(
+        max_batch_size=space.max_batch_size or (MAX_INT32,),
+        max_queue_delay_us=(not stateful and space.max_queue_delay_microseconds) or ("off",),
+        preferred_batch_sizes=(not stateful and space.max_batch_size and space.preferred_batch_size) or ("none",),
+        instance_count=space.instance_group_count or (1,),
+        fields=space.fields(),
+        request_batch_size=request_batch_size,
+    )
 
 
 def inputs_and_source(profile: Profile) -> tuple[tuple[TensorSpec, ...], str]:

@@ -302,6 +302,7 @@ def _in_schema(*alternatives: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema(alternatives[0] if len(alternatives) == 1 else {"anyOf": list(alternatives)})
 
 
+# The JSON Schemas of the values, which do not follow from the functions that read them.
 _TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
 _NUMBER_OR_TEXT: Final[dict[str, Any]] = {"type": ["number", "string"]}
 _WHOLE: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum": MAX_INT32}

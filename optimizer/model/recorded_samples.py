@@ -94,9 +94,9 @@ def read_npz_samples(path: Path, tensors: Sequence[InputTensor], optional: froze
 def read_npy_samples(path: Path, tensors: Sequence[InputTensor], optional: frozenset[str]) -> list[InputSample]:
     """Return the samples of a .npy file, for a model with one required input. Raises BadInputError."""
     name = show_path(path)
-    needed = [tensor for tensor in tensors if tensor.name not in optional] or list(tensors)
-    if len(needed) != 1:
-        names = one_line(", ".join(tensor.name for tensor in needed), 200)
+    required = [tensor for tensor in tensors if tensor.name not in optional] or list(tensors)
+    if len(required) != 1:
+        names = one_line(", ".join(tensor.name for tensor in required), 200)
         raise BadInputError(f"{name}: holds one input, but the model has {names}; write a .npz file with np.savez")
     data = read_bytes(path, MAX_BYTES, FEWER)
     _refuse_objects(name, io.BytesIO(data))
@@ -104,21 +104,22 @@ def read_npy_samples(path: Path, tensors: Sequence[InputTensor], optional: froze
         array = np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
     except Exception:  # numpy raises several types for a damaged file
         raise BadInputError(f"{name}: not a .npy file; np.save writes one") from None
-    return _samples(path, {needed[0].name: array}, needed, optional)
+    return _samples(path, {required[0].name: array}, required, optional)
 
 
 def shape_of(size: int, tensor: InputTensor) -> tuple[int, ...]:
     """Return the shape of ``size`` values if the model leaves at most one dimension open. Raises ValueError."""
-    known_size = math.prod(dim for dim in tensor.dims if dim != -1)
+    fixed_size = math.prod(dim for dim in tensor.dims if dim != -1)
     open_dims = tensor.dims.count(-1)
     if open_dims > 1:
         raise ValueError(
             f"the model's shape is {list(tensor.dims)}, and the number of values determines only one open "
             f"dimension; give --shape {one_line(tensor.name, 60)}:SIZES"
         )
-    if size != known_size if open_dims == 0 else (known_size == 0 or size % known_size):
+    fits = (fixed_size > 0 and size % fixed_size == 0) if open_dims else size == fixed_size
+    if not fits:
         raise ValueError(f"has {size} values, but the model's shape is {list(tensor.dims)}")
-    return tuple(size // known_size if dim == -1 else dim for dim in tensor.dims)
+    return tuple(size // fixed_size if dim == -1 else dim for dim in tensor.dims)
 
 
 def _values(raw: bytes, tensor: InputTensor) -> Array:
@@ -138,16 +139,14 @@ def _samples(
 ) -> list[InputSample]:
     name = show_path(path)
     check_complete(name, arrays, tensors, optional)
-    fitting: dict[str, Array] = {}
-    for tensor in tensors:
-        if (key := tensor.name) not in arrays:
-            continue
-        fitting[key] = fit_samples(name, arrays[key], tensor)
-    counts = {key: len(array) for key, array in fitting.items()}
+    fitted = {
+        tensor.name: fit_samples(name, arrays[tensor.name], tensor) for tensor in tensors if tensor.name in arrays
+    }
+    counts = {key: len(array) for key, array in fitted.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         lengths = one_line(", ".join(f"{key} {count}" for key, count in counts.items()), 200)
         raise BadInputError(f"{name}: every array needs one entry per sample in its first dimension ({lengths})")
-    return [{key: array[i] for key, array in fitting.items()} for i in range(min(counts.values()))]
+    return [{key: array[i] for key, array in fitted.items()} for i in range(min(counts.values()))]
 
 
 def fit_samples(file: str, array: Array, tensor: InputTensor) -> Array:
@@ -185,14 +184,15 @@ def to_datatype(file: str, array: Array, tensor: InputTensor) -> Array:
     if tensor.datatype == "BYTES" and kind in "US":
         return np.asarray((np.char.encode(array, "utf-8", "surrogatepass") if kind == "U" else array).astype(object))
     if tensor.datatype == "BYTES" or kind not in "fiub":
-        held = one_line(str(array.dtype), 60)
-        raise BadInputError(f"{file}: input {name}: holds {held}, but the model takes {tensor.datatype}")
+        array_type = one_line(str(array.dtype), 60)
+        raise BadInputError(f"{file}: input {name}: holds {array_type}, but the model takes {tensor.datatype}")
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
     is_exact = dtype.kind in "iub" or kind == "b"
-    wrong = np.argwhere(cast != array if is_exact else np.isinf(cast) & np.isfinite(array))
-    if wrong.size:
-        sample, value = int(wrong[0][0]) + 1, array[tuple(wrong[0])]
+    changed = cast != array if is_exact else np.isinf(cast) & np.isfinite(array)
+    places = np.argwhere(changed)
+    if places.size:
+        sample, value = int(places[0][0]) + 1, array[tuple(places[0])]
         problem = f"{value} is {'not' if is_exact else 'too large for'} {tensor.datatype}"
         raise BadInputError(f"{file}: sample {sample}, input {name}: {problem}")
     return np.asarray(cast)
@@ -306,16 +306,17 @@ def _parse_cell(text: str, tensor: InputTensor) -> object:
     kind = tensor.dtype.kind
     if kind == "b":
         return _TRUTH.get(text.lower(), text)
+    if re.fullmatch("[+-]?[0-9]{1,40}", text):
+        return int(text)
+    if not text.isascii() or "_" in text:  # float() would accept these
+        return text
     try:
-        if re.fullmatch("[+-]?[0-9]{1,40}", text):
-            return int(text)
-        number = float(text) if text.isascii() and "_" not in text else None
+        number = float(text)
     except ValueError:
         return text
-    if number is not None and math.isinf(number) and "inf" not in text.lower():
+    if math.isinf(number) and "inf" not in text.lower():
         return text  # beyond the largest number, such as 1e400
-    whole = kind in "iu" and number is not None and number.is_integer()
-    return text if number is None else int(number) if whole else number
+    return int(number) if kind in "iu" and number.is_integer() else number
 
 
 def _flat_row(row: Mapping[str, Any]) -> dict[str, list[Any]]:

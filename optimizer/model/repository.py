@@ -34,8 +34,8 @@ PYTHON_BACKEND_VERSIONS = ("3.11", "3.12")  # Pythons with numpy 1, which the em
 NATIVE_FILES = {"tensorrt": ("model.plan",), "tensorflow": ("model.savedmodel", "model.graphdef")}
 TORCH = "torch==2.13.0"  # as in the extra ``pytorch``
 # members of a valid archive, inside its one folder
-MEMBERS = {".pt": ("/code/",), ".pt2": ("/models/", "/data/aotinductor/")}
-NEEDED = {
+ARCHIVE_MEMBERS = {".pt": ("/code/",), ".pt2": ("/models/", "/data/aotinductor/")}
+INVALID_ARCHIVES = {  # the error for a file without these members
     ".pt": "not TorchScript; write it with torch.jit.save (Triton cannot serve files of torch.save)",
     ".pt2": "neither a torch.export archive nor an AOTInductor package; write it with torch.export.save",
 }
@@ -60,8 +60,8 @@ def check_torch_file(path: Path) -> None:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         names = []
-    if not any(member in name for name in names for member in MEMBERS[kind]) and OLDER_EXPORT not in names:
-        raise BadInputError(f"{show_path(path)}: {NEEDED[kind]}")
+    if not any(member in name for name in names for member in ARCHIVE_MEMBERS[kind]) and OLDER_EXPORT not in names:
+        raise BadInputError(f"{show_path(path)}: {INVALID_ARCHIVES[kind]}")
 
 
 ALTERNATIVES = {"torch_aoti": 'in a copy write backend: "pytorch" instead of the platform'}
@@ -324,10 +324,7 @@ def read_source(
         raise BadInputError(
             f"{name}: only a single model can have variants, and this one is served with {', '.join(parts)}"
         )
-    alternatives = dict.fromkeys((name, *variants)) if variants else ()
-    kinds = {other: top.config if other == name else read(other).config for other in alternatives}
-    for other, config in kinds.items():
-        _check_variant(name, top.config, other, config)
+    variant_configs = _read_variants(top, read, variants)
     facts = dict(top.facts)
     if parts:
         facts["model_bytes"] = sum(int(part.facts.get("model_bytes", 0)) for part in parts.values()) or int(
@@ -339,8 +336,19 @@ def read_source(
         composing={name: part.config for name, part in parts.items()},
         batcher=_batcher(top, parts, top.name if concurrent and batcher is None else batcher),
         concurrent=tuple(dict.fromkeys(concurrent)),
-        variants=kinds,
+        variants=variant_configs,
     )
+
+
+def _read_variants(
+    top: ModelSource, read: Callable[[str], ModelSource], variants: Sequence[str]
+) -> dict[str, ModelConfig]:
+    """Return the configurations of ``top`` and its ``variants``; empty if there are none. Raises BadInputError."""
+    names = dict.fromkeys((top.name, *variants)) if variants else ()
+    configs = {name: top.config if name == top.name else read(name).config for name in names}
+    for name, config in configs.items():
+        _check_variant(top.name, top.config, name, config)
+    return configs
 
 
 def _check_stateful(
@@ -405,37 +413,48 @@ def _gather(
     parts[name] = part
 
 
-def _batcher(top: ModelSource, parts: dict[str, ModelSource], chosen: str | None) -> str:
-    able = {name: part for name, part in parts.items() if not is_ensemble(part.config)}
-    if chosen is not None and chosen != top.name and chosen not in able:
-        if not able:
+def _batcher(top: ModelSource, parts: dict[str, ModelSource], name: str | None) -> str:
+    """Return the part with the given ``name``, by default the largest one that batches; empty for ``top`` itself."""
+    models = {part_name: part for part_name, part in parts.items() if not is_ensemble(part.config)}
+    if name == top.name:
+        return ""
+    if name is not None and name not in models:
+        if not models:
             raise BadInputError(
                 f"model.batcher: {top.name} calls no other model, so the space is about itself; leave the key out"
             )
         raise BadInputError(
-            f"model.batcher: {format_value(chosen)} is not a model of {top.name}, which has {', '.join(able)}"
+            f"model.batcher: {format_value(name)} is not a model of {top.name}, which has {', '.join(models)}"
         )
-    if chosen is not None or not able:
-        return "" if chosen == top.name else chosen or ""
-    batching = {name: part for name, part in able.items() if part.config.max_batch_size > 1} or able
-    return max(batching, key=lambda name: int(batching[name].facts.get("model_bytes", 0)))
+    if name is not None or not models:
+        return name or ""
+    batching = {part_name: part for part_name, part in models.items() if part.config.max_batch_size > 1} or models
+    return max(batching, key=lambda part_name: int(batching[part_name].facts.get("model_bytes", 0)))
 
 
-def _check_variant(name: str, config: ModelConfig, other: str, variant: ModelConfig) -> None:
+def _check_variant(name: str, config: ModelConfig, variant_name: str, variant: ModelConfig) -> None:
     """Raise BadInputError if requests to the model are not valid requests to the variant."""
     if is_ensemble(variant):
-        raise BadInputError(f"{other}: an ensemble cannot be a variant; give the variants to its own steps")
+        raise BadInputError(f"{variant_name}: an ensemble cannot be a variant; give the variants to its own steps")
     if variant.HasField("sequence_batching"):
-        raise BadInputError(f"{other}: sequence_batching: a stateful model cannot be a variant; tune it itself")
-
-    def inputs(model: ModelConfig) -> dict[str, tuple[int, tuple[int, ...]]]:
-        return {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.input}
-
-    if inputs(config) != inputs(variant):
         raise BadInputError(
-            f"{other}: its inputs differ from those of {name}, so one load cannot measure both; tune them separately"
+            f"{variant_name}: sequence_batching: a stateful model cannot be a variant; tune it itself"
+        )
+    if _input_types(config) != _input_types(variant):
+        raise BadInputError(
+            f"{variant_name}: its inputs differ from those of {name}, so one load cannot measure both; tune them "
+            "separately"
         )
     if config.model_transaction_policy.decoupled != variant.model_transaction_policy.decoupled:
-        raise BadInputError(f"{other}: only one of {name} and {other} is decoupled; tune them separately")
+        raise BadInputError(
+            f"{variant_name}: only one of {name} and {variant_name} is decoupled; tune them separately"
+        )
     if (config.max_batch_size > 0) != (variant.max_batch_size > 0):
-        raise BadInputError(f"{other}: only one of {name} and {other} takes batches; give both a max_batch_size")
+        raise BadInputError(
+            f"{variant_name}: only one of {name} and {variant_name} takes batches; give both a max_batch_size"
+        )
+
+
+def _input_types(config: ModelConfig) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return the data type and the dims of each input."""
+    return {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in config.input}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -153,9 +153,9 @@ class Requests:
         entries = input_data.read_entries(path)
         if len(entries) <= limit:
             return self
-        chosen = [entries[i * len(entries) // limit] for i in range(limit)]
+        sample = [entries[i * len(entries) // limit] for i in range(limit)]
         note = PerfAnalyzerSampleLimit(limit, len(entries), batching.samples)
-        return replace(self, input_data=str(_store(input_data.entries_to_json(chosen), cache)), note=note)
+        return replace(self, input_data=str(_store(input_data.entries_to_json(sample), cache)), note=note)
 
     def _limited_to_memory(self, path: Path, together: int, cache: Path) -> Requests:
         """Return evenly chosen groups of ``together`` samples: MAX_SENT_ENTRIES, or about MAX_SENT_BYTES if fewer."""
@@ -166,9 +166,9 @@ class Requests:
         groups = [entries[first : first + together] for first in range(0, count, together)]
         share = min(input_data.MAX_SENT_BYTES / size, input_data.MAX_SENT_ENTRIES / count)
         limit = max(1, math.floor(share * len(groups)))
-        chosen = [entry for number in range(limit) for entry in groups[number * len(groups) // limit]]
-        stored = _store(input_data.entries_to_json(chosen), cache)
-        return replace(self, input_data=str(stored), note=OpenLoopSampleLimit(len(chosen), count))
+        sample = [entry for number in range(limit) for entry in groups[number * len(groups) // limit]]
+        stored = _store(input_data.entries_to_json(sample), cache)
+        return replace(self, input_data=str(stored), note=OpenLoopSampleLimit(len(sample), count))
 
 
 def prepare_requests(
@@ -211,6 +211,19 @@ def _example_sizes(shape: Sequence[int], size: str) -> str:
     return ",".join(size if dim == -1 else str(dim) for dim in shape)
 
 
+def _shape_options(names_by_dims: Mapping[tuple[int, ...], Sequence[str]], size: str) -> str:
+    """Return options that give the ``size`` to each variable dimension of the inputs."""
+    options = (f"--shape {','.join(names)}:{_example_sizes(dims, size)}" for dims, names in names_by_dims.items())
+    return one_line(" ".join(options), 300)
+
+
+class _ShapeOption(NamedTuple):
+    """The shape of an input, and the text of the option that gives it, perhaps to several inputs."""
+
+    text: str
+    shape: InputShape
+
+
 class _Inputs:
     """The options by input of the model. Raises BadInputError for options that do not fit it, and as TokenInputs."""
 
@@ -223,7 +236,7 @@ class _Inputs:
         }
         self.optional = frozenset(tensor.name for tensor in config.input if tensor.optional)
         self.kind: Literal["random", "zero"] = "zero" if options.input_data == "zero" else "random"
-        self.shapes: dict[str, tuple[str, InputShape]] = {}
+        self.shapes: dict[str, _ShapeOption] = {}
         self.bounds: dict[str, ValueRange] = {}
         self.options = options
         for text in options.shapes:
@@ -246,7 +259,7 @@ class _Inputs:
                 f"input data {name}: ranges and strings apply to random requests only; leave them out, or the input "
                 "data"
             )
-        if mixes := [text for text, shape in self.shapes.values() if shape.fixed is None]:
+        if mixes := [option.text for option in self.shapes.values() if option.shape.fixed is None]:
             raise BadInputError(
                 f"shape {one_line(mixes[0], 60)}: a mix applies to random requests only; the input data {name} have "
                 "their own shapes"
@@ -255,7 +268,7 @@ class _Inputs:
         if not is_folder(path) and not is_file(path):
             problem = "is a device or a pipe" if exists(path) else "no such file or folder"
             raise BadInputError(f"input data {name}: {problem}; give a file or folder, or random or zero")
-        shapes = {name: shape.fixed or () for name, (_, shape) in self.shapes.items()}
+        shapes = {name: option.shape.fixed or () for name, option in self.shapes.items()}
         tensors = [replace(tensor, dims=shapes.get(name, tensor.dims)) for name, tensor in self.tensors.items()]
         reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
         samples = input_data.read(path, tensors) if reader is None else reader(path, tensors, self.optional)
@@ -278,36 +291,31 @@ class _Inputs:
                 f"--string-data and --string-length: {self.model} has no input of strings (its inputs are {inputs}); "
                 "leave them out"
             )
-        if missing := [tensor for tensor in tensors if -1 in tensor.dims and tensor.name not in self.shapes]:
-            raise BadInputError(self._shape_is_missing(missing))
+        if unsized_tensors := [tensor for tensor in tensors if -1 in tensor.dims and tensor.name not in self.shapes]:
+            raise BadInputError(self._explain_missing_shapes(unsized_tensors))
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
         bounded = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
         unbounded = tuple(name for name in integers if name not in bounded and self.kind == "random")
-        fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
+        fixed = {name: option.shape.fixed for name, option in self.shapes.items() if option.shape.fixed is not None}
         plain = not self.bounds and not self._describes_strings and self.tokens is None
         if plain and len(fixed) == len(self.shapes):
             return Requests(self.kind, _shape_texts(fixed), unbounded, fixed)
         samples = self._generate(batching)
-        batching.check(f"shapes {', '.join(dict.fromkeys(text for text, _ in self.shapes.values()))}", samples)
-        largest = {name: shape.largest for name, (_, shape) in self.shapes.items()}
+        batching.check(f"shapes {', '.join(dict.fromkeys(option.text for option in self.shapes.values()))}", samples)
+        largest = {name: option.shape.largest for name, option in self.shapes.items()}
         return Requests(str(_store(input_data.to_json(samples), cache)), (), unbounded, largest)
 
-    def _shape_is_missing(self, missing: Sequence[InputTensor]) -> str:
+    def _explain_missing_shapes(self, tensors: Sequence[InputTensor]) -> str:
         """Return the error for inputs of unknown sizes, with the options that give sizes to all of them."""
         groups: dict[tuple[int, ...], list[str]] = {}
-        for tensor in missing:
+        for tensor in tensors:
             groups.setdefault(tensor.dims, []).append(one_line(tensor.name, 60))
-
-        def options(size: str) -> str:
-            shapes = (f"--shape {','.join(names)}:{_example_sizes(shape, size)}" for shape, names in groups.items())
-            return one_line(" ".join(shapes), 300)
-
-        shape, (name, *_) = next(iter(groups.items()))
+        dims, (name, *_) = next(iter(groups.items()))
+        sizes = _example_sizes(dims, EXAMPLE_SIZE).replace(",", ", ")
         return (
-            f"input {name!r} of {self.model} has dims {list(shape)}, which random requests cannot fill: give "
-            f"{options(EXAMPLE_SIZE)}, a mix such as {options(EXAMPLE_SIZES)}, or --input-data FILE (in a profile "
-            f"request.shapes, such as {{{name}: [{_example_sizes(shape, EXAMPLE_SIZE).replace(',', ', ')}]}}, or "
-            "request.input_data)"
+            f"input {name!r} of {self.model} has dims {list(dims)}, which random requests cannot fill: give "
+            f"{_shape_options(groups, EXAMPLE_SIZE)}, a mix such as {_shape_options(groups, EXAMPLE_SIZES)}, or "
+            f"--input-data FILE (in a profile request.shapes, such as {{{name}: [{sizes}]}}, or request.input_data)"
         )
 
     def _generate(self, batching: RequestBatching) -> list[InputSample]:
@@ -344,10 +352,10 @@ class _Inputs:
     def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
         """Return the shape of each input for ``count`` requests; inputs named together get the same shape."""
         rng = np.random.default_rng([seed, 1])
-        mixes = {text: shape.draw(count, rng) for text, shape in self.shapes.values()}
+        drawn_shapes = {option.text: option.shape.draw(count, rng) for option in self.shapes.values()}
         return [
             {
-                name: mixes[self.shapes[name][0]][i] if name in self.shapes else tensor.dims
+                name: drawn_shapes[self.shapes[name].text][i] if name in self.shapes else tensor.dims
                 for name, tensor in self.tensors.items()
             }
             for i in range(count)
@@ -361,7 +369,7 @@ class _Inputs:
                     dims = self.tensors[name].dims
                     example = _example_sizes(dims, EXAMPLE_SIZE)
                     raise ValueError(f"{name} has dims {list(dims)}; write sizes that fit, such as {example}")
-                self.shapes[name] = (text, shape)
+                self.shapes[name] = _ShapeOption(text, shape)
         except ValueError as error:
             raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None
 
@@ -378,7 +386,8 @@ class _Inputs:
             name: tensor for name, tensor in self.tensors.items() if name in named or name not in self.optional
         }
         if shape := self.tokens.prompt_shape:
-            self.shapes[tokens.prompt_input] = (f"{tokens.prompt_input}: lengths of the prompts", shape)
+            text = f"{tokens.prompt_input}: lengths of the prompts"
+            self.shapes[tokens.prompt_input] = _ShapeOption(text, shape)
 
     def _add_range(self, text: str) -> None:
         try:

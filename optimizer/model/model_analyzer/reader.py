@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -94,18 +94,16 @@ def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
     for key, where in root.value.items() if isinstance(root.value, dict) else ():
         notes.add(where, FILE[key] if key in common else _EMPTY)
     concurrently = PROFILE_CONCURRENTLY in common and reader.boolean(common[PROFILE_CONCURRENTLY])
-    name, section, other_models = _choose(
-        common.get("profile_models"), model, reader, notes, concurrently=concurrently
-    )
-    model_settings = {} if section is None else reader.mapping(section, list(MODEL))
+    choice = _choose(common.get("profile_models"), model, reader, notes, concurrently=concurrently)
+    model_settings = {} if choice.section is None else reader.mapping(choice.section, list(MODEL))
     notes.add_all(model_settings, MODEL)
     settings = ModelSettings(reader, notes, common, model_settings)
     result = ImportedSettings()
     import_goals(settings, result)
-    import_other_models(settings, other_models, result)
+    import_other_models(settings, choice.other_models, result)
     import_requests(settings, result)
     import_space(settings, result)
-    return ModelAnalyzerImport(file, name, common.get("model_repository"), result, tuple(notes))
+    return ModelAnalyzerImport(file, choice.name, common.get("model_repository"), result, tuple(notes))
 
 
 def build_profile(imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]) -> Profile:
@@ -143,10 +141,18 @@ def render_imported_profile(
     return "".join(f"# {one_line(comment)}\n" for comment in comments) + body
 
 
+class _ModelChoice(NamedTuple):
+    """The model to tune: its name and the section with its settings, and the names of the other models."""
+
+    name: LocatedValue
+    section: LocatedValue | None
+    other_models: list[LocatedValue]
+
+
 def _choose(
     where: LocatedValue | None, model: str | None, reader: ValueReader, notes: ImportNotes, *, concurrently: bool
-) -> tuple[LocatedValue, LocatedValue | None, list[LocatedValue]]:
-    """Return the name of the model to tune, its own settings, and the names of the other models."""
+) -> _ModelChoice:
+    """Return the model to tune: ``model``, or the only one. Raises BadInputError if there is none or several."""
     models: dict[str, tuple[LocatedValue, LocatedValue | None]] = {}
     for key, section in _models(where, reader):
         name = reader.name(key)
@@ -159,12 +165,13 @@ def _choose(
         raise BadInputError(f"{file}: {problem}")
     if model is not None and models and model not in models:
         raise BadInputError(f"{file}: no model {one_line(repr(model), MAX_LIST_CHARACTERS)} in it; it has {listed}")
-    chosen = next(iter(models)) if model is None else model
-    other_models = [key for name, (key, _) in models.items() if name != chosen]
+    tuned = next(iter(models)) if model is None else model
+    other_models = [key for name, (key, _) in models.items() if name != tuned]
     for key in other_models:
-        support = _CONCURRENT if concurrently else ignored(f"{chosen} is tuned; MODEL chooses another")
+        support = _CONCURRENT if concurrently else ignored(f"{tuned} is tuned; MODEL chooses another")
         notes.add(replace(key, keys=("profile_models", str(key.value))), support)
-    return *models.get(chosen, (LocatedValue(chosen, 1, ("profile_models",)), None)), other_models
+    key, section = models.get(tuned, (LocatedValue(tuned, 1, ("profile_models",)), None))
+    return _ModelChoice(key, section, other_models)
 
 
 def _models(where: LocatedValue | None, reader: ValueReader) -> list[tuple[LocatedValue, LocatedValue | None]]:

@@ -84,11 +84,11 @@ def _bounds(settings: ModelSettings) -> dict[str, tuple[float, LocatedValue]]:
             raise settings.reader.fault(where, f"has no {side}")
         bounds[name] = settings.reader.positive(sides[side]), where
     for short, replaced in SHORT_FORMS.items():
-        if short not in settings.common:
+        if short not in settings.file_keys:
             continue
         for name in constraints.keys() & set(replaced):
             settings.notes.add(bounds.pop(name)[1], ignored(f"{short} replaces it"))
-        bounds[replaced[0]] = settings.reader.positive(settings.common[short]), settings.common[short]
+        bounds[replaced[0]] = settings.reader.positive(settings.file_keys[short]), settings.file_keys[short]
     return bounds
 
 
@@ -188,7 +188,7 @@ def _at_a_rate(settings: ModelSettings, flags: LocatedValues, parameters: Locate
     return (
         "request_rate" in parameters
         or settings.is_true("request_rate_search_enable")
-        or any(name in settings.common for name in RATE_LIMITS)
+        or any(name in settings.file_keys for name in RATE_LIMITS)
         or any(name in flags for name in RATE_FLAGS)
     )
 
@@ -199,17 +199,17 @@ def _rate(settings: ModelSettings, flags: LocatedValues) -> dict[str, str]:
         timing = {"request-distribution": settings.reader.one_of(flags["request-distribution"], ARRIVALS)}
     if "request-intervals" in flags:
         timing = {"request-intervals": str(settings.reader.path(flags["request-intervals"]))}
-    for where in (settings.common.get(CONCURRENCY_LIMIT), flags.get("concurrency-range")):
+    for where in (settings.file_keys.get(CONCURRENCY_LIMIT), flags.get("concurrency-range")):
         if where is not None:
             settings.notes.add(where, ignored("requests are sent at a rate"))
     return {"load": "rate", **timing}
 
 
 def _max_concurrency(settings: ModelSettings, flags: LocatedValues, parameters: LocatedValues) -> LocatedValue | None:
-    reader, limit = settings.reader, settings.common.get(CONCURRENCY_LIMIT)
+    reader, limit = settings.reader, settings.file_keys.get(CONCURRENCY_LIMIT)
     chosen = None if limit is None else replace(limit, value=reader.whole(limit))
     if settings.is_true(SEARCH_DISABLED):
-        chosen = replace(settings.common[SEARCH_DISABLED], value=1)
+        chosen = replace(settings.file_keys[SEARCH_DISABLED], value=1)
     if (listed := parameters.get("concurrency")) is not None:
         chosen = replace(listed, value=max(reader.numbers(listed)))
     if (range_ := flags.get("concurrency-range")) is not None:  # START:END:STEP
@@ -235,7 +235,7 @@ def _window(settings: ModelSettings, flags: LocatedValues) -> dict[str, str]:
 
 
 def _protocol(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: bool) -> dict[str, str]:
-    where = flags.get("protocol", settings.common.get("client_protocol"))
+    where = flags.get("protocol", settings.file_keys.get("client_protocol"))
     if where is None:
         return {}
     protocol = settings.reader.one_of(replace(where, value=settings.reader.text(where).lower()), ("http", "grpc"))
@@ -265,7 +265,7 @@ def import_other_models(
 ) -> None:
     """Import the composing and concurrent models. ``other_models`` are names of the file's other models."""
     for key in COMPOSING_MODELS:
-        if (where := settings.common.get(key)) is None:
+        if (where := settings.file_keys.get(key)) is None:
             continue
         names = _names(settings, where)
         if key == COMPOSING_MODELS[0] and names:  # an ensemble's are read from its config.pbtxt
@@ -275,7 +275,7 @@ def import_other_models(
         result.sections["model", COMPOSING_MODELS[0]] = replace(where, value=tuple(settings.reader.names(where)))
     if settings.is_true(PROFILE_CONCURRENTLY) and other_models:
         result.sections["model", "concurrent_models"] = replace(
-            settings.common[PROFILE_CONCURRENTLY], value=tuple(other_models)
+            settings.file_keys[PROFILE_CONCURRENTLY], value=tuple(other_models)
         )
 
 

@@ -185,21 +185,21 @@ class ImportNotes:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The settings for one model: ``own`` are its own, ``common`` those of all models in the file, both by key."""
+    """The settings for one model: those at the top of the file for all models, and those of the model itself."""
 
     reader: ValueReader
     notes: ImportNotes
-    common: Mapping[str, LocatedValue]
-    own: Mapping[str, LocatedValue]
+    file_keys: Mapping[str, LocatedValue]
+    model_keys: Mapping[str, LocatedValue]
 
     def find(self, name: str) -> LocatedValue | None:
         """Return the model's own setting if it is not empty, else the common one."""
-        own, common = self.own.get(name), self.common.get(name)
-        if own is None or own.value in ((), {}):
-            return common
-        if common is not None:
-            self.notes.add(common, _OVERRIDDEN)
-        return own
+        of_model, of_file = self.model_keys.get(name), self.file_keys.get(name)
+        if of_model is None or of_model.value in ((), {}):
+            return of_file
+        if of_file is not None:
+            self.notes.add(of_file, _OVERRIDDEN)
+        return of_model
 
     def section(self, name: str, support_by_key: KeyTable) -> dict[str, LocatedValue]:
         """Return the keys of the section that ``find`` returns, and note each."""
@@ -213,26 +213,30 @@ class ModelSettings:
 
         A model with its own request rate does not take a common concurrency.
         """
-        own = self.reader.mapping(self.own["parameters"], list(support_by_key)) if "parameters" in self.own else {}
-        self.notes.add_all(own, support_by_key)
+        of_model: Mapping[str, LocatedValue] = {}
+        if "parameters" in self.model_keys:
+            of_model = self.reader.mapping(self.model_keys["parameters"], list(support_by_key))
+        self.notes.add_all(of_model, support_by_key)
         parameters = {
-            name: where for name in support_by_key if (where := own.get(name, self.common.get(name))) is not None
+            name: where
+            for name in support_by_key
+            if (where := of_model.get(name, self.file_keys.get(name))) is not None
         }
-        hidden = own.keys() & self.common.keys()
-        if "request_rate" in own and "concurrency" not in own and "concurrency" in parameters:
+        overridden = of_model.keys() & self.file_keys.keys()
+        if "request_rate" in of_model and "concurrency" not in of_model and "concurrency" in parameters:
             del parameters["concurrency"]
-            hidden |= {"concurrency"}
-        for name in hidden:
-            self.notes.add(self.common[name], _OVERRIDDEN)
+            overridden |= {"concurrency"}
+        for name in overridden:
+            self.notes.add(self.file_keys[name], _OVERRIDDEN)
         return parameters
 
     def whole(self, name: str) -> int | None:
         """Return a common setting as a whole number, or None if it is missing."""
-        return self.reader.whole(self.common[name]) if name in self.common else None
+        return self.reader.whole(self.file_keys[name]) if name in self.file_keys else None
 
     def is_true(self, name: str) -> bool:
         """Return whether a common setting is true; a missing one is not."""
-        return name in self.common and self.reader.boolean(self.common[name])
+        return name in self.file_keys and self.reader.boolean(self.file_keys[name])
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ _NOTES: Final = {
     "instance_group.0.count": MODEL_CONFIG_PARAMETERS["instance_group.count"],
     KIND: MODEL_CONFIG_PARAMETERS["instance_group.kind"],
 }
-_OTHER: Final = MODEL_CONFIG_PARAMETERS["any other field"]
+_OTHER_FIELD: Final = MODEL_CONFIG_PARAMETERS["any other field"]
 _PRESENT: Final = KeySupport("mapped", "dynamic batching, without a delay if config.pbtxt has none")
 _COMBINED: Final = KeySupport("mapped", "the same values; each is combined with each of the others")
 _GROUPS: Final = unsupported("several instance groups; config.pbtxt may have them")
@@ -207,7 +207,7 @@ def _dimensions(
         read = [_checked(path, leaf, reader) for leaf in leaves]
         values = tuple({(type(value), value): value for value in read}.values())
         dimensions[_KEYS_BY_PATH.get(path, path)] = DimensionChoices(values, leaves[0].where)
-        notes.add(leaves[0].where, _NOTES.get(path, _OTHER))
+        notes.add(leaves[0].where, _NOTES.get(path, _OTHER_FIELD))
     distinct = {tuple(map(repr, (alternative[path].value for path in paths))) for alternative in factor}
     if math.prod(len(choices.values) for choices in dimensions.values()) > len(distinct):
         notes.add(node, _COMBINED)
@@ -250,15 +250,15 @@ DEFAULT_LIMITS: Final = {BATCH_LIMITS: (1, 128), COUNT_LIMITS: (1, 5)}
 def import_space(settings: ModelSettings, result: ImportedSettings) -> None:
     """Import the search space and the number of trials. Raises BadInputError."""
     mode = _mode(settings)
-    listed = settings.own.get("model_config_parameters")
+    listed = settings.model_keys.get("model_config_parameters")
     if listed is not None:
         result.choices.update(read_sweeps(listed, settings.reader, settings.notes))
-    if "cpu_only" in settings.own and settings.reader.boolean(settings.own["cpu_only"]):
-        result.choices.setdefault(KIND, DimensionChoices(("KIND_CPU",), settings.own["cpu_only"]))
-    composing = any(name in settings.common for name in COMPOSING_MODELS)  # disables brute force in Model Analyzer
+    if "cpu_only" in settings.model_keys and settings.reader.boolean(settings.model_keys["cpu_only"]):
+        result.choices.setdefault(KIND, DimensionChoices(("KIND_CPU",), settings.model_keys["cpu_only"]))
+    composing = any(name in settings.file_keys for name in COMPOSING_MODELS)  # disables brute force in Model Analyzer
     brute = mode == "brute" and not composing
     if settings.is_true(SEARCH_DISABLED) or (brute and listed is not None and settings.reader.mapping(listed)):
-        where = listed or settings.common[SEARCH_DISABLED]
+        where = listed or settings.file_keys[SEARCH_DISABLED]
         result.choices.update(
             {name: DimensionChoices((ConfiguredValue(),), where) for name in SPACE_KEYS if name not in result.choices}
         )
@@ -268,16 +268,16 @@ def import_space(settings: ModelSettings, result: ImportedSettings) -> None:
     if trials is not None and mode == "optuna":
         result.options["max-trials"] = trials
     elif trials is not None:
-        settings.notes.add(settings.common["optuna_max_trials"], ignored(f"the search mode is {mode}"))
+        settings.notes.add(settings.file_keys["optuna_max_trials"], ignored(f"the search mode is {mode}"))
 
 
 def _mode(settings: ModelSettings) -> str:
-    where = settings.common.get("run_config_search_mode")
+    where = settings.file_keys.get("run_config_search_mode")
     return SEARCH_MODES[0] if where is None else settings.reader.one_of(where, SEARCH_MODES)
 
 
 def _limit(settings: ModelSettings, result: ImportedSettings, name: str, limits: tuple[str, str]) -> None:
-    places = [settings.common[limit] for limit in limits if limit in settings.common]
+    places = [settings.file_keys[limit] for limit in limits if limit in settings.file_keys]
     if not places:
         return
     low, high = (
