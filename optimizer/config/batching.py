@@ -85,22 +85,23 @@ def behaviour(
         streams: Whether the model streams. Such a model may compute requests together that the batcher passed on one
             by one, so that each setting may matter.
     """
-    r, limit = request_batch_size, candidate.max_batch_size
+    samples, limit = request_batch_size, candidate.max_batch_size
     if stateful:
-        return None if candidate.dynamic_batching or r != 1 else (SEQUENCES, limit)
+        return None if candidate.dynamic_batching or samples != 1 else (SEQUENCES, limit)
     if limit == 0:
-        return UNBATCHED if r == 1 and not candidate.dynamic_batching else None
-    if streams and r <= limit:
+        return UNBATCHED if samples == 1 and not candidate.dynamic_batching else None
+    if streams and samples <= limit:
         setting = normalize(candidate)
         return STREAMS, limit, setting.dynamic_batching, setting.max_queue_delay_us, setting.preferred_batch_sizes
-    fits = limit // r  # a batch is a whole number of requests, so only this quotient of max_batch_size matters
+    fits = limit // samples  # a batch is a whole number of requests, so only this quotient of max_batch_size matters
     if fits == 0:
         return None
     if not candidate.dynamic_batching:
         return ONE_BY_ONE
     # in requests; if none is set, {max_batch_size} applies. A size between k and k+1 requests is never reached, and
     # all sizes between them behave the same: k + 1/2 stands for them
-    sizes = {p // r + (0.5 if p % r else 0) for p in candidate.preferred_batch_sizes or (limit,)}
+    preferred_sizes = candidate.preferred_batch_sizes or (limit,)
+    sizes = {size // samples + (0.5 if size % samples else 0) for size in preferred_sizes}
     if _always_alone(sizes, fits, candidate.max_queue_delay_us):
         return ONE_BY_ONE_QUEUED if queued else ONE_BY_ONE
     if candidate.max_queue_delay_us == 0:
@@ -116,7 +117,7 @@ def _always_alone(sizes: set[float], fits: int, delay: int) -> bool:
     """
     if fits == 1 and (delay == 0 or max(sizes) <= 1 or 1 in sizes):
         return True
-    return delay == 0 and (max(sizes) <= 1 or {s for s in sizes if s == int(s)} == {1})
+    return delay == 0 and (max(sizes) <= 1 or {size for size in sizes if size == int(size)} == {1})
 
 
 def _effective_sizes_without_delay(sizes: set[float], fits: int) -> tuple[float, ...]:

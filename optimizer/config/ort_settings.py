@@ -230,17 +230,14 @@ def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConf
 
     A setting that is no choice has the value of ``config``.
     """
-
-    def possible(path: str, configured: str) -> set[str]:
-        return {str(value) for value in fields.get(path, (configured,))}
-
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    threads = parameters.get("intra_op_thread_count", "0")
+    modes = set(map(str, fields.get(EXECUTION_MODE, (parameters.get("execution_mode", "0"),))))
+    threads = set(map(str, fields.get(INTRA_OP_THREADS, (parameters.get("intra_op_thread_count", "0"),))))
     if _always_openvino(fields, config) and (paths := [path for path in _THREAD_SETTINGS if path in fields]):
         raise ParameterError(paths[0], "has no effect with openvino, which has its own threads; leave it out")
-    if INTER_OP_THREADS in fields and possible(EXECUTION_MODE, parameters.get("execution_mode", "0")) <= {"0", ""}:
+    if INTER_OP_THREADS in fields and modes <= {"0", ""}:
         raise ParameterError(
             INTER_OP_THREADS, "has no effect with execution_mode 0, the default; write execution_mode: [0, 1], too"
         )
-    if SPINNING in fields and possible(INTRA_OP_THREADS, threads) == {"1"}:
+    if SPINNING in fields and threads == {"1"}:
         raise ParameterError(SPINNING, "has no effect with intra_op_thread_count 1, which never waits; leave it out")

@@ -46,17 +46,20 @@ def may_refuse(fields: Mapping[str, Collection[FieldValue]]) -> bool:
 
     Policies of levels limit nothing without levels, and a timeout whose only action is DELAY refuses nothing.
     """
+    return any(int(value) > 0 for path in fields if _may_limit(path, fields) for value in fields[path])
+
+
+def _may_limit(path: str, fields: Mapping[str, Collection[FieldValue]]) -> bool:
+    """Return whether a value above 0 of the setting ``path`` refuses requests, with some of the other choices."""
+    if not is_queue_field(path):
+        return False
+    policy, _, name = path.rpartition(".")
     has_levels = any(int(levels) for levels in fields.get(PRIORITY_LEVELS, (1,)))
-
-    def limits(path: str) -> bool:
-        head, _, name = path.rpartition(".")
-        if not is_queue_field(path) or (path.startswith(f"{PRIORITY_POLICY}.") and not has_levels):
-            return False
-        if name == "default_timeout_microseconds":
-            return set(fields.get(f"{head}.timeout_action", ("REJECT",))) != {"DELAY"}
-        return name == "max_queue_size"
-
-    return any(int(value) > 0 for path in fields if limits(path) for value in fields[path])
+    if path.startswith(f"{PRIORITY_POLICY}.") and not has_levels:
+        return False
+    if name == "default_timeout_microseconds":
+        return set(fields.get(f"{policy}.timeout_action", ("REJECT",))) != {"DELAY"}
+    return name == "max_queue_size"
 
 
 def without_effect(fields: Mapping[str, FieldValue]) -> dict[str, str]:

@@ -158,7 +158,7 @@ class ConcurrencySearch:
         """Return the concurrency that narrows the bracket of the best one; None if it is narrow enough."""
         rules, latest = self.rules, self.latest
         if rules.finds_lowest_load:
-            return self._lowest()
+            return self._raise_to_floor()
         met = [c for c, m in latest.items() if rules.sla.is_met(m)]
         low = max(met, default=0)
         high = min((c for c in latest if c not in met and c > low), default=None)
@@ -176,22 +176,22 @@ class ConcurrencySearch:
 
     def _nearest(self, target: int | None, above: int, below: int | None) -> int | None:
         """Return the allowed concurrency between ``above`` and ``below`` with the smallest factor to ``target``."""
-        allowed = self.rules.allowed_concurrencies
-        if target is None or allowed is None:
+        allowed_concurrencies = self.rules.allowed_concurrencies
+        if target is None or allowed_concurrencies is None:
             return target
         highest = self.rules.max_concurrency if below is None else below - 1
-        inside = [concurrency for concurrency in allowed if above < concurrency <= highest]
-        return min(inside, key=lambda concurrency: max(concurrency / target, target / concurrency), default=None)
+        in_range = [concurrency for concurrency in allowed_concurrencies if above < concurrency <= highest]
+        return min(in_range, key=lambda concurrency: max(concurrency / target, target / concurrency), default=None)
 
-    def _lowest(self) -> int | None:
+    def _raise_to_floor(self) -> int | None:
         """Return a higher concurrency if the highest one so far meets the bounds, but not the throughput floor."""
         rules, latest = self.rules, self.latest
         top = max(latest)
-        served = latest[top].throughput_infer_per_sec
-        enough = served is None or served >= rules.throughput_floor
-        if enough or top >= rules.max_concurrency or not rules.sla.is_met(latest[top]):
+        throughput = latest[top].throughput_infer_per_sec
+        reaches_floor = throughput is None or throughput >= rules.throughput_floor
+        if reaches_floor or top >= rules.max_concurrency or not rules.sla.is_met(latest[top]):
             return None
-        concurrency = math.ceil(top * max(rules.throughput_floor / (served or 1), MIN_GROWTH))
+        concurrency = math.ceil(top * max(rules.throughput_floor / (throughput or 1), MIN_GROWTH))
         return self._nearest(min(concurrency, rules.max_concurrency), top, None)
 
     def _worth_repeating(self) -> int | None:
@@ -199,8 +199,8 @@ class ConcurrencySearch:
         met = {c: m for c, m in self.latest.items() if self.rules.sla.is_met(m)}
         if any(map(is_comparable, met.values())):
             return None
-        alone = self.latest.get(1)
-        if not met and alone is not None and not is_comparable(alone) and alone.throughput_infer_per_sec is not None:
+        lowest = self.latest.get(1)
+        if not met and lowest and not is_comparable(lowest) and lowest.throughput_infer_per_sec is not None:
             return 1  # a stable measurement shows how far the bound is out of reach
         return max(met, default=None)
 
@@ -239,8 +239,12 @@ class ConcurrencySearch:
         In a closed loop a lower load does not serve more.
         """
         to_beat = self.rules.to_beat
-        served = [m.throughput_infer_per_sec for m in self.latest.values() if m.throughput_infer_per_sec is not None]
-        return to_beat is not None and bool(served) and max(served) < BEATEN_SHARE * to_beat
+        throughputs = [
+            measurement.throughput_infer_per_sec
+            for measurement in self.latest.values()
+            if measurement.throughput_infer_per_sec is not None
+        ]
+        return to_beat is not None and bool(throughputs) and max(throughputs) < BEATEN_SHARE * to_beat
 
     def _is_saturated(self) -> bool:
         """Return whether the highest load serves hardly more than the one below it."""
@@ -279,7 +283,7 @@ class RateSearch:
         """Return the load to measure next, or None if the search is over. Its rate is at least MIN_RATE."""
         rules, latest = self.rules, self.latest
         if rules.finds_lowest_load:
-            return self._lowest()
+            return self._raise_to_floor()
         if not latest:
             return self._load(float(rules.first_load))
         if len(latest) >= rules.max_loads:
@@ -303,7 +307,7 @@ class RateSearch:
         load = self._load(next_rate)
         return None if load.request_rate in latest else load
 
-    def _lowest(self) -> LoadPoint | None:
+    def _raise_to_floor(self) -> LoadPoint | None:
         """Return the lowest rate that serves the throughput floor on fresh servers: RATE_MARGIN_FACTOR above it.
 
         Random arrivals may still be too few in a measurement of few requests. Then a higher rate is next. A

@@ -382,7 +382,7 @@ class _Inputs:
                     f"input {one_line(name, 60)}: the tokens: section gives its values; leave out its shape and range"
                 )
         named = {*self.tokens.filled, tokens.prompt_input, *self.bounds, *self.shapes}
-        self.tensors = {  # random values of the other inputs would change what is generated
+        self.tensors = {  # random values of the other inputs would change the generated tokens
             name: tensor for name, tensor in self.tensors.items() if name in named or name not in self.optional
         }
         if shape := self.tokens.prompt_shape:

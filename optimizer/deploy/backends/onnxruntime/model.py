@@ -84,6 +84,7 @@ class TritonPythonModel:
         return responses
 
     def _feeds(self, requests: list[Any]) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Return each input, concatenated over the requests, and the number of samples of each request."""
         parts: dict[str, list[np.ndarray]] = {}
         for name in self.inputs:
             tensors = [pb_utils.get_input_tensor_by_name(request, name) for request in requests]
@@ -91,9 +92,8 @@ class TritonPythonModel:
                 raise ValueError(f"input '{name}' is missing")
             parts[name] = [self._array(name, tensor) for tensor in tensors]
         sizes = [len(array) if self.batched else 1 for array in parts[self.inputs[0]]]
-        return {
-            name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for name, arrays in parts.items()
-        }, sizes
+        feeds = {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for name, arrays in parts.items()}
+        return feeds, sizes
 
     def _run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         if self.texts:  # ONNX Runtime cannot bind strings
