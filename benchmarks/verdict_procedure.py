@@ -12,7 +12,8 @@ then, and it is marked as disturbed if they took more than the usual share of th
 server is known. The search has seen the disturbed share. Latencies are lognormal and come in bursts: as many requests
 as are in flight have one latency. In the rows with a gap, no latency is near the bound: that of a request is 0.7 or
 1.4 times the bound, as if it waited for one batch more. In the rows with failed requests, those over the bound fail.
-In both, the predictions are too low by the margin, so that the first tested load is at the bound.
+In both, the predictions are too low by the margin, so that the first tested load is at the bound. In the rows with
+400 infer/s, few requests have a latency of their own.
 perf_analyzer's measurement on each tested server takes time, but never contradicts.
 
 The bound is one on p95. Bounds on averages, on throughput, on the error rate and on other percentiles are not
@@ -67,6 +68,7 @@ from optimizer.confirmation.server_plan import (
 from optimizer.core.trial import Candidate, LoadPoint
 
 ALLOWED = 0.05  # p95
+CAPACITY, SLOW_CAPACITY = 4000.0, 400.0  # infer/s of the best configuration
 CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s
 AUTOCORRELATION = 0.6  # of the speed of neighboring windows
 EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
@@ -89,7 +91,8 @@ class Scenario:
     ``search_cv`` is the noise of the search's throughputs, and of its predicted latencies for each configuration.
     ``disturbed`` is the share of the time in which other programs run, in bursts of ``burst_seconds``.
     ``search_bias`` is the systematic error of the predicted log latencies. ``late`` says what happens to requests
-    over the bound: with "gap" no latency is near it, with "failed" they fail.
+    over the bound: with "gap" no latency is near it, with "failed" they fail. ``capacity`` is the largest
+    throughput of the best configuration in infer/s.
     """
 
     server_cv: float
@@ -100,6 +103,7 @@ class Scenario:
     burst_seconds: tuple[float, float] = BURST_SECONDS
     search_bias: float = 0.0
     late: str = ""
+    capacity: float = CAPACITY
 
     def __str__(self) -> str:
         steps = ", steps" if self.epochs else ""
@@ -107,7 +111,8 @@ class Scenario:
         long = " by long bursts" if self.burst_seconds == LONG_BURST_SECONDS else ""
         others = f", disturbed {self.disturbed:.0%}{long}" if self.disturbed else ""
         late = {"gap": ", gap at the bound", "failed": ", late requests fail"}.get(self.late, "")
-        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{steps}{search}{others}{late}"
+        slow = f", {self.capacity:g} infer/s" if self.capacity != CAPACITY else ""
+        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{steps}{search}{others}{late}{slow}"
 
 
 @dataclass(frozen=True)
@@ -409,7 +414,8 @@ def _speed(servers: list[Server]) -> float:
 def simulate(scenario: Scenario, budget_seconds: float, seed: int) -> Ended:
     """Return how one run ended."""
     random = np.random.default_rng(seed)
-    half, sigma, capacity = random.uniform(3, 12), random.uniform(0.2, 0.4), 4000 * math.exp(random.normal(0, 0.1))
+    half, sigma = random.uniform(3, 12), random.uniform(0.2, 0.4)
+    capacity = scenario.capacity * math.exp(random.normal(0, 0.1))
     configurations = [Configuration(capacity * speed, half, sigma) for speed in SPEEDS]
     measured = [c.capacity * math.exp(random.normal(0, scenario.search_cv)) for c in configurations]
     order = np.argsort(measured)[::-1]
@@ -466,6 +472,9 @@ def scenarios() -> Iterator[Scenario]:
     for late in ("gap", "failed"):
         for server_cv in (0.0, 0.05):
             yield Scenario(server_cv, 0.0, search_bias=-MARGIN, late=late)
+    yield Scenario(0.05, 0.05, capacity=SLOW_CAPACITY)
+    yield Scenario(0.0, 0.0, search_bias=-MARGIN, late="gap", capacity=SLOW_CAPACITY)
+    yield Scenario(0.05, 0.05, disturbed=0.25, burst_seconds=LONG_BURST_SECONDS, capacity=SLOW_CAPACITY)
     for seconds in (BURST_SECONDS, LONG_BURST_SECONDS):
         for disturbed in (0.1, 0.25, 0.5):
             yield Scenario(0.05, 0.05, disturbed=disturbed, burst_seconds=seconds)
