@@ -259,12 +259,12 @@ def front_remark(outcome: Outcome) -> str:
     if best is None or any(point is best for point in outcome.front.points):
         return ""
     if better is None:
-        latency = formatting.latency_label(outcome.front.metrics[1].name)
+        latency = formatting.latency_label(outcome.front.metrics.latency.name)
         is_stable = best.measurement.stable
         cause = f"its {latency} is unknown" if is_stable else "its measurement was unstable or disturbed"
         return f"The recommendation is not on the front: {cause}."
     why = why_not_recommended(outcome, better)
-    seen = formatting.performance(better, outcome.front.metrics[1].name)
+    seen = formatting.performance(better, outcome.front.metrics.latency.name)
     return f"The recommendation is not on the front: trial {better.trial} had {seen}, but {why}."
 
 

@@ -67,7 +67,7 @@ class PlainObserver(QuietObserver):
         time_left = formatting.clock(self._budget.seconds_left())
         best_so_far = ""
         if best is not None:
-            goal = front_metrics(self._problem)[0]
+            goal = front_metrics(self._problem).throughput
             label = f"{goal.name} " if goal is METRICS["goodput"] else ""  # its unit is that of the throughput
             best_so_far = f"; best so far: trial {best.trial}, {label}{formatting.value_of(best, goal.name)}"
         self._print_line(
@@ -84,12 +84,13 @@ class PlainObserver(QuietObserver):
                 return NOTHING_MEASURED
             self._servers[trial.number] = server
             return self._describe_point(_newest_confirmation(trial))
-        shown, met = best_load(trial, self._problem)
-        if shown is None:
+        best = best_load(trial, self._problem)
+        if best.point is None:
             return f"failed: {_last_reason(trial)}"
-        if met:  # a disturbed measurement has less weight, so another trial may be the best one
-            return self._describe_point(shown) + ("" if shown.measurement.stable else ", disturbed")
-        return f"{self._describe_point(shown)}, {self._missed(shown)}"
+        performance = self._describe_point(best.point)
+        if best.meets_sla:  # a disturbed measurement has less weight, so another trial may be the best one
+            return performance if best.point.measurement.stable else f"{performance}, disturbed"
+        return f"{performance}, {self._missed(best.point)}"
 
     def _missed(self, point: Point) -> str:
         """Return why the search cannot recommend ``point``, with the missed bounds if the SLA has several."""
@@ -126,7 +127,7 @@ class LiveObserver:
         self._started = time.monotonic()
         self._hardware = hardware
         self._latency = problem.sla.judged_latency
-        self._throughput = front_metrics(problem)[0]
+        self._throughput = front_metrics(problem).throughput
         self._shown = (self._latency, *_goodput(problem))
         self._finished: tuple[tuple[str, Trial], ...] = ()
         self._running: tuple[tuple[str, Trial], ...] = ()  # several on a cluster; the last one changed last
@@ -239,16 +240,17 @@ class LiveObserver:
         if trial.status == "failed":
             name = Text.assemble(("failed: ", "red"), " ".join(trial.reason.split()))
             return str(trial.number), name, "–", "–", loads
-        shown, met = best_load(trial, self._problem)
+        best = best_load(trial, self._problem)
+        point, meets_sla = best.point, best.meets_sla
         if role == "confirm" and trial.confirmations:
-            shown = _newest_confirmation(trial)
-            met = self._problem.sla.is_met(shown.measurement)
-        if shown is None:
+            point = _newest_confirmation(trial)
+            meets_sla = self._problem.sla.is_met(point.measurement)
+        if point is None:
             if trial.measurements:
                 name = Text.assemble(("failed: ", "red"), _last_reason(trial))
             return str(trial.number), name, "–", "–", loads
-        values = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]
-        style = "" if met else "red"
+        values = [metric.value(point.measurement) for metric in (self._throughput, METRICS[self._latency])]
+        style = "" if meets_sla else "red"
         return str(trial.number), name, *(Text(formatting.number(value), style) for value in values), loads
 
     def _now(self) -> RenderableType:
@@ -295,7 +297,7 @@ def _without(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[s
 
 def _goodput(problem: Problem) -> list[str]:
     """Return the name of the goodput if it is maximized; empty otherwise."""
-    goal = front_metrics(problem)[0]
+    goal = front_metrics(problem).throughput
     return [goal.name] if goal is METRICS["goodput"] else []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from objectives import pareto
 from objectives.confidence import Verdict
@@ -21,10 +21,8 @@ from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import formatting
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
-FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])  # unless the goals are those of a model that streams
-SAME = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
+RATIO_TO_ITSELF = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # of a configuration
 MAJORITY = 0.5  # share of disturbed measurements above which none of them shows that the SLA cannot be met
-
 
 InconclusiveKind: TypeAlias = Literal[
     "search_disturbed", "closest_disturbed", "test_disturbed", "test_undecided", "unstable"
@@ -69,16 +67,26 @@ class BaselineResult:
     failure: str = ""
 
 
+class FrontMetrics(NamedTuple):
+    """The metrics of the Pareto front."""
+
+    throughput: Metric
+    latency: Metric
+
+
+FRONT_METRICS = FrontMetrics(METRICS["throughput"], METRICS["latency-p95"])  # for most goals, see ``front_metrics``
+
+
 @dataclass(frozen=True, slots=True)
 class ParetoFront:
     """The points that no other point dominates.
 
-    ``metrics`` are its throughput and its latency. ``dominating`` is the best of its points that dominates the
-    recommendation; None if the recommendation is on the front, or is unstable.
+    ``dominating`` is the best of its points that dominates the recommendation; None if the recommendation is on the
+    front, or is unstable.
     """
 
     points: tuple[Point, ...]
-    metrics: tuple[Metric, Metric]
+    metrics: FrontMetrics
     dominating: Point | None
 
 
@@ -185,26 +193,13 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     recommended = _recommended(unconfirmed, confirmed, problem, baseline, speed)
     closest = None if recommended else _closest(measured, unconfirmed, confirmed, problem)
     reason = "" if recommended else _no_recommendation_reason(trials, confirmed, closest, problem).rstrip(".")
-    metrics = front_metrics(problem)
-    front = pareto.pareto_front(points, metrics)
-    better = (point for point in front if recommended and pareto.dominates(point, recommended, metrics))
-
-    def gain_over(other: Point | None) -> ThroughputRatio | None:
-        if recommended is not None and other is recommended:
-            return SAME
-        first, second = _confirmation_of(recommended, confirmed), _confirmation_of(other, confirmed)
-        if first is None or second is None or not (meets_sla(first, problem) and meets_sla(second, problem)):
-            return None
-        return compare_throughput(first, second, trials, problem)
-
-    tried = {trial.candidate for trial in trials}
 
     def result_of(candidate: Candidate) -> BaselineResult:
-        if recommended is not None and recommended.candidate == candidate:
-            point: Point | None = recommended
-        else:
-            point = _comparison(candidate, points, confirmed, problem, speed)
-        return BaselineResult(point, gain_over(point), candidate in tried, _failure(candidate, trials))
+        is_recommended = recommended is not None and recommended.candidate == candidate
+        point = recommended if is_recommended else _compared_point(candidate, points, confirmed, problem, speed)
+        is_tried = any(trial.candidate == candidate for trial in trials)
+        gain = _gain(recommended, point, confirmed, trials, problem)
+        return BaselineResult(point, gain, is_tried, _failure(candidate, trials))
 
     return Outcome(
         recommended=recommended,
@@ -213,21 +208,46 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         inconclusive=_inconclusive(points, confirmed, closest, problem.sla),
         baseline=result_of(baseline),
         dynamic_batching=result_of(dynamic_batching) if dynamic_batching.dynamic_batching else None,
-        front=ParetoFront(tuple(front), metrics, next(better, None)),
+        front=_pareto_front(points, recommended, problem),
         points=tuple(points),
         confirmed_loads=tuple(confirmed),
         trials=len(trials),
         measurements=count_measurements(trials),
         confirmations=count_confirmations(trials),
         sla=problem.sla,
-        crashes=tuple(
-            crash.reason
-            for trial in trials
-            if recommended is not None and trial.candidate == recommended.candidate
-            for crash in trial.crashes
-            if not (crash.load == recommended.load and crash.error_probability)
-        ),
+        crashes=() if recommended is None else _crashes_outside_test(recommended, trials),
     )
+
+
+def _gain(
+    recommended: Point | None,
+    compared: Point | None,
+    confirmed: Sequence[ConfirmedLoad],
+    trials: Sequence[Trial],
+    problem: Problem,
+) -> ThroughputRatio | None:
+    """Return the throughput of the recommendation relative to that of ``compared``, see ``BaselineResult.gain``."""
+    if recommended is not None and compared is recommended:
+        return RATIO_TO_ITSELF
+    numerator, denominator = _confirmation_of(recommended, confirmed), _confirmation_of(compared, confirmed)
+    if numerator is None or denominator is None:
+        return None
+    if not (meets_sla(numerator, problem) and meets_sla(denominator, problem)):
+        return None
+    return compare_throughput(numerator, denominator, trials, problem)
+
+
+def _pareto_front(points: Sequence[Point], recommended: Point | None, problem: Problem) -> ParetoFront:
+    metrics = front_metrics(problem)
+    front = pareto.pareto_front(points, metrics)
+    dominating = (point for point in front if recommended and pareto.dominates(point, recommended, metrics))
+    return ParetoFront(tuple(front), metrics, next(dominating, None))
+
+
+def _crashes_outside_test(recommended: Point, trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the errors of crashed servers of the recommended configuration, except in the test of its load."""
+    crashes = [crash for trial in trials if trial.candidate == recommended.candidate for crash in trial.crashes]
+    return tuple(crash.reason for crash in crashes if crash.load != recommended.load or not crash.error_probability)
 
 
 def count_measurements(trials: Sequence[Trial]) -> int:
@@ -240,17 +260,17 @@ def count_confirmations(trials: Sequence[Trial]) -> int:
     return sum(len(trial.confirmations) + len(trial.cross_checks) for trial in trials)
 
 
-def front_metrics(problem: Problem) -> tuple[Metric, Metric]:
+def front_metrics(problem: Problem) -> FrontMetrics:
     """Return the throughput and the latency of the Pareto front.
 
     They are FRONT_METRICS, except that some goals take their place: an objective of goodput or of output tokens per
     second, and a first latency bound on one of the times of a model that streams.
     """
-    throughput, latency = FRONT_METRICS
-    goals, judged = (METRICS["goodput"], METRICS["output-throughput"]), METRICS[problem.sla.judged_latency]
-    return (
-        next((metric for metric in problem.objectives if metric in goals), throughput),
-        judged if judged.timing is not None and judged.timing.needs_streaming else latency,
+    throughputs, judged = (METRICS["goodput"], METRICS["output-throughput"]), METRICS[problem.sla.judged_latency]
+    is_streamed = judged.timing is not None and judged.timing.needs_streaming
+    return FrontMetrics(
+        next((metric for metric in problem.objectives if metric in throughputs), FRONT_METRICS.throughput),
+        judged if is_streamed else FRONT_METRICS.latency,
     )
 
 
@@ -274,7 +294,7 @@ def _without_selection(points: Sequence[Point], confirmed: Sequence[ConfirmedLoa
     return [point for point in points if point.candidate not in candidates or _confirmation_of(point, confirmed)]
 
 
-def _comparison(
+def _compared_point(
     candidate: Candidate,
     points: Sequence[Point],
     confirmed: Sequence[ConfirmedLoad],
@@ -322,16 +342,18 @@ def _recommended(
     failed. If none of these meets the constraints as measured, one that was measured while the machine was slow may
     meet them at its usual speed.
     """
-
-    def points_with(verdict: Verdict) -> list[Point]:
-        return [entry.point for entry in confirmed if entry.judged.verdict is verdict]
-
-    undecided = points_with(Verdict.UNDECIDED)  # maybe only because the machine was disturbed
-    tested = [entry.point for entry in confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED]
-    not_failed = [point for point in measured if point not in points_with(Verdict.FAIL)]
+    passed, failed, undecided = (
+        [entry.point for entry in confirmed if entry.judged.verdict is verdict]
+        for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.UNDECIDED)
+    )
+    # an undecided point counts even if it is unstable: maybe only the machine was disturbed
+    undecided_tests = [
+        entry.point for entry in confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED
+    ]
+    not_failed = [point for point in measured if point not in failed]
     return (
-        problem.best_point(points_with(Verdict.PASS))
-        or problem.best_point(tested, unstable=True)
+        problem.best_point(passed)
+        or problem.best_point(undecided_tests, unstable=True)
         or problem.best_point([point for point in undecided if point.candidate != baseline], unstable=True)
         or _best_at_usual_speed(not_failed, confirmed, problem, speed)
         or problem.best_point(undecided, unstable=True)
@@ -391,12 +413,12 @@ def _inconclusive(
         return InconclusiveResult("search_disturbed", len(disturbed), len(measured))
     if any(point is closest for point in may_meet):
         return InconclusiveResult("closest_disturbed", len(disturbed), len(measured))
-    last = {entry.point.trial: entry for entry in confirmed if entry.error}
-    for entry in last.values():
+    latest_tests = {entry.point.trial: entry for entry in confirmed if entry.error}.values()
+    for entry in latest_tests:
         if entry.judged.counts_disturbed and may_meet_undisturbed(entry.point.measurement, sla):
             return _inconclusive_test("test_disturbed", entry)
-    for entry in last.values():
-        if _may_meet(entry, sla) and not entry.judged.counts_disturbed:
+    for entry in latest_tests:
+        if _intervals_reach_bounds(entry, sla) and not entry.judged.counts_disturbed:
             return _inconclusive_test("test_undecided", entry)
     if sla.is_met(closest.measurement) and is_disturbed(closest.measurement):
         return InconclusiveResult("unstable", len(disturbed), len(measured))
@@ -407,7 +429,7 @@ def _inconclusive_test(kind: InconclusiveKind, tested: ConfirmedLoad) -> Inconcl
     return InconclusiveResult(kind, round(tested.judged.disturbed_share * tested.windows), tested.windows)
 
 
-def _may_meet(tested: ConfirmedLoad, sla: Sla) -> bool:
+def _intervals_reach_bounds(tested: ConfirmedLoad, sla: Sla) -> bool:
     """Return whether the test did not decide, and the interval of each bounded latency reaches its bound."""
     if tested.judged.verdict is not Verdict.UNDECIDED or sla.share_of_bound(tested.point.measurement) == math.inf:
         return False
@@ -422,21 +444,21 @@ def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:
     the server. Bursts of other programs make an average or a high quantile longer by more, so these are at best the
     same.
     """
+    return all(_may_meet_bound_undisturbed(measurement, bound) for bound in sla)
+
+
+def _may_meet_bound_undisturbed(measurement: Measurement, bound: Constraint) -> bool:
     free_share = 1 - (measurement.other_cpu_share or 0.0)
-
-    def may_meet(bound: Constraint) -> bool:
-        metric = METRICS[bound.metric]
-        value = metric.value(measurement)
-        if bound.violation(measurement) <= 0 or metric.counted is not None:  # late requests may fail
-            return True
-        if metric.timing is not None:
-            median = METRICS[metric.timing.metric("p50")].value(measurement)
-            typical = value if median is None else median
-            return typical is not None and free_share * typical <= bound.bound
-        is_rate = metric.unit.endswith("/s")
-        return is_rate and value is not None and value >= free_share * bound.bound
-
-    return all(may_meet(bound) for bound in sla)
+    metric = METRICS[bound.metric]
+    value = metric.value(measurement)
+    if bound.violation(measurement) <= 0 or metric.counted is not None:  # late requests may fail
+        return True
+    if metric.timing is not None:
+        median_ms = METRICS[metric.timing.metric("p50")].value(measurement)
+        typical_ms = value if median_ms is None else median_ms
+        return typical_ms is not None and free_share * typical_ms <= bound.bound
+    is_rate = metric.unit.endswith("/s")
+    return is_rate and value is not None and value >= free_share * bound.bound
 
 
 def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
@@ -513,11 +535,26 @@ def _latency_reason(
     return f"the closest measurement misses {formatting.bounds(sla.missed(closest.measurement))}{together}"
 
 
-def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
-    """Return the trial's best point and True; if none meets the SLA, the closest point and False.
+@dataclass(frozen=True, slots=True)
+class BestLoad:
+    """The load at which a trial is shown.
+
+    Attributes:
+        trial: The trial.
+        point: Its best point, or the closest one if none meets the SLA; None if nothing was measured.
+        meets_sla: Whether the point meets the SLA.
+    """
+
+    trial: Trial
+    point: Point | None
+    meets_sla: bool
+
+
+def best_load(trial: Trial, problem: Problem) -> BestLoad:
+    """Return the best load of ``trial`` as the search measured it.
 
     As in the search, a measurement whose windows disagree counts if other processes disturbed it.
     """
     measured = latest_points([trial])
     best = SpeedCorrection().best_point(measured, problem.best_point)
-    return best or problem.sla.closest_point(measured), best is not None
+    return BestLoad(trial, best or problem.sla.closest_point(measured), best is not None)

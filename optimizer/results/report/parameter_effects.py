@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, FieldValue, Point, Trial, short_path
+from optimizer.core.trial import Candidate, FieldValue, Point, short_path
 from optimizer.results.finished_run import FinishedRun
+from optimizer.results.recommendation import BestLoad
 
 Array = npt.NDArray[np.float64]
 
@@ -66,15 +67,13 @@ def label(parameter: str) -> str:
     return names.get(parameter) or (parameter if parameter == "max_batch_size" else short_path(parameter))
 
 
-def parameter_samples(
-    run: FinishedRun, best_loads: Sequence[tuple[Trial, Point | None, bool]]
-) -> list[ParameterSample]:
-    """Return the samples of all measured trials of the space; ``best_loads`` comes from ``tables.best_loads``."""
-    samples = []
-    for trial, point, met in best_loads:
-        values = run.problem.space.parameter_values(run.problem.space.canonical(trial.candidate))
-        if point is not None and values is not None:
-            samples.append(ParameterSample(point, met, values))
+def parameter_samples(run: FinishedRun, best_loads: Sequence[BestLoad]) -> list[ParameterSample]:
+    """Return the samples of all measured trials of the space, of which ``best_loads`` are the best loads."""
+    samples, space = list[ParameterSample](), run.problem.space
+    for best in best_loads:
+        values = space.parameter_values(space.canonical(best.trial.candidate))
+        if best.point is not None and values is not None:
+            samples.append(ParameterSample(best.point, best.meets_sla, values))
     return samples
 
 

@@ -112,9 +112,9 @@ def load(run: FinishedRun) -> Drawing | None:
     For a model that streams it is the latency of a request; ``server_plots`` draws its other times.
     """
     assert run.outcome is not None, "the run has measurements"
-    throughput = run.outcome.front.metrics[0]
+    throughput = run.outcome.front.metrics.throughput
     judged = run.problem.sla.judged_latency
-    metric = METRICS[judged if METRICS[judged].timing is LATENCY else FRONT_METRICS[1].name]
+    metric = METRICS[judged if METRICS[judged].timing is LATENCY else FRONT_METRICS.latency.name]
     lines = load_lines(run, metric)
     if not lines:
         return None

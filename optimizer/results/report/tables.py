@@ -14,7 +14,7 @@ from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.outcome_values import STAGES
-from optimizer.results.recommendation import Outcome, best_load
+from optimizer.results.recommendation import BestLoad, Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
 from optimizer.simulator.speed_correction import SpeedCorrection
 
@@ -49,9 +49,9 @@ def compared(run: FinishedRun) -> dict[str, Candidate]:
     return {role: candidate for candidate, role in first.items()}
 
 
-def best_loads(run: FinishedRun) -> list[tuple[Trial, Point | None, bool]]:
-    """Return each trial with ``best_load``."""
-    return [(trial, *best_load(trial, run.problem)) for trial in run.trials]
+def best_loads(run: FinishedRun) -> list[BestLoad]:
+    """Return the best load of each trial."""
+    return [best_load(trial, run.problem) for trial in run.trials]
 
 
 def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
@@ -310,20 +310,15 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     points: dict[int, list[Point]] = {trial.number: [] for trial in run.trials}
     for point in outcome.points:
         points[point.trial].append(point)
-    shown = [(trial, *_best_shown(points[trial.number], outcome, run.problem)) for trial in run.trials]
-    bounded, goal = run.problem.sla.bounded_latencies, formatting.bounds(run.problem.sla)
     ranked = sorted(
-        shown, key=lambda row: (row[1] is None, not row[2], -(row[1].throughput_infer_per_sec if row[1] else 0))
+        (_best_shown_load(trial, points[trial.number], outcome, run.problem) for trial in run.trials), key=_rank
     )
-    kept = ranked[:MAX_TRIALS]
-    counted = [
-        name for name in COUNTED if any(p and METRICS[name].value(p.measurement) is not None for _, p, _ in kept)
-    ]
-    best = outcome.recommended.trial if outcome.recommended else None
-    rows = [
-        _trial_row(trial, point, (*counted, *bounded), _trial_remark(trial, point, met, run.problem, outcome))
-        for trial, point, met in kept
-    ]
+    shown = ranked[:MAX_TRIALS]
+    measurements = [best.point.measurement for best in shown if best.point is not None]
+    counted = [name for name in COUNTED if any(METRICS[name].value(m) is not None for m in measurements)]
+    bounded, goal = run.problem.sla.bounded_latencies, formatting.bounds(run.problem.sla)
+    rows = [_trial_row(best, (*counted, *bounded), _trial_remark(best, run.problem, outcome)) for best in shown]
+    recommended = outcome.recommended.trial if outcome.recommended else None
     headers = (
         ">trial",
         "configuration (batch: max_batch_size)",
@@ -334,28 +329,34 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     )
     configurations = formatting.count(outcome.trials, "configuration")
     caption = f"{configurations}, {formatting.count(outcome.measurements, 'measurement')}; "
-    if len(kept) < len(ranked):
-        caption += f"the best {len(kept)} are shown, trials.csv has all; "
+    if len(shown) < len(ranked):
+        caption += f"the best {len(shown)} are shown, trials.csv has all; "
     caption += f"each at its best load{f' within {goal}' if goal else ''}, on fresh servers if it was measured there"
-    return ReportTable(
-        (*headers, "remark"), rows, caption, next((i for i, row in enumerate(rows) if row[0] == str(best)), None)
-    )
+    recommended_row = next((i for i, best in enumerate(shown) if best.trial.number == recommended), None)
+    return ReportTable((*headers, "remark"), rows, caption, recommended_row)
 
 
-def _best_shown(points: Sequence[Point], outcome: Outcome, problem: Problem) -> tuple[Point | None, bool]:
-    """Return the best of a trial's points, and whether it meets the SLA; points on fresh servers come first."""
+def _rank(best: BestLoad) -> tuple[bool, bool, float]:
+    """Return the sort key of a trial in the table of trials; the first row has the smallest."""
+    throughput = best.point.throughput_infer_per_sec if best.point else 0.0
+    return best.point is None, not best.meets_sla, -throughput
+
+
+def _best_shown_load(trial: Trial, points: Sequence[Point], outcome: Outcome, problem: Problem) -> BestLoad:
+    """Return the best load of ``trial``, which has ``points``; those on fresh servers come first."""
     fresh = [point for point in points if outcome.confirmation_of(point)]
     if any(point is outcome.recommended for point in fresh):
-        return outcome.recommended, True
+        return BestLoad(trial, outcome.recommended, meets_sla=True)
     best = (
         problem.best_point(fresh, unstable=True)
         if fresh
         else SpeedCorrection().best_point(points, problem.best_point)
     )
-    return best or problem.sla.closest_point(fresh or points), best is not None
+    return BestLoad(trial, best or problem.sla.closest_point(fresh or points), best is not None)
 
 
-def _trial_row(trial: Trial, point: Point | None, metrics: Sequence[str], remark: str) -> tuple[str, ...]:
+def _trial_row(best: BestLoad, metrics: Sequence[str], remark: str) -> tuple[str, ...]:
+    trial, point = best.trial, best.point
     loads = str(len({load for load, _ in trial.measurements}))
     configuration = configuration_text.configuration(trial.candidate)
     if point is None:
@@ -365,14 +366,15 @@ def _trial_row(trial: Trial, point: Point | None, metrics: Sequence[str], remark
     return str(trial.number), configuration, throughput, *values, formatting.load(point.load), loads, remark
 
 
-def _trial_remark(trial: Trial, point: Point | None, met: bool, problem: Problem, outcome: Outcome) -> str:
+def _trial_remark(best: BestLoad, problem: Problem, outcome: Outcome) -> str:
+    trial, point = best.trial, best.point
     reasons = [trial.reason, *(measurement.reason for _, measurement in trial.measurements)]
     if trial.status == "failed" or point is None:
         return next(filter(None, reasons), "no stable measurement")
     confirmed = outcome.confirmation_of(point)
     verdict = f": {confirmed.judged.verdict.value}" if confirmed and confirmed.error else ""
     fresh = f"on fresh servers{verdict}" if confirmed else ""
-    closest = "" if met or outcome.recommended is None else "no load meets the SLA; the closest is shown"
+    closest = "" if best.meets_sla or outcome.recommended is None else "no load meets the SLA; the closest is shown"
     return "; ".join(filter(None, (fresh, closest, _why_lost(trial, problem, outcome))))
 
 

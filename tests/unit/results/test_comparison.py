@@ -29,7 +29,7 @@ from optimizer.results.comparison import (
     warning,
 )
 from optimizer.results.finished_run import read_run
-from optimizer.results.recommendation import SAME
+from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.results.terminal_comparison import print_comparison
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -126,7 +126,7 @@ def test_a_difference_within_the_interval_is_not_measurable(a: Path, tmp_path: P
 def test_a_copy_of_a_recorded_run_does_not_differ(sample: Path, tmp_path: Path) -> None:
     comparison = compared(sample, Path(shutil.copytree(sample, tmp_path / "dlrm" / "copy")))
     assert comparison.ratio is not None
-    assert comparison.ratio.estimate == pytest.approx(SAME.estimate)
+    assert comparison.ratio.estimate == pytest.approx(RATIO_TO_ITSELF.estimate)
     assert not comparison.ratio.is_measurable
     assert [aspect.is_same for aspect in comparison.aspects] == [True] * 6
 
