@@ -72,14 +72,14 @@ class RetryPolicy:
     Attributes:
         until: A time by ``time.monotonic()``.
         report: Called with one line when an outage exceeds REPORT_SECONDS, and one when it is over.
-        kept_in: The file that has all measurements meanwhile.
+        measurements_file: The file that has all measurements meanwhile.
         longest_pause_seconds: The pause between two attempts doubles each time, up to this.
         seconds: Time from the first failure to the last attempt.
     """
 
     until: float = 0.0
     report: Callable[[str], None] | None = None
-    kept_in: str = ""
+    measurements_file: str = ""
     longest_pause_seconds: float = 10.0
     seconds: float = field(default_factory=lambda: RETRY_SECONDS)
     _is_ended: bool = field(default=False, init=False)
@@ -109,7 +109,7 @@ class RetryPolicy:
                 return returned
             if now - began >= REPORT_SECONDS and not is_reported:
                 is_reported = True
-                measurements = f"all measurements are in {self.kept_in}"
+                measurements = f"all measurements are in {self.measurements_file}"
                 self._report(f"{shown}: the database does not answer; waiting, {measurements}")
             time.sleep(min(pause_seconds, left_seconds))
             pause_seconds = min(2 * pause_seconds, self.longest_pause_seconds)
@@ -269,7 +269,7 @@ DRIVERS = {
     "postgresql": ("psycopg", "pip install 'tritune[postgresql]'"),
     "mysql": ("pymysql", "pip install pymysql"),
 }
-_DAMAGED = (ValueError, KeyError, TypeError, AssertionError)  # Optuna reads a journal that is not one
+_DAMAGE_ERRORS = (ValueError, KeyError, TypeError, AssertionError)  # raised by Optuna for a damaged journal
 
 
 def storage_errors(*further_errors: type[Exception]) -> tuple[type[Exception], ...]:
@@ -292,11 +292,11 @@ def opening_errors(storage: str, flag: str = "") -> Iterator[None]:
         raise BadInputError(f"{shown}: its database driver is not installed; {advice}") from error
     except sql_errors.NoSuchModuleError as error:
         raise BadInputError(f"{shown}: unknown kind of database; write sqlite, postgresql or mysql") from error
-    except storage_errors(*_DAMAGED, OptunaError, RuntimeError) as error:
+    except storage_errors(*_DAMAGE_ERRORS, OptunaError, RuntimeError) as error:
         cause = error_cause(error, storage)
         if _is_full(_innermost(error)):
-            then = "run the command again" if flag else "continue with `tune --resume`"
-            fix = f"free space there, then {then}"
+            next_step = "run the command again" if flag else "continue with `tune --resume`"
+            fix = f"free space there, then {next_step}"
             raise EnvironmentFault(f"{shown}: the study cannot be stored: {cause}; {fix}") from error
         if not _is_damaged(error):
             fix = "give another --storage" if flag else "check that file or database"
@@ -306,25 +306,25 @@ def opening_errors(storage: str, flag: str = "") -> Iterator[None]:
         ) from error
 
 
-def translate_storage_errors(storage: BaseStorage, url: str, kept_in: str) -> None:
+def translate_storage_errors(storage: BaseStorage, url: str, measurements_file: str) -> None:
     """Make the methods of ``storage`` raise an EnvironmentFault if it is locked, unreachable, damaged or full.
 
-    ``kept_in`` names the file that has all measurements meanwhile.
+    ``measurements_file`` names the file that has all measurements meanwhile.
     """
     for name in (*vars(BaseStorage), *HEARTBEATS):
         method = getattr(storage, name, None)
         if callable(method) and (name in HEARTBEATS or not name.startswith("_")):
-            setattr(storage, name, _translated(method, url, kept_in))
+            setattr(storage, name, _translated(method, url, measurements_file))
 
 
-def _translated(method: Callable[..., Any], url: str, kept_in: str) -> Callable[..., Any]:
-    measurements = f"all measurements are in {kept_in}; " if kept_in else ""
+def _translated(method: Callable[..., Any], url: str, measurements_file: str) -> Callable[..., Any]:
+    measurements = f"all measurements are in {measurements_file}; " if measurements_file else ""
 
     @functools.wraps(method)
     def call(*arguments: Any, **keywords: Any) -> Any:
         try:
             return method(*arguments, **keywords)
-        except storage_errors(*_DAMAGED, AttributeError) as error:  # Optuna handles its other errors itself
+        except storage_errors(*_DAMAGE_ERRORS, AttributeError) as error:  # Optuna handles its other errors itself
             fix = "free space there" if _is_full(_innermost(error)) else "fix that"
             raise EnvironmentFault(
                 f"{redact(url)}: the study cannot be stored: {error_cause(error, url)}; "
@@ -363,7 +363,7 @@ def _is_full(error: BaseException) -> bool:
 
 def _is_damaged(error: BaseException) -> bool:
     """Return whether the storage exists but is not a study."""
-    if isinstance(error, _DAMAGED):
+    if isinstance(error, _DAMAGE_ERRORS):
         return True
     cause = _innermost(error)
     return isinstance(cause, sqlite3.DatabaseError) and not isinstance(cause, sqlite3.OperationalError)

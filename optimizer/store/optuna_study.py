@@ -247,7 +247,7 @@ def open_study(
         if fingerprint is not None and _stored_fingerprint(study) is None:
             study.set_user_attr(FINGERPRINT_ATTRIBUTE, fingerprint.to_document())
     if storage is not None:
-        translate_storage_errors(storage_of(study), storage, shared.retry.kept_in if shared else "")
+        translate_storage_errors(storage_of(study), storage, shared.retry.measurements_file if shared else "")
     return study
 
 
@@ -292,7 +292,7 @@ def _problem_document(problem: Problem, conditions: Mapping[str, str | None]) ->
         "parameters": {name: list(choices) for name, choices in problem.space.parameters().items()},
         "request_batch_size": problem.request_batch_size,
         **({"request_mix": problem.request_mix.choices} if problem.request_mix else {}),
-        **({"request_times": _times_of(problem.request_times)} if problem.request_times else {}),
+        **({"request_times": _request_times_text(problem.request_times)} if problem.request_times else {}),
         **({"priorities": str(problem.priorities)} if problem.priorities else {}),
         "objectives": [metric.name for metric in problem.objectives],
         "constraints": list(map(str, problem.sla)),
@@ -319,7 +319,7 @@ def _refuse_other_problem(
         )
 
 
-def _times_of(times: RequestTimes) -> str:
+def _request_times_text(times: RequestTimes) -> str:
     """Return the distribution, or the size of a recording, whose path differs between machines."""
     return f"{times.recorded_requests} recorded" if times.recorded_requests else times.distribution
 
@@ -329,10 +329,10 @@ def _difference(stored: Any, current: Any) -> str:
     if isinstance(stored, Mapping) and isinstance(current, Mapping):
         names = sorted(name for name in {*stored, *current} if stored.get(name) != current.get(name))
         return one_line(", ".join(names), MAX_DIFFERENCE_LENGTH)
-    return one_line(f"{_shown(stored)} there, {_shown(current)} here", MAX_DIFFERENCE_LENGTH)
+    return one_line(f"{_value_text(stored)} there, {_value_text(current)} here", MAX_DIFFERENCE_LENGTH)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None or value == "" else str(value)

@@ -49,8 +49,23 @@ class RecordedRow:
         return Point(self.line, self.candidate, self.load, self.measurement)
 
 
-def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int, int | None]:
-    """Return the rows, and the request batch size and the server's CPU count (None: unknown) that all of them share.
+@dataclass(frozen=True, slots=True)
+class RecordedRows:
+    """The rows of a table that count.
+
+    Attributes:
+        rows: One row for each configuration at each load, in the order of the table.
+        request_batch_size: Samples of each request, the same in all rows.
+        cpu_count: Number of the server's CPUs, the same in all rows; None if it is unknown.
+    """
+
+    rows: list[RecordedRow]
+    request_batch_size: int
+    cpu_count: int | None
+
+
+def read_recorded_rows(table: CsvTable) -> RecordedRows:
+    """Return the rows of ``table`` that count.
 
     A row that repeats the configuration and the load of an earlier row of the same trial replaces it. If several
     trials deployed one configuration, the row with their median throughput counts at each load. Measurements that
@@ -62,33 +77,40 @@ def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int, int | N
     cpu_count = common_value(table, "cpu_count", [row.cpu_count for row in rows])
     parameters = _parameters(table)
     has_delays = any(table.texts("max_queue_delay_us"))
-    candidates: dict[Hashable, Candidate] = {}
-    recorded: dict[Hashable, dict[int | None, RecordedRow]] = {}  # keys are a configuration with a load, and trials
+    candidates: dict[Hashable, Candidate] = {}  # by configuration
+    rows_by_trial: dict[Hashable, dict[int | None, RecordedRow]] = {}  # by configuration and load
     for i, row in enumerate(rows):
-        measurement, load = _measurement(table, i, row, request_batch_size)
+        _check_measurement(table, i, row, request_batch_size)
         if row.confirmation is not None:
             continue
-        configuration = _configuration_key(row, [values[i] for values in parameters.values()])
-        candidate = candidates.get(configuration)
-        if candidate is None:
-            fields = tuple((path, values[i]) for path, values in parameters.items())
-            candidate = candidates[configuration] = _candidate(row, fields, has_delays=has_delays)
-            if behaviour(candidate, request_batch_size) is None:
-                size = candidate.max_batch_size
+        fields = tuple((path, values[i]) for path, values in parameters.items())
+        configuration = _configuration_key(row, fields)
+        if configuration not in candidates:
+            candidates[configuration] = _candidate(row, fields, has_delays=has_delays)
+            if behaviour(candidates[configuration], request_batch_size) is None:
+                size = candidates[configuration].max_batch_size
                 raise table.error(i, f"max_batch_size {size} takes no requests of {request_batch_size} samples")
-        key = configuration, load
-        deployments = recorded.pop(key, {})  # put back, so that the last row of a candidate is last in the result
-        if deployments and (row.trial is None or None in deployments):
-            before = next(iter(deployments.values())).line
-            repeated = f"at concurrency {load.concurrency}" if load else "failing to deploy"
-            raise table.error(
-                i, f"repeats line {before}: the same configuration {repeated}; number deployments in a column trial"
-            )
-        deployments[row.trial] = RecordedRow(
-            row.line, candidate, load, measurement, row.deploy_seconds, row.lacks_gpu_memory
-        )
-        recorded[key] = deployments
-    return [_median(list(rows.values())) for rows in recorded.values()], request_batch_size, cpu_count
+        recorded = _recorded_row(row, candidates[configuration], request_batch_size)
+        key = configuration, recorded.load
+        by_trial = rows_by_trial.pop(key, {})  # inserted again, so that the last row of a candidate is last
+        if by_trial and (row.trial is None or None in by_trial):
+            raise table.error(i, _repetition_fault(next(iter(by_trial.values()))))
+        by_trial[row.trial] = recorded
+        rows_by_trial[key] = by_trial
+    medians = [_median(list(by_trial.values())) for by_trial in rows_by_trial.values()]
+    return RecordedRows(medians, request_batch_size, cpu_count)
+
+
+def _recorded_row(row: TrialRow, candidate: Candidate, request_batch_size: int) -> RecordedRow:
+    load = None if row.concurrency is None else LoadPoint(request_batch_size, row.concurrency)
+    measurement = Measurement(reason=row.measurement.reason or FAILED) if row.is_failed else row.measurement
+    return RecordedRow(row.line, candidate, load, measurement, row.deploy_seconds, row.lacks_gpu_memory)
+
+
+def _repetition_fault(repeated: RecordedRow) -> str:
+    """Return the fault of a row without a trial that has the configuration and the load of ``repeated``."""
+    at = f"at concurrency {repeated.load.concurrency}" if repeated.load else "failing to deploy"
+    return f"repeats line {repeated.line}: the same configuration {at}; number deployments in a column trial"
 
 
 def _median(rows: Sequence[RecordedRow]) -> RecordedRow:
@@ -117,19 +139,17 @@ def _candidate(row: TrialRow, fields: tuple[tuple[str, FieldValue], ...], *, has
     return normalize(plain)
 
 
-def _configuration_key(row: TrialRow, values: Sequence[FieldValue]) -> Hashable:
-    """Return what makes two rows the same configuration as written, including settings without an effect."""
+def _configuration_key(row: TrialRow, fields: Sequence[tuple[str, FieldValue]]) -> Hashable:
+    """Return the configuration of a row as written, including settings without an effect, as a key."""
     settings = (row.max_batch_size, row.instance_count, row.dynamic_batching, row.has_delay_off)
-    return *settings, row.max_queue_delay_us, row.preferred_batch_sizes, *map(_typed, values)
+    return *settings, row.max_queue_delay_us, row.preferred_batch_sizes, *(_typed(value) for _, value in fields)
 
 
-def _measurement(
-    table: CsvTable, i: int, row: TrialRow, request_batch_size: int
-) -> tuple[Measurement, LoadPoint | None]:
-    load = None if row.concurrency is None else LoadPoint(request_batch_size, row.concurrency)
+def _check_measurement(table: CsvTable, i: int, row: TrialRow, request_batch_size: int) -> None:
+    """Raise BadInputError if the row ``i``, which did not fail, lacks a value or has larger batches than it can."""
     if row.is_failed:
-        return Measurement(reason=row.measurement.reason or FAILED), load
-    for column, value in (("concurrency", load), ("latency_p95_ms", row.measurement.latency_p95_ms)):
+        return
+    for column, value in (("concurrency", row.concurrency), ("latency_p95_ms", row.measurement.latency_p95_ms)):
         if value is None:
             raise table.error(i, empty_but_not_failed(column))
     largest = max(row.max_batch_size, request_batch_size)
@@ -138,7 +158,6 @@ def _measurement(
             raise table.error(
                 i, f"batch_stats: a batch of {size} samples where max_batch_size is {row.max_batch_size}"
             )
-    return row.measurement, load
 
 
 def _request_batch_size(table: CsvTable, rows: Sequence[TrialRow]) -> int:
@@ -191,4 +210,5 @@ def _boolean(text: str) -> bool:
 
 
 def _typed(value: FieldValue) -> Hashable:
+    """Return ``value`` with its type, because 1, 1.0 and True are equal."""
     return type(value), value

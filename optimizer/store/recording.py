@@ -101,20 +101,19 @@ def _policies(candidates: Iterable[Candidate]) -> dict[Candidate, str]:
     Policies are relative to max_batch_size unless that gives more of them: 4 of 8 and 8 of 16 are one choice,
     ``max/2``, so that a measurement of one informs the other.
     """
-    relative = {candidate: _policy(candidate, relative=True) for candidate in candidates}
-    absolute = {candidate: _policy(candidate, relative=False) for candidate in relative}
+    relative, absolute = dict[Candidate, str](), dict[Candidate, str]()
+    for candidate in candidates:
+        sizes = candidate.preferred_batch_sizes
+        absolute[candidate] = ",".join(map(str, sizes)) or "none"
+        relative[candidate] = ",".join(_relative_size(size, candidate.max_batch_size) for size in sizes) or "none"
     return min((relative, absolute), key=lambda policies: len(set(policies.values())))
 
 
-def _policy(candidate: Candidate, *, relative: bool) -> str:
-    largest = candidate.max_batch_size
-
-    def term(size: int) -> str:
-        if not relative or largest % size:
-            return str(size)
-        return "max" if size == largest else f"max/{largest // size}"
-
-    return ",".join(map(term, candidate.preferred_batch_sizes)) or "none"
+def _relative_size(size: int, max_batch_size: int) -> str:
+    """Return a preferred size as ``max`` or ``max/2``; as a number if it does not divide ``max_batch_size``."""
+    if max_batch_size % size:
+        return str(size)
+    return "max" if size == max_batch_size else f"max/{max_batch_size // size}"
 
 
 def baselines(space: SearchSpace) -> list[tuple[TrialRole, Candidate]]:
@@ -282,14 +281,14 @@ def read_recordings(path: Path) -> list[Recording]:
 
 
 def _recording(table: CsvTable, fingerprint: str) -> Recording:
-    rows, request_batch_size, cpu_count = read_recorded_rows(table)
-    deployed = {row.candidate: row.load is not None for row in rows}  # according to its last row
-    rows = [row for row in rows if deployed[row.candidate] == (row.load is not None)]
+    recorded = read_recorded_rows(table)
+    is_deployed = {row.candidate: row.load is not None for row in recorded.rows}  # according to its last row
+    rows = [row for row in recorded.rows if is_deployed[row.candidate] == (row.load is not None)]
     loads: dict[Candidate, set[int]] = {}
     for row in rows:
         loads.setdefault(row.candidate, set()).update({row.load.concurrency} if row.load else ())
     try:
-        space = recorded_space(loads, request_batch_size)
+        space = recorded_space(loads, recorded.request_batch_size)
     except ValueError as error:
         raise BadInputError(f"{table.name}: {error}") from None
     canonical = {candidate: space.canonical(candidate) for candidate in loads}
@@ -299,7 +298,16 @@ def _recording(table: CsvTable, fingerprint: str) -> Recording:
         if row.load or canonical[row.candidate] not in measured:
             answers.setdefault((canonical[row.candidate], row.load), row)
     metrics = frozenset(name for name in METRICS if name == "latency-p95" or _is_recorded(name, rows))
-    return Recording(table.name, tuple(rows), space, answers, request_batch_size, metrics, fingerprint, cpu_count)
+    return Recording(
+        name=table.name,
+        rows=tuple(rows),
+        space=space,
+        answers=answers,
+        request_batch_size=recorded.request_batch_size,
+        metrics=metrics,
+        fingerprint=fingerprint,
+        cpu_count=recorded.cpu_count,
+    )
 
 
 def _is_recorded(metric: str, rows: Sequence[RecordedRow]) -> bool:

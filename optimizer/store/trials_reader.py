@@ -243,43 +243,42 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
     wholes = {name: _whole_numbers(table, name) for name in INTEGER_RANGES}
     numbers = {name: _numbers(table, name) for name in NUMBER_RANGES}
     is_failed = _each(table, "status", _is_failed)
-    measurements = _measurements(table, wholes, numbers, is_failed)
-    load_generators = _each(table, "load_generator", _load_generator)
     for name in ("max_batch_size", "instance_count"):
         if None in wholes[name]:
             minimum, maximum = INTEGER_RANGES[name]
             rule = f"{name}: is empty; write a whole number from {minimum} to {maximum}"
             raise table.error(wholes[name].index(None), rule)
-    for i, (concurrency, rate) in enumerate(zip(wholes["concurrency"], numbers["request_rate"], strict=True)):
-        if load_generators[i] and wholes["confirmation"][i] is None:
-            raise table.error(i, "confirmation: is empty, and load_generator is not")
-        if not is_failed[i]:
-            if concurrency is None and rate is None:
-                raise table.error(i, empty_but_not_failed("concurrency"))
-            if measurements[i].throughput_infer_per_sec is None:
-                raise table.error(i, empty_but_not_failed("throughput_infer_per_sec"))
-    columns = (
-        table.lines,
-        wholes["trial"],
-        wholes["max_batch_size"],
-        _each(table, "dynamic_batching", _boolean),
-        wholes["max_queue_delay_us"],
-        [text.lower() == OFF for text in table.texts("max_queue_delay_us")],
-        _each(table, "preferred_batch_sizes", _sizes),
-        wholes["instance_count"],
-        numbers["request_batch_size"],
-        wholes["concurrency"],
-        numbers["request_rate"],
-        measurements,
-        wholes["confirmation"],
-        numbers["confirmation_error"],
-        load_generators,
-        numbers["deploy_seconds"],
-        is_failed,
-        [value or False for value in _each(table, "lacks_gpu_memory", _boolean)],
-        wholes["cpu_count"],
-    )
-    return [TrialRow(*row) for row in zip(*columns, strict=True)]
+    columns: dict[str, Sequence[Any]] = {
+        "line": table.lines,
+        **{name: wholes[name] for name in ("trial", "max_batch_size", "max_queue_delay_us", "instance_count")},
+        **{name: wholes[name] for name in ("concurrency", "confirmation", "cpu_count")},
+        **{name: numbers[name] for name in ("request_batch_size", "request_rate")},
+        **{name: numbers[name] for name in ("confirmation_error", "deploy_seconds")},
+        "dynamic_batching": _each(table, "dynamic_batching", _boolean),
+        "has_delay_off": [text.lower() == OFF for text in table.texts("max_queue_delay_us")],
+        "preferred_batch_sizes": _each(table, "preferred_batch_sizes", _sizes),
+        "measurement": _measurements(table, wholes, numbers, is_failed),
+        "load_generator": _each(table, "load_generator", _load_generator),
+        "is_failed": is_failed,
+        "lacks_gpu_memory": [value or False for value in _each(table, "lacks_gpu_memory", _boolean)],
+    }
+    names = tuple(columns)
+    rows = [TrialRow(**dict(zip(names, cells, strict=True))) for cells in zip(*columns.values(), strict=True)]
+    for i, row in enumerate(rows):
+        _check_row(table, i, row)
+    return rows
+
+
+def _check_row(table: CsvTable, i: int, row: TrialRow) -> None:
+    """Raise BadInputError if the cells of ``row``, which is the row ``i``, do not fit each other."""
+    if row.load_generator and row.confirmation is None:
+        raise table.error(i, "confirmation: is empty, and load_generator is not")
+    if row.is_failed:
+        return
+    if row.concurrency is None and row.request_rate is None:
+        raise table.error(i, empty_but_not_failed("concurrency"))
+    if row.measurement.throughput_infer_per_sec is None:
+        raise table.error(i, empty_but_not_failed("throughput_infer_per_sec"))
 
 
 def common_value(table: CsvTable, column: str, values: Sequence[Value | None]) -> Value | None:

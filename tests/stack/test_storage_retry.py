@@ -167,7 +167,7 @@ def test_a_lost_database_is_reported_with_the_table_of_all_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
-    shared = StudySharing(RetryPolicy(seconds=0.2, kept_in="trials.csv"))
+    shared = StudySharing(RetryPolicy(seconds=0.2, measurements_file="trials.csv"))
     study = open_study(storage, "gone", PROBLEM, RandomSampler(seed=0), shared=shared)
     commits: list[object] = []
 

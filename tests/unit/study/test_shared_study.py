@@ -276,7 +276,9 @@ def test_retrying_ends_with_the_budget() -> None:
         attempts.append(is_retry)
         raise ConnectionError("gone")
 
-    policy = RetryPolicy(until=time.monotonic() + 0.01, seconds=0.0, report=reports.append, kept_in="trials.csv")
+    policy = RetryPolicy(
+        until=time.monotonic() + 0.01, seconds=0.0, report=reports.append, measurements_file="trials.csv"
+    )
     with pytest.raises(ConnectionError, match="gone"):
         policy.run(attempt, lambda error: isinstance(error, ConnectionError), "postgresql://h/db")
     assert attempts[0] is False
