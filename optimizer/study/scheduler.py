@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
@@ -68,6 +68,13 @@ MAX_CONTROLS = 3  # control measurements of a search
 CONTROL_CHANGE = 1.2  # factor on the speed of the machine after which the best configuration is measured again
 
 
+class ScheduledTrial(NamedTuple):
+    """A trial to run, and why it is run."""
+
+    role: TrialRole
+    trial: Trial
+
+
 @dataclass
 class Scheduler:
     """Decides which candidate is tried next: first the comparisons, then those that the searcher suggests.
@@ -126,12 +133,11 @@ class Scheduler:
     def _all_trials(self) -> list[Trial]:
         own_candidates = {trial.candidate for trial in self.trials}
         other_trials = [trial for trial in self.other_workers.trials() if trial.candidate not in own_candidates]
-        first = self._free_number(())
-        numbered = [replace(trial, number=first + index) for index, trial in enumerate(other_trials)]
+        numbered = (replace(trial, number=n) for n, trial in enumerate(other_trials, start=self._free_number(())))
         return [*self.trials, *numbered]
 
-    def next(self, running: Sequence[Trial] = ()) -> tuple[TrialRole, Trial] | None:
-        """Return the role and trial to run next; None if the search is over or has to wait for ``running`` trials.
+    def next(self, running: Sequence[Trial] = ()) -> ScheduledTrial | None:
+        """Return the trial to run next; None if the search is over or has to wait for ``running`` trials.
 
         Raises ServerFault if the search is over and nothing could be deployed.
         """
@@ -140,19 +146,19 @@ class Scheduler:
             self._refuse_if_all_failed(self._all_trials())
         return scheduled
 
-    def _choose(self, running: Sequence[Trial]) -> tuple[TrialRole, Trial] | None:
+    def _choose(self, running: Sequence[Trial]) -> ScheduledTrial | None:
         if self._is_over(running):
             return None
         tried = {trial.candidate for trial in (*self.trials, *running)}
-        first = [*self.comparisons]
-        first += [("abandoned", candidate) for candidate in self.other_workers.abandoned()]
-        for role, candidate in first:
+        required = [*self.comparisons]
+        required += [("abandoned", candidate) for candidate in self.other_workers.abandoned()]
+        for role, candidate in required:
             if candidate not in tried and self.other_workers.claim(candidate):
-                return role, self._numbered(candidate, running)
+                return ScheduledTrial(role, self._new_trial(candidate, running))
         if (control := self._control(running)) is not None:
-            trial = self._numbered(control, running)
+            trial = self._new_trial(control, running)
             self._controls.add(trial.number)
-            return "control", trial
+            return ScheduledTrial("control", trial)
         # read first: a trial that ends meanwhile may change the suggestion
         others_run = self.other_workers.are_running()
         with self.stopwatch.count("search"):
@@ -165,21 +171,21 @@ class Scheduler:
             self.converged = not running and not others_run
             return None
         is_repeat = suggestion in self._canonical(self.trials)
-        return "repeat" if is_repeat else "search", self._numbered(suggestion, running)
+        return ScheduledTrial("repeat" if is_repeat else "search", self._new_trial(suggestion, running))
 
     def _canonical(self, trials: Sequence[Trial]) -> set[Candidate]:
         return {self.problem.space.canonical(trial.candidate) for trial in trials}
 
-    def next_or_wait(self) -> tuple[TrialRole, Trial] | None:
+    def next_or_wait(self) -> ScheduledTrial | None:
         """Return what ``next`` returns, after waiting for other workers whose trials may change its answer."""
         while (scheduled := self.next()) is None and self._has_to_wait():
             self.other_workers.wait(self.budget.search_seconds_left())
         return scheduled
 
-    def resume_unfinished(self, unfinished: Trial) -> tuple[TrialRole, Trial] | None:
+    def resume_unfinished(self, unfinished: Trial) -> ScheduledTrial | None:
         """Return the trial that an earlier session began, unless another worker has it; then as ``next_or_wait``."""
         if self.other_workers.claim(unfinished.candidate):
-            return "resumed", unfinished
+            return ScheduledTrial("resumed", unfinished)
         self.trials.append(unfinished)
         return self.next_or_wait()
 
@@ -222,48 +228,50 @@ class Scheduler:
         goal = METRICS["goodput"] if METRICS["goodput"] in problem.objectives else None
         is_exhaustive = self.searcher.is_exhaustive and not problem.open_loop
         by_throughput = problem.maximizes_throughput and len(problem.objectives) == 1
-        compared = any(candidate == comparison for _, comparison in self.comparisons)
-        searched = by_throughput and not compared and not is_exhaustive
-        possible = problem.space.allowed_concurrencies(candidate)
+        is_comparison = any(candidate == compared for _, compared in self.comparisons)
+        stops_if_worse = by_throughput and not is_comparison and not is_exhaustive
+        allowed = problem.space.allowed_concurrencies(candidate)
         expected = self.searcher.expected_load(candidate)
-        only: tuple[int, ...] = ()
+        only_concurrencies: tuple[int, ...] = ()
         if is_exhaustive:
-            only = possible or doubling_loads(problem.max_concurrency)
+            only_concurrencies = allowed or doubling_loads(problem.max_concurrency)
         elif expected is None:  # the searcher did not suggest this trial
-            only = self._control_loads(candidate, speed)
+            only_concurrencies = self._control_loads(candidate, speed)
         if problem.open_loop:
-            start = best.load.request_rate if best else FIRST_RATE
-            max_loads = MAX_RATES if searched else MAX_COMPARED_RATES
+            first_load = best.load.request_rate if best else FIRST_RATE
+            max_loads = MAX_RATES if stops_if_worse else MAX_COMPARED_RATES
         else:
-            start = expected or (best.load.concurrency if best else FIRST_CONCURRENCY)
-            max_loads = MAX_LOADS if searched else MAX_COMPARED_LOADS
+            first_load = expected or (best.load.concurrency if best else FIRST_CONCURRENCY)
+            max_loads = MAX_LOADS if stops_if_worse else MAX_COMPARED_LOADS
+        to_beat = None
+        if best and stops_if_worse:
+            to_beat = (goal or METRICS["throughput"]).value(speed.correct(best.measurement))
         return LoadSearchRules(
             problem.request_batch_size,
             problem.max_concurrency,
             problem.sla.of_requests,
-            first_load=start,
+            first_load=first_load,
             open_loop=problem.open_loop,
             finds_lowest_load=not problem.maximizes_throughput,
             throughput_floor=problem.sla.throughput_floor,
-            to_beat=(goal or METRICS["throughput"]).value(speed.correct(best.measurement))
-            if best and searched
-            else None,
+            to_beat=to_beat,
             goal=goal,
-            allowed_concurrencies=possible,
+            allowed_concurrencies=allowed,
             max_loads=max_loads,
-            only_concurrencies=only,
+            only_concurrencies=only_concurrencies,
             speed=speed,
         )
 
     def _control(self, running: Sequence[Trial]) -> Candidate | None:
         """Return the best candidate if it was never measured at about the current speed of the machine, else None."""
-        candidates = [trial.candidate for trial in (*self.trials, *running)]
         best = self.best()
-        if best is None or not best.load.concurrency or not self.trials or best.candidate not in candidates:
+        if best is None or not best.load.concurrency:
             return None
         if self.searcher.is_exhaustive or self.budget.max_trials is not None:
             return None  # the number of trials is given
-        if len(self._controls) >= self.max_controls or best.candidate in candidates[len(self.trials) :]:
+        is_own = any(trial.candidate == best.candidate for trial in self.trials)  # not of another worker
+        is_running = any(trial.candidate == best.candidate for trial in running)
+        if not is_own or is_running or len(self._controls) >= self.max_controls:
             return None
         latest_probes_ms = [m.speed_probe_ms for _, m in self.trials[-1].measurements if m.speed_probe_ms]
         probes_ms = [
@@ -280,7 +288,7 @@ class Scheduler:
         best = speed.best_point(points, self.problem.best_point)
         return (best.load.concurrency,) if best and best.load.concurrency else ()
 
-    def _numbered(self, candidate: Candidate, running: Sequence[Trial]) -> Trial:
+    def _new_trial(self, candidate: Candidate, running: Sequence[Trial]) -> Trial:
         return Trial(self._free_number(running), candidate)
 
     def _free_number(self, running: Sequence[Trial]) -> int:

@@ -136,7 +136,8 @@ class Sweeper:
         """
         if not pending:
             return trial
-        observer, before = self.measurer.observer, len(pending)
+        observer = self.measurer.observer
+        pending_at_start = len(pending)  # of the latest deployment
         observer.trial_started(trial.number, trial.candidate, "sweep")
 
         def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
@@ -144,9 +145,10 @@ class Sweeper:
             return self.measurer.measure(current, endpoint, load)
 
         def has_progressed() -> bool:
-            nonlocal before
-            before, earlier = len(pending), before
-            return before < earlier
+            nonlocal pending_at_start
+            is_progress = len(pending) < pending_at_start
+            pending_at_start = len(pending)
+            return is_progress
 
         trial, error = CandidateMeasurer(
             self.target,

@@ -14,7 +14,7 @@ from optimizer.core.errors import DeploymentError
 from optimizer.core.files import write_atomically
 from optimizer.core.interfaces import ProgressObserver, TrialStore
 from optimizer.core.notes import ConfirmationIncomplete, Note, present
-from optimizer.core.trial import FreshServer, Trial, TrialRole
+from optimizer.core.trial import FreshServer, Trial
 from optimizer.measure.measurer import CrashRetry
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.distributed.messages import (
@@ -32,7 +32,7 @@ from optimizer.study.distributed.messages import (
 )
 from optimizer.study.distributed.worker import REFERENCES
 from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerGroup, WorkerHandle, WorkerLost, WorkerReady
-from optimizer.study.scheduler import Scheduler
+from optimizer.study.scheduler import ScheduledTrial, Scheduler
 
 FILE = "running.txt"
 
@@ -202,8 +202,8 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._unfinished = UnfinishedTrials(self.recorder.folder.path)
-        self._running: dict[WorkerHandle, tuple[TrialRole, Trial]] = {}
-        self._waiting: deque[tuple[TrialRole, Trial]] = deque()  # lost or of an earlier session: they run first
+        self._running: dict[WorkerHandle, ScheduledTrial] = {}
+        self._waiting: deque[ScheduledTrial] = deque()  # lost or of an earlier session: they run first
         self._losses: defaultdict[int, CrashRetry] = defaultdict(CrashRetry)
 
     def run(self) -> list[Trial]:
@@ -211,7 +211,7 @@ class Driver:
         earlier, begun = self.recorder.table.read(), self._unfinished.read()
         interrupted = [trial for trial in earlier if trial.number in begun and trial.status == "ok"]
         self.scheduler.resume([trial for trial in earlier if trial not in interrupted])
-        self._waiting.extend(("resumed", trial) for trial in interrupted)
+        self._waiting.extend(ScheduledTrial("resumed", trial) for trial in interrupted)
         while self._assign_all() or self._running or self._waiting:
             may_assign = False
             while not may_assign:
@@ -227,20 +227,22 @@ class Driver:
             scheduled = self._next()
             if scheduled is None:
                 return False
-            self._assign(worker, *scheduled)
+            self._assign(worker, scheduled)
         return True
 
-    def _next(self) -> tuple[TrialRole, Trial] | None:
+    def _next(self) -> ScheduledTrial | None:
         while self._waiting:
-            role, trial = self._waiting.popleft()
-            if trial.candidate == self.scheduler.baseline or self.scheduler.budget.search_seconds_left() > 0:
-                return role, trial
-            if trial.measurements:  # they count, even without time for more
-                self._finish(trial)
-        return self.scheduler.next([trial for _, trial in self._running.values()])
+            waiting = self._waiting.popleft()
+            is_baseline = waiting.trial.candidate == self.scheduler.baseline
+            if is_baseline or self.scheduler.budget.search_seconds_left() > 0:
+                return waiting
+            if waiting.trial.measurements:  # they count, even without time for more
+                self._finish(waiting.trial)
+        return self.scheduler.next([running.trial for running in self._running.values()])
 
-    def _assign(self, worker: WorkerHandle, role: TrialRole, trial: Trial) -> None:
-        self._running[worker] = role, trial
+    def _assign(self, worker: WorkerHandle, scheduled: ScheduledTrial) -> None:
+        self._running[worker] = scheduled
+        role, trial = scheduled
         self._write_unfinished()
         seconds_left = self.scheduler.budget.search_seconds_left()
         rules, references = self.scheduler.rules(trial.candidate), self.recorder.references_for(worker)
@@ -253,32 +255,32 @@ class Driver:
                 return True
             case TrialEnded(trial, log, references):
                 self.recorder.record(worker, event)
-                trial = _with_recorded_forecasts(trial, self._running.pop(worker)[1])
+                trial = _with_recorded_forecasts(trial, self._running.pop(worker).trial)
                 self.recorder.add_references(worker, references)
                 self._finish(trial, self.recorder.write_log(trial.number, log))
                 return True
             case WorkerFailed() | WorkerLost():
                 if worker in self._running:
-                    self._lose(*self._running.pop(worker), event.reason)
+                    self._lose(self._running.pop(worker), event.reason)
                 return True
         if isinstance(event, LoadMeasured):  # workers have no searcher
             measurement = self.scheduler.with_forecast(event.trial.candidate, event.load, event.measurement)
             event = replace(event, measurement=measurement)
         self.recorder.record(worker, event)
         if isinstance(event, LoadMeasured) and worker in self._running:
-            role, recorded = self._running[worker]
-            measured = (*recorded.measurements, (event.load, event.measurement))
-            recorded = replace(recorded, measurements=measured, deploy_seconds=event.trial.deploy_seconds)
-            self._running[worker] = role, recorded
+            running = self._running[worker]
+            measurements = (*running.trial.measurements, (event.load, event.measurement))
+            trial = replace(running.trial, measurements=measurements, deploy_seconds=event.trial.deploy_seconds)
+            self._running[worker] = running._replace(trial=trial)
         return False
 
-    def _lose(self, role: TrialRole, trial: Trial, reason: str) -> None:
+    def _lose(self, lost: ScheduledTrial, reason: str) -> None:
         """Repeat a trial whose worker was lost, unless it has lost several workers, so that it may be the cause."""
-        retry = self._losses[trial.number]
+        retry = self._losses[lost.trial.number]
         if retry.count_crash():
-            self._waiting.append((role, trial))
+            self._waiting.append(lost)
             return
-        trial = trial.with_failure(DeploymentError(f"its worker was lost {retry.crashes} times: {reason}"))
+        trial = lost.trial.with_failure(DeploymentError(f"its worker was lost {retry.crashes} times: {reason}"))
         self.recorder.table.append_failure(trial)
         self._finish(trial)
 
@@ -288,7 +290,8 @@ class Driver:
         self.recorder.observer.trial_finished(trial, self.scheduler.best())
 
     def _write_unfinished(self) -> None:
-        self._unfinished.write(trial.number for _, trial in (*self._running.values(), *self._waiting))
+        unfinished = (*self._running.values(), *self._waiting)
+        self._unfinished.write(scheduled.trial.number for scheduled in unfinished)
 
 
 def _with_recorded_forecasts(trial: Trial, recorded: Trial) -> Trial:
