@@ -186,22 +186,31 @@ def wrap_change(line: str, width: int) -> list[str]:
     return [part.replace(space, " ") for part in parts]
 
 
-def _proto_lines(fields: Sequence[tuple[str, FieldValue]], *, inside_batcher: bool = False) -> list[str]:
-    """Return fields of ModelConfig as lines of config.pbtxt; a value that does not fit as its path and value.
-
-    With ``inside_batcher`` the lines belong into ``dynamic_batching``, where a default value is the same as none.
-    """
-    if not fields:
-        return []
-    config = ModelConfig()
+def _proto_lines(fields: Sequence[tuple[str, FieldValue]]) -> list[str]:
+    """Return fields of ModelConfig as lines of config.pbtxt, or as plain lines if a value does not fit."""
     try:
-        if not inside_batcher:
-            return field_path.to_lines(fields, config)
-        batcher = config.dynamic_batching
-        effective = [(path, value) for path, value in fields if not _is_batcher_default(path, value)]
-        return field_path.to_lines([(path.removeprefix(BATCHER_PREFIX), value) for path, value in effective], batcher)
+        return field_path.to_lines(fields, ModelConfig()) if fields else []
     except ValueError:
-        return [f"{path}: {_literal(value)}" for path, value in fields]
+        return _plain_lines(fields)
+
+
+def _batcher_lines(fields: Sequence[tuple[str, FieldValue]]) -> list[str]:
+    """Return fields of the batcher as lines inside ``dynamic_batching``, or as plain lines if a value does not fit.
+
+    A default value is the same as none there.
+    """
+    config = ModelConfig()
+    effective = [
+        (path.removeprefix(BATCHER_PREFIX), value) for path, value in fields if not _is_batcher_default(path, value)
+    ]
+    try:
+        return field_path.to_lines(effective, config.dynamic_batching)
+    except ValueError:
+        return _plain_lines(fields)
+
+
+def _plain_lines(fields: Sequence[tuple[str, FieldValue]]) -> list[str]:
+    return [f"{path}: {_literal(value)}" for path, value in fields]
 
 
 def _is_batcher_default(path: str, value: FieldValue) -> bool:
@@ -222,7 +231,7 @@ def _batching_lines(candidate: Candidate) -> list[str]:
     if candidate.preferred_batch_sizes:
         inside.append(f"preferred_batch_size: [ {', '.join(map(str, candidate.preferred_batch_sizes))} ]")
     fields = [field for field in candidate.proto_fields if is_batcher_field(field[0])]
-    inside += _proto_lines(fields, inside_batcher=True)
+    inside += _batcher_lines(fields)
     if len(inside) < 2:
         return [f"dynamic_batching {{ {''.join(f'{setting} ' for setting in inside)}}}"]
     return ["dynamic_batching {", *(f"  {setting}" for setting in inside), "}"]

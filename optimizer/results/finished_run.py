@@ -192,22 +192,8 @@ def remark(run: FinishedRun) -> str:
 def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     """Return the problem in run.json. Raises ValueError or TypeError for values that no run can have."""
     info, hardware = record["problem"], record["hardware"]
-    size, (minimum, maximum) = info["request_batch_size"], NUMBER_RANGES["request_batch_size"]
-    if type(size) not in (int, float) or not minimum <= size <= maximum:
-        raise ValueError(f"request_batch_size {size!r} is not a number from {minimum} to {maximum}")
-    if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= MAX_CPU_COUNT:
-        raise ValueError(f"hardware.cpu_count {hardware['cpu_count']!r} is not a number of CPUs")
-    if not isinstance(hardware["cpu"], str):
-        raise ValueError("hardware.cpu is not a name")
-    if not isinstance(hardware["gpus"], list) or not all(isinstance(name, str) for name in hardware["gpus"]):
-        raise ValueError("hardware.gpus is not a list of names")
-    if not isinstance(info.get("facts", {}), dict):
-        raise ValueError("facts is not an object")
-    kinds = [kind.value for kind in ModelKind]
-    if info["kind"] not in kinds:
-        raise ValueError(f"kind {info['kind']!r} is not one of {', '.join(kinds)}")
-    kind = ModelKind(info["kind"])
-    _check_whole("concurrency", info["max_concurrency"])
+    _check_problem(info, hardware)
+    kind, size = ModelKind(info["kind"]), info["request_batch_size"]
     choices = {name: tuple(values) for name, values in info["space"].items()}
     settings = {name: choices.pop(name) for name in SETTING_COLUMNS if name in choices}
     for name in ("max_batch_size", "instance_count"):
@@ -235,6 +221,25 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         priorities=parse_priorities(str(info["priorities"])) if info.get("priorities") else None,
         queue=_queue(info.get("queue", {})),
     )
+
+
+def _check_problem(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> None:
+    """Raise ValueError if the problem or the hardware in run.json has a value that no run can have."""
+    size, (minimum, maximum) = info["request_batch_size"], NUMBER_RANGES["request_batch_size"]
+    if type(size) not in (int, float) or not minimum <= size <= maximum:
+        raise ValueError(f"request_batch_size {size!r} is not a number from {minimum} to {maximum}")
+    if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= MAX_CPU_COUNT:
+        raise ValueError(f"hardware.cpu_count {hardware['cpu_count']!r} is not a number of CPUs")
+    if not isinstance(hardware["cpu"], str):
+        raise ValueError("hardware.cpu is not a name")
+    if not isinstance(hardware["gpus"], list) or not all(isinstance(name, str) for name in hardware["gpus"]):
+        raise ValueError("hardware.gpus is not a list of names")
+    if not isinstance(info.get("facts", {}), dict):
+        raise ValueError("facts is not an object")
+    kinds = [kind.value for kind in ModelKind]
+    if info["kind"] not in kinds:
+        raise ValueError(f"kind {info['kind']!r} is not one of {', '.join(kinds)}")
+    _check_whole("concurrency", info["max_concurrency"])
 
 
 def _cpu_count(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | None:

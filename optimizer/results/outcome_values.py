@@ -111,17 +111,20 @@ def point_lines(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[
 
 def _time_lines(outcome: Outcome, point: Point) -> list[tuple[str, str]]:
     """Return (label, values) of the latency and, for a model that streams, of the output and the other times."""
-
-    def quantiles(timing: Timing) -> str:
-        values = (estimate(outcome, point, name) for name in _SHOWN_TIMES[timing])
-        return " · ".join(f"{name} {value}" for name, value in zip(QUANTILES, values, strict=True))
-
-    lines = [(formatting.TIMING_NAMES[LATENCY.name], quantiles(LATENCY))]
+    lines = [(formatting.TIMING_NAMES[LATENCY.name], _quantiles(outcome, point, LATENCY))]
     if point.measurement.is_streamed:
         responses = f"{formatting.approximate(point.measurement.responses_per_sec)} responses/s"
         lines.insert(0, ("output", f"{estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)} in {responses}"))
-        lines += [(formatting.TIMING_NAMES[timing.name], quantiles(timing)) for timing in STREAMED_TIMINGS]
+        lines += [
+            (formatting.TIMING_NAMES[timing.name], _quantiles(outcome, point, timing)) for timing in STREAMED_TIMINGS
+        ]
     return lines
+
+
+def _quantiles(outcome: Outcome, point: Point, timing: Timing) -> str:
+    """Return the values of ``timing`` at ``point``, such as ``p50 9 ms · p90 14 ms``."""
+    values = (estimate(outcome, point, name) for name in _SHOWN_TIMES[timing])
+    return " · ".join(f"{name} {value}" for name, value in zip(QUANTILES, values, strict=True))
 
 
 def priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
@@ -190,32 +193,44 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
 
     Each is at its best load; the gain is that of the recommendation over it.
     """
-    goal, metrics = formatting.bounds(problem.sla), _compared_metrics(outcome, problem)
-    missed = f"no measured load meets {goal}" if goal else "not measured"
+    rows = [
+        _comparison_row(outcome, problem, "recommended", outcome.recommended, "", _never_met(problem)),
+        _baseline_row(outcome, problem, "current (baseline)", outcome.baseline),
+    ]
+    if outcome.dynamic_batching is not None:
+        rows.append(_baseline_row(outcome, problem, "dynamic_batching {}", outcome.dynamic_batching))
+    return rows
 
-    def row(name: str, point: Point | None, gain: str, missing: str = missed) -> tuple[str, ...]:
-        if point is None:
-            return name, *("–" for _ in metrics), "–", missing
-        values = [
-            formatting.estimate(METRICS[metric].value(point.measurement), interval(outcome, point, metric))
-            for metric in metrics
-        ]
-        if not problem.sla.is_met(point.measurement):
-            where = " on fresh servers" if outcome.confirmation_of(point) else ""
-            gain = ", ".join(filter(None, (gain, f"misses {goal}{where}")))
-        return name, *values, formatting.load(point.load), gain
 
-    def row_of(name: str, compared: BaselineResult) -> tuple[str, ...]:
-        gain = "same" if compared.point is outcome.recommended else formatting.gain(compared.gain)
-        missing = missed if compared.is_tried else "not reached before the run ended"
-        if compared.failure:
-            missing = f"failed: {shorten(compared.failure, MAX_FAILURE_LENGTH)}"
-        return row(name, compared.point, gain, missing)
+def _never_met(problem: Problem) -> str:
+    """Return that no measured load of a configuration meets the SLA."""
+    goal = formatting.bounds(problem.sla)
+    return f"no measured load meets {goal}" if goal else "not measured"
 
-    rows = [row("recommended", outcome.recommended, ""), row_of("current (baseline)", outcome.baseline)]
-    return (
-        rows if outcome.dynamic_batching is None else [*rows, row_of("dynamic_batching {}", outcome.dynamic_batching)]
-    )
+
+def _baseline_row(outcome: Outcome, problem: Problem, name: str, compared: BaselineResult) -> tuple[str, ...]:
+    gain = "same" if compared.point is outcome.recommended else formatting.gain(compared.gain)
+    reason = _never_met(problem) if compared.is_tried else "not reached before the run ended"
+    if compared.failure:
+        reason = f"failed: {shorten(compared.failure, MAX_FAILURE_LENGTH)}"
+    return _comparison_row(outcome, problem, name, compared.point, gain, reason)
+
+
+def _comparison_row(
+    outcome: Outcome, problem: Problem, name: str, point: Point | None, gain: str, reason: str
+) -> tuple[str, ...]:
+    """Return the cells of ``point``; ``reason`` takes the place of the gain if there is no point."""
+    metrics = _compared_metrics(outcome, problem)
+    if point is None:
+        return name, *("–" for _ in metrics), "–", reason
+    values = [
+        formatting.estimate(METRICS[metric].value(point.measurement), interval(outcome, point, metric))
+        for metric in metrics
+    ]
+    if not problem.sla.is_met(point.measurement):
+        where = " on fresh servers" if outcome.confirmation_of(point) else ""
+        gain = ", ".join(filter(None, (gain, f"misses {formatting.bounds(problem.sla)}{where}")))
+    return name, *values, formatting.load(point.load), gain
 
 
 def front_title(outcome: Outcome) -> str:

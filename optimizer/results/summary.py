@@ -142,10 +142,10 @@ def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
     }[result.kind]
 
 
-def _next_if_inconclusive(result: InconclusiveResult, *, is_complete: bool = False) -> str:
+def _advice_if_inconclusive(result: InconclusiveResult, *, is_complete: bool = False) -> str:
     """Return what to do if another measurement may find a configuration to recommend."""
-    then = "continue the test" if _has_test_to_continue(result, is_complete=is_complete) else "run again"
-    return then if result.kind == "test_undecided" else f"stop other programs on this machine, then {then}"
+    action = "continue the test" if _has_test_to_continue(result, is_complete=is_complete) else "run again"
+    return action if result.kind == "test_undecided" else f"stop other programs on this machine, then {action}"
 
 
 def _has_test_to_continue(result: InconclusiveResult, *, is_complete: bool) -> bool:
@@ -290,19 +290,9 @@ def next_step(
     run = shlex.quote(show_path(folder))
     if outcome.inconclusive is not None:
         command = next_command(outcome, folder, is_complete=is_complete) or reproduce
-        return NextStep(_next_if_inconclusive(outcome.inconclusive, is_complete=is_complete), command)
+        return NextStep(_advice_if_inconclusive(outcome.inconclusive, is_complete=is_complete), command)
     if outcome.verdict is Verdict.UNDECIDED:
-        if outcome.confirmed and outcome.confirmed.crash:
-            advice = f"find the cause of the crash in {run}/logs, then make a separate test"
-            return NextStep(advice, fresh_command(folder))
-        if is_complete:
-            advice = "make a separate test, because more servers cannot change the verdict"
-            return NextStep(advice, fresh_command(folder))
-        if _only_baseline_measured(outcome):
-            return NextStep("run again with a larger --budget", longer or reproduce)
-        is_disturbed = _is_disturbed(outcome.confirmed or _last_tested(outcome))
-        first = "stop other programs on this machine, then " if is_disturbed else ""
-        return NextStep(f"{first}continue the test", verify_command(folder))
+        return _step_if_undecided(outcome, folder, longer or reproduce, is_complete=is_complete)
     if outcome.closest is not None:
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")
     if outcome.recommended is None:
@@ -317,6 +307,26 @@ def next_step(
         return NextStep(advice, verify_command(folder))
     if outcome.recommended is outcome.baseline.point:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
+    return _deployment(folder, can_serve=can_serve)
+
+
+def _step_if_undecided(outcome: Outcome, folder: str | Path, longer: str, *, is_complete: bool) -> NextStep:
+    """Return the step after a run whose recommendation is UNDECIDED, with the arguments of ``next_step``."""
+    if outcome.confirmed and outcome.confirmed.crash:
+        logs = f"{shlex.quote(show_path(folder))}/logs"
+        return NextStep(f"find the cause of the crash in {logs}, then make a separate test", fresh_command(folder))
+    if is_complete:
+        advice = "make a separate test, because more servers cannot change the verdict"
+        return NextStep(advice, fresh_command(folder))
+    if _only_baseline_measured(outcome):
+        return NextStep("run again with a larger --budget", longer)
+    if _is_disturbed(outcome.confirmed or _last_tested(outcome)):
+        return NextStep("stop other programs on this machine, then continue the test", verify_command(folder))
+    return NextStep("continue the test", verify_command(folder))
+
+
+def _deployment(folder: str | Path, *, can_serve: bool) -> NextStep:
+    run = shlex.quote(show_path(folder))
     files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]
     into = " --out tuned_models" if len(files) > 1 else ""  # a single file goes to standard output
     serve = NextStep("or start its server on this machine, without Docker", f"tune serve {run}")
@@ -333,7 +343,7 @@ def nothing_recommended(folder: Path, problem: Problem, action: str, outcome: Ou
     if outcome is not None and outcome.inconclusive is not None:
         return BadInputError(
             f"{show_path(folder)}: the run is UNDECIDED and recommends nothing to {action}: "
-            f"{one_line(undecided_cause(outcome))}; {_next_if_inconclusive(outcome.inconclusive)}"
+            f"{one_line(undecided_cause(outcome))}; {_advice_if_inconclusive(outcome.inconclusive)}"
         )
     return BadInputError(
         f"{show_path(folder)}: no configuration met {goal}, so there is nothing to {action}; "

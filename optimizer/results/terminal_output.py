@@ -31,7 +31,9 @@ _JOINED = re.compile(
     rf"| (?=±)|(?<=±) | (?=[<>]=)|(?<=[<>]=) | (?=·)"
     rf"|\b(?:{_LABELS}) (?=[0-9])"
 )
-_KEPT = "\ue000"  # stands for a blank at which no line ends; texts for a terminal have no private characters
+_UNBROKEN_BLANK = (
+    "\ue000"  # stands for a blank at which no line ends; texts for a terminal have no private characters
+)
 
 
 def wrap(text: str, width: int, *, first_indent: str = "", indent: str = "") -> list[str]:
@@ -40,14 +42,14 @@ def wrap(text: str, width: int, *, first_indent: str = "", indent: str = "") -> 
     A word that is longer than a line, such as a path, is kept whole.
     """
     lines = textwrap.wrap(
-        _JOINED.sub(lambda match: match[0].replace(" ", _KEPT), text),
+        _JOINED.sub(lambda match: match[0].replace(" ", _UNBROKEN_BLANK), text),
         width,
         initial_indent=first_indent,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    whole = [line.replace(_KEPT, " ") for line in lines]
+    whole = [line.replace(_UNBROKEN_BLANK, " ") for line in lines]
     return [part for line in whole for part in _fitting(line, width, indent)]
 
 
@@ -94,6 +96,11 @@ def print_line(console: Console, text: str = "", style: str = "") -> None:
     for line in Text(text, style).wrap(console, console.width):
         line.rstrip()
         console.print(line)
+
+
+def print_unbroken(console: Console, text: str = "", style: str = "") -> None:
+    """Print ``text`` as ``print_line``, but without line breaks, so that a path or command can be copied."""
+    console.print(Text(text, style), soft_wrap=True)
 
 
 def print_indented(console: Console, text: str, *, first_indent: str = "", indent: str = "  ") -> None:

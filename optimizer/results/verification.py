@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
 from objectives.confidence import Verdict
 from optimizer.confirmation.plan import finalists
@@ -21,6 +20,7 @@ from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import configuration_text, formatting, result_document, summary
 from optimizer.results.recommendation import may_meet_undisturbed
+from optimizer.results.terminal_output import print_unbroken
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_first
 
@@ -209,35 +209,34 @@ def passed_separately(run: RunFolder, point: Point) -> str:
 def print_verification(console: Console, result: VerificationResult) -> None:
     """Print whether the recommendation holds, the metrics before and now, the notes and the next step."""
     verified, problem, recommended = result.verified, result.problem, result.before.recommended
-
-    def print_line(text: str = "", style: str = "") -> None:
-        console.print(Text(text, style), soft_wrap=True)
-
     goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verified.is_undecided
     holds = "is UNDECIDED" if is_undecided else _holds(verified.holds)
-    print_line(f"{problem.model}: the recommendation {holds} ({goal})", formatting.VERDICT_STYLES[verified.verdict])
+    style = formatting.VERDICT_STYLES[verified.verdict]
+    print_unbroken(console, f"{problem.model}: the recommendation {holds} ({goal})", style)
     if verified.reason:
-        print_line(f"because {verified.reason}")
-    print_line()
+        print_unbroken(console, f"because {verified.reason}")
+    print_unbroken(console)
     for confirmed in verified.measured:
         point = confirmed.point
         is_recommended = recommended is not None and point.trial == recommended.trial
         role = "recommended" if is_recommended else "runner-up"
-        print_line(f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}", "bold")
+        configuration = configuration_text.configuration(point.candidate)
+        print_unbroken(console, f"{role}, trial {point.trial}: {configuration}", "bold")
         if is_recommended and recommended is not None:
-            print_line(f"  was  {formatting.performance(recommended, confirmed.latency)}")
-        print_line(f"  now  {formatting.performance(point, confirmed.latency)}")
-        print_line(f"  {formatting.verdict(confirmed)}, {', '.join(summary.confirmed_intervals(confirmed))}")
+            print_unbroken(console, f"  was  {formatting.performance(recommended, confirmed.latency)}")
+        print_unbroken(console, f"  now  {formatting.performance(point, confirmed.latency)}")
+        intervals = ", ".join(summary.confirmed_intervals(confirmed))
+        print_unbroken(console, f"  {formatting.verdict(confirmed)}, {intervals}")
     for candidate, reason in verified.failed:
-        print_line(f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
-    print_line()
+        print_unbroken(console, f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
+    print_unbroken(console)
     if verified.verdict_holds or not is_undecided:
-        print_line(f"verdict {_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}")
+        print_unbroken(console, f"verdict {_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}")
     for note in result.notes:
-        print_line(f"note: {note}", "yellow")
-    print_line(f"results {result.folder.path}")
+        print_unbroken(console, f"note: {note}", "yellow")
+    print_unbroken(console, f"results {result.folder.path}")
     if verified.verdict_holds:
-        print_line(f"next    deploy it: tune emit {shlex.quote(one_line(str(result.run.path)))}")
+        print_unbroken(console, f"next    deploy it: tune emit {shlex.quote(one_line(str(result.run.path)))}")
 
 
 def _holds(holds: bool | None) -> str:

@@ -21,7 +21,7 @@ from optimizer.machine.conditions import lost_cpu_to_others
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.outcome_values import STAGES
-from optimizer.results.terminal_output import plain_table, print_line, print_table
+from optimizer.results.terminal_output import plain_table, print_line, print_table, print_unbroken
 from optimizer.store.run_folder import (
     SWEEP_FILE,
     RunFolder,
@@ -168,8 +168,8 @@ def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[
         print_line(console, f"note: {note}", "yellow")
     if document["status"] == "interrupted":
         print_line(console, "interrupted before all was measured", "bold")
-        _say_whole(console, f"resume   tune sweep --resume {shlex.quote(document['results_dir'])}")
-    _say_whole(console, f"results  {document['results_dir']}")
+        print_unbroken(console, one_line(f"resume   tune sweep --resume {shlex.quote(document['results_dir'])}"))
+    print_unbroken(console, one_line(f"results  {document['results_dir']}"))
 
 
 def _by_request(cells: Sequence[SweepCell]) -> bool:
@@ -297,8 +297,3 @@ def _stage(cell: SweepCell, name: str) -> str:
     """Return the time with a fixed number of digits, so that µs and ms can be compared in one column."""
     value = getattr(cell.measurement, name)
     return NONE if value is None else f"{value:,.3f}"
-
-
-def _say_whole(console: Console, text: str) -> None:
-    """Print ``text`` without line breaks, so that a path or command can be copied."""
-    console.print(Text(one_line(text)), soft_wrap=True)

@@ -345,7 +345,6 @@ MAX_LETTERS = 40  # characters that fit below a panel at full size, with the spa
 
 def make_narrow(figure: Figure) -> None:
     """Change the layout of ``figure``, whose colours, limits and tooltips stay."""
-    width, height = figure.get_size_inches()
     legend_rows = _rearrange_legend(figure)
     panels = _panels(figure)
     grid = panels[0][0].get_gridspec()
@@ -354,15 +353,28 @@ def make_narrow(figure: Figure) -> None:
     for axes in figure.axes:
         axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=TITLE_SIZE)
     if grid is None or grid.ncols == 1:
-        pars = figure.subplotpars
-        old_top, bottom = (1 - pars.top) * height, pars.bottom * height
-        height += top - old_top
-        figure.set_size_inches(NARROW_WIDTH, height)
-        left = pars.left * width
-        figure.subplots_adjust(
-            left=left / NARROW_WIDTH, right=1 - RIGHT / NARROW_WIDTH, top=1 - top / height, bottom=bottom / height
-        )
-        return
+        _narrow_column(figure, top)
+    else:
+        _stack_panels(figure, panels, top)
+
+
+def _narrow_column(figure: Figure, top: float) -> None:
+    """Reduce the width of panels that are below each other; ``top`` is the upper margin in inches."""
+    width, height = figure.get_size_inches()
+    margins = figure.subplotpars
+    left, bottom, old_top = margins.left * width, margins.bottom * height, (1 - margins.top) * height
+    height += top - old_top
+    figure.set_size_inches(NARROW_WIDTH, height)
+    figure.subplots_adjust(
+        left=left / NARROW_WIDTH,
+        right=1 - RIGHT / NARROW_WIDTH,
+        top=1 - top / height,
+        bottom=bottom / height,
+    )
+
+
+def _stack_panels(figure: Figure, panels: Sequence[Sequence[Axes]], top: float) -> None:
+    """Put panels that are beside each other below each other; ``top`` is the upper margin in inches."""
     panel, gap = (PANEL, GAP) if len(panels) <= MAX_LARGE else (SMALL_PANEL, SMALL_GAP)
     height = top + len(panels) * panel + (len(panels) - 1) * gap + LABELS
     figure.set_size_inches(NARROW_WIDTH, height)
@@ -376,6 +388,7 @@ def make_narrow(figure: Figure) -> None:
         bottom=LABELS / height,
         hspace=gap / panel,
     )
+    first_axes, last_axes = panels[0][0], panels[-1][-1]
     for row, group in enumerate(panels):
         for axes in group:
             axes.set_subplotspec(cells[row, 0])
@@ -384,8 +397,8 @@ def make_narrow(figure: Figure) -> None:
         for second in group[1:]:
             second.spines["right"].set_visible(True)
             second.tick_params(right=False, labelright=True)
-            second.set_ylabel(panels[-1][-1].get_ylabel(), color=panels[-1][-1].yaxis.label.get_color())
-            group[0].set_ylabel(panels[0][0].get_ylabel())
+            second.set_ylabel(last_axes.get_ylabel(), color=last_axes.yaxis.label.get_color())
+            group[0].set_ylabel(first_axes.get_ylabel())
 
 
 def _shrink_labels(axes: Axes) -> None:

@@ -6,14 +6,14 @@ As in ``plots``, a function returns None if its plot would be empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from objectives.metrics import ITL, METRICS, TTFT, Metric, Timing
 from objectives.response_times import MAX_RESPONSES
-from optimizer.core.trial import Point
+from optimizer.core.trial import ConfirmationWindow, Point
 from optimizer.results import formatting
 from optimizer.results.outcome_values import STAGES
 from optimizer.results.report import tables
@@ -142,30 +142,44 @@ def batches(run: FinishedRun) -> Drawing | None:
     width = unit * math.ceil(largest / unit / MAX_SIZES)
     described, labels = list[str](), dict[str, list[str]]()
     for panel, (axes, (role, (point, counted))) in enumerate(zip(column, panels.items(), strict=True)):
-        shares: dict[int, float] = {}
-        for size, count in counted.items():
-            bar = (size - 1) // width
-            shares[bar] = shares.get(bar, 0.0) + 100 * count / sum(counted.values())
-        shapes = [
-            (bar * width + unit / 2, 0.0, (bar + 1) * width + unit / 2, share)
-            for bar, share in sorted(shares.items())
-        ]
-        gid = f"batches-{panel}"
-        bars(axes, shapes, ROLE_COLOURS[role], gid, role)
-        labels[gid] = [_batch_label(bar, width, unit, share) for bar, share in sorted(shares.items())]
-        mean = sum(size * count for size, count in counted.items()) / sum(counted.values())
+        labels[f"batches-{panel}"] = _draw_batch_sizes(axes, counted, width, unit, role, f"batches-{panel}")
+        executions = sum(counted.values())
+        mean = sum(size * count for size, count in counted.items()) / executions
         title = f"{role}, concurrency {formatting.load(point.load)}: mean {formatting.number(mean)} samples"
         axes.set_title(title.replace("concurrency ", "at " if run.problem.open_loop else "concurrency "))
-        axes.set_ylim(0, 1.05 * max(shares.values()))
         axes.set_xlim(0, largest + width)
         likeliest = max(counted, key=lambda size: counted[size])
-        described.append(
-            f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)"
-        )
+        described.append(f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / executions:.0f} %)")
     column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
     figure.supylabel("share of executions (%)", x=0.005, fontsize=11, color=LIGHT["quiet"])
     fit(figure)
     return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure, labels)
+
+
+def _draw_batch_sizes(
+    axes: Axes, counted: Mapping[int, int], width: int, unit: int, role: str, gid: str
+) -> list[str]:
+    """Draw the share of the executions with each batch size, and return the tooltips of the bars.
+
+    Args:
+        axes: The panel.
+        counted: Number of executions by size.
+        width: Number of sizes that a bar counts.
+        unit: The smallest difference of two sizes.
+        role: Role of the configuration.
+        gid: The group of the bars.
+    """
+    executions = sum(counted.values())
+    shares: dict[int, float] = {}  # in percent, by bar
+    for size, count in counted.items():
+        bar = (size - 1) // width
+        shares[bar] = shares.get(bar, 0.0) + 100 * count / executions
+    shapes = [
+        (bar * width + unit / 2, 0.0, (bar + 1) * width + unit / 2, share) for bar, share in sorted(shares.items())
+    ]
+    bars(axes, shapes, ROLE_COLOURS[role], gid, role)
+    axes.set_ylim(0, 1.05 * max(shares.values()))
+    return [_batch_label(bar, width, unit, share) for bar, share in sorted(shares.items())]
 
 
 def _batch_label(bar: int, width: int, unit: int, share: float) -> str:
@@ -190,13 +204,7 @@ def noise(run: FinishedRun) -> Drawing | None:
         at_load = f"at {formatting.load(confirmed.point.load)}"
         names.append(role.replace("_batching", "_\nbatching") + f"\n{at_load}")
         described.append(f"{role} {at_load}: {formatting.interval(METRICS['throughput'], confirmed.throughput)}")
-        windows = [
-            window
-            for trial in run.trials
-            if trial.number == confirmed.point.trial
-            for window in trial.confirmations
-            if window.load == confirmed.point.load and not window.is_lost
-        ]
+        windows = _measured_windows(run, confirmed.point)
         for axes, metric, interval in (
             (panels[0], METRICS["throughput"], confirmed.throughput),
             (panels[1], METRICS[confirmed.latency], confirmed.latency_ms),
@@ -219,6 +227,12 @@ def noise(run: FinishedRun) -> Drawing | None:
     fit(figure, legend_above(figure, *panels))
     description = f"{'; '.join(described)}."
     return Drawing("noise", "Windows of the confirmation on fresh servers", description, figure, labels)
+
+
+def _measured_windows(run: FinishedRun, point: Point) -> list[ConfirmationWindow]:
+    """Return the windows of the confirmation of ``point``, without those that were lost."""
+    trial = next(trial for trial in run.trials if trial.number == point.trial)
+    return [window for window in trial.confirmations if window.load == point.load and not window.is_lost]
 
 
 def _draw_windows(

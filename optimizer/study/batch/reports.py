@@ -14,7 +14,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line, show_path
 from optimizer.results import formatting, summary
 from optimizer.results.report.writer import template_environment
-from optimizer.results.terminal_output import plain_table, print_table, wrap
+from optimizer.results.terminal_output import plain_table, print_table, print_unbroken, wrap
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.entry_state import percent
 from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord
@@ -244,8 +244,8 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     _print_line(console)
     for entry in batch.entries:
         if command := _continue_command(folder, entry):
-            console.print(Text(f"next    {command}"), soft_wrap=True)
-    console.print(Text(f"index   {show_path(folder.index)}"), soft_wrap=True)
+            print_unbroken(console, f"next    {command}")
+    print_unbroken(console, f"index   {show_path(folder.index)}")
 
 
 def _remarks(entry: EntryRecord) -> list[str]:
@@ -258,4 +258,4 @@ def _remarks(entry: EntryRecord) -> list[str]:
 def _print_line(console: Console, text: str = "", style: str = "") -> None:
     """Print ``text`` without markup: names of models and files may contain brackets."""
     for line in wrap(one_line(text), console.width) or [""]:
-        console.print(Text(line, style), soft_wrap=True)
+        print_unbroken(console, line, style)
