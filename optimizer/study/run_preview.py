@@ -193,56 +193,61 @@ def first_proposals(
     return [candidate for candidate in proposals if candidate is not None]
 
 
-def print_preview(console: Console, shown: RunPreview) -> None:
-    """Print ``shown`` for people."""
-    problem = shown.task.problem
+def print_preview(console: Console, run: RunPreview) -> None:
+    """Print the preview ``run`` for people."""
+    problem = run.task.problem
     table = plain_table("", "")
     table.show_header = False
-    facts = formatting.facts_line(shown.task.source.facts)
+    facts = formatting.facts_line(run.task.source.facts)
     for name, text in (
         ("model", " · ".join(filter(None, (problem.model, facts)))),
         ("goal", goal(problem)),
-        ("server", f"{shown.options.target}, on {shown.hardware}"),
-        ("load", _load(shown)),
-        ("time", _time(shown)),
+        ("server", f"{run.options.target}, on {run.hardware}"),
+        ("load", _load(run)),
+        ("time", _time(run)),
     ):
         table.add_row(Text(name), Text(one_line(text)))
     print_table(console, table)
     print_line(console)
+    _print_space(console, problem)
+    print_line(console)
+    print_line(console, "tried first:")
+    for number, trial in enumerate(run.first, 1):
+        configuration = configuration_text.configuration(trial.candidate)
+        print_indented(console, f"{number}. {configuration}", indent="   ")
+        print_indented(console, trial.reason, first_indent="   ", indent="   ")
+    for label, text in (("then", _search(run)), *(("note", one_line(note)) for note in run.notes)):
+        print_indented(console, f"{label}: {text}", indent="      ")
+    started = "A server was started to read the inputs" if run.started_server else "No server was started"
+    print_line(console, f"{started}, and nothing was measured.")
+
+
+def _print_space(console: Console, problem: Problem) -> None:
+    """Print the number of configurations and the choices of each parameter."""
     print_line(console, f"space: {formatting.count(len(problem.space), 'configuration')}")
-    choices = plain_table("parameter", "choices")
+    table = plain_table("parameter", "choices")
     hidden = DYNAMIC_BATCHING if problem.space.is_stateful else ()
-    shown_choices = {
+    choices = {
         one_line(name): one_line(", ".join(map(_choice, values)))
         for name, values in problem.space.parameters().items()
         if name not in hidden
     }
-    names = choices.columns[0]
+    names = table.columns[0]
     names.overflow = "fold"
     # A name that is broken over two lines cannot be copied, so the choices are broken first.
-    names.width = min(max(map(len, shown_choices)), max(console.width - CHOICES_WIDTH, 1))
-    for name, values in shown_choices.items():
-        choices.add_row(Text(name), Text(values))
-    print_table(console, choices)
-    print_line(console)
-    print_line(console, "tried first:")
-    for number, trial in enumerate(shown.first, 1):
-        configuration = configuration_text.configuration(trial.candidate)
-        print_indented(console, f"{number}. {configuration}", indent="   ")
-        print_indented(console, trial.reason, first_indent="   ", indent="   ")
-    for label, text in (("then", _search(shown)), *(("note", one_line(note)) for note in shown.notes)):
-        print_indented(console, f"{label}: {text}", indent="      ")
-    started = "A server was started to read the inputs" if shown.started_server else "No server was started"
-    print_line(console, f"{started}, and nothing was measured.")
+    names.width = min(max(map(len, choices)), max(console.width - CHOICES_WIDTH, 1))
+    for name, values in choices.items():
+        table.add_row(Text(name), Text(values))
+    print_table(console, table)
 
 
-def _load(shown: RunPreview) -> str:
-    problem, options = shown.task.problem, shown.options
+def _load(run: RunPreview) -> str:
+    problem, options = run.task.problem, run.options
     size = problem.request_batch_size
     each = f"requests of {formatting.exact(size)} sample{'' if size == 1 else 's'}"
     each += " on average" if problem.request_mix else ""
     each += f" of the priorities {problem.priorities}" if problem.priorities else ""
-    data = f"{Path(shown.task.input_data).name} as input data"
+    data = f"{Path(run.task.input_data).name} as input data"
     if options.shared_memory != "none":
         data += f", in {options.shared_memory} shared memory"
     if problem.open_loop:
@@ -250,31 +255,31 @@ def _load(shown: RunPreview) -> str:
         if not is_distribution(options.request_times):
             times = f"at request rates, as in {Path(options.request_times).name}"
         return f"tune's own client, {times}; {each}, {data}"
-    if length := shown.task.sequence_length:
+    if length := run.task.sequence_length:
         each = f"sequences of {length} {each}"
-    generator, clients = "tune's own client over grpc", choose_clients(options, shown.task)
+    generator, clients = "tune's own client over grpc", choose_clients(options, run.task)
     if not clients.own_client_searches:
         confirming = "" if clients.perf_analyzer_reason else ", and tune's own client on fresh servers"
         generator = f"perf_analyzer over {options.protocol}{confirming}"
     return f"{generator}; {each}, 1 to {problem.max_concurrency:,} in flight, {data}"
 
 
-def _time(shown: RunPreview) -> str:
+def _time(run: RunPreview) -> str:
     clock = formatting.clock
-    text = f"at most {clock(shown.options.budget_seconds)} minutes"
-    if shown.confirmation_seconds:
-        tests = clock(shown.confirmation_seconds)
-        text += f": {clock(shown.search_seconds)} of search, {tests} of tests on fresh servers"
-    if shown.options.max_trials is not None:
-        text += f"; at most {formatting.count(shown.options.max_trials, 'trial')}"
-    return text if shown.has_server else f"{text}; before, the download of the server ({SERVER_MB} MB, once)"
+    text = f"at most {clock(run.options.budget_seconds)} minutes"
+    if run.confirmation_seconds:
+        tests = clock(run.confirmation_seconds)
+        text += f": {clock(run.search_seconds)} of search, {tests} of tests on fresh servers"
+    if run.options.max_trials is not None:
+        text += f"; at most {formatting.count(run.options.max_trials, 'trial')}"
+    return text if run.has_server else f"{text}; before, the download of the server ({SERVER_MB} MB, once)"
 
 
-def _search(shown: RunPreview) -> str:
-    options = shown.options
+def _search(run: RunPreview) -> str:
+    options = run.options
     if options.search == "simulated":
         gain = f"{MIN_GAIN:.0%}".replace("%", " %")
-        problem = shown.task.problem
+        problem = run.task.problem
         model = (
             "" if problem.is_simulated else f" with a {model_type(problem).name} that is fitted to the measurements"
         )

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -129,7 +129,13 @@ STREAMED = {  # header: metric of a model that streams
     },
 }
 NONE = "–"
-Column = tuple[str, Callable[[SweepCell], str]]
+
+
+class LoadColumn(NamedTuple):
+    """The first column of a table: its header, and the function that returns the text of a cell."""
+
+    header: str
+    text: Callable[[SweepCell], str]
 
 
 class SweepProgress:
@@ -159,11 +165,19 @@ class SweepProgress:
 def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[str, Any]) -> None:
     """Print all results of a sweep; ``document`` is its sweep.json."""
     print_line(console, f"{document['model']['name']} on {document['hardware']}")
-    rows = _by_request(cells)
+    has_several_sizes = len({cell.load.request_batch_size for cell in cells}) > 1
+    has_one_load = len({(cell.load.concurrency, cell.load.request_rate) for cell in cells}) == 1
+    is_by_request = has_several_sizes and has_one_load  # the rows are request batch sizes
     for _, group in groupby(cells, key=lambda cell: cell.number):
-        _print_configuration(console, list(group), rows)
-    if len({(cell.number, *([] if rows else [cell.load.request_batch_size])) for cell in cells}) > 1:
-        _print_comparison(console, cells, split=not rows)
+        _print_configuration(console, list(group), is_by_request)
+    groups = [
+        list(group)
+        for _, group in groupby(
+            cells, key=lambda cell: (cell.number, None if is_by_request else cell.load.request_batch_size)
+        )
+    ]
+    if len(groups) > 1:
+        _print_comparison(console, groups, with_batch_size=not is_by_request and has_several_sizes)
     for note in document["notes"]:
         print_line(console, f"note: {note}", "yellow")
     if document["status"] == "interrupted":
@@ -172,15 +186,9 @@ def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[
     print_unbroken(console, one_line(f"results  {document['results_dir']}"))
 
 
-def _by_request(cells: Sequence[SweepCell]) -> bool:
-    """Return whether the rows are request batch sizes, all at one load."""
-    loads = {(cell.load.concurrency, cell.load.request_rate) for cell in cells}
-    return len(loads) == 1 and len({cell.load.request_batch_size for cell in cells}) > 1
-
-
-def _print_configuration(console: Console, configuration_cells: Sequence[SweepCell], by_request: bool) -> None:
+def _print_configuration(console: Console, configuration_cells: Sequence[SweepCell], is_by_request: bool) -> None:
     for size, group in groupby(
-        configuration_cells, key=lambda cell: None if by_request else cell.load.request_batch_size
+        configuration_cells, key=lambda cell: None if is_by_request else cell.load.request_batch_size
     ):
         cells = list(group)
         print_line(console)
@@ -189,57 +197,58 @@ def _print_configuration(console: Console, configuration_cells: Sequence[SweepCe
         about = f"concurrency {formatting.load(load)}" if load.concurrency else formatting.load(load)
         rows = f"{about}, rows by request batch size"
         print_line(console, rows if size is None else f"requests of {formatting.count(size, 'sample')}", "dim")
+        column = _load_column(cells[0], is_by_request)
         if any(cell.is_measured for cell in cells):
-            _print_cells(console, cells, _load_column(cells[0], by_request))
+            _print_cells(console, cells, column)
         for reason, failed in groupby((c for c in cells if not c.is_measured), key=lambda c: c.measurement.reason):
-            loads = ", ".join(_load_column(cell, by_request)[1](cell) for cell in failed)
-            name = _load_column(cells[0], by_request)[0].lower()
-            print_line(console, f"{name.replace(chr(10), ' ')} {loads}: {reason}", "red")
+            loads = ", ".join(map(column.text, failed))
+            name = column.header.lower().replace("\n", " ")
+            print_line(console, f"{name} {loads}: {reason}", "red")
 
 
-def _print_cells(console: Console, cells: Sequence[SweepCell], load: Column) -> None:
-    table = plain_table(f">{load[0]}", ">Throughput\ninfer/s ", ">Avg\nms", ">p90\nms", ">p95\nms", ">p99\nms")
+def _print_cells(console: Console, cells: Sequence[SweepCell], load: LoadColumn) -> None:
+    """Print a table of throughput and latencies, and tables of the other values that were measured."""
+    table = plain_table(f">{load.header}", ">Throughput\ninfer/s ", ">Avg\nms", ">p90\nms", ">p95\nms", ">p99\nms")
     for cell in cells:
         mark = " " if cell.measurement.stable or not cell.is_measured else "*"
-        table.add_row(
-            load[1](cell),
-            _known(cell, "throughput_infer_per_sec") + mark,
-            *(_known(cell, name) for name in LATENCIES),
-        )
+        throughput = _known(cell, "throughput_infer_per_sec") + mark
+        table.add_row(load.text(cell), throughput, *(_known(cell, name) for name in LATENCIES))
     print_table(console, table)
     is_streamed = any(cell.measurement.is_streamed for cell in cells)
     if is_streamed:
         print_line(console)
-        streamed = plain_table(f">{load[0]}", *(f">{name}" for name in STREAMED))
+        streamed = plain_table(f">{load.header}", *(f">{name}" for name in STREAMED))
         for cell in cells:
-            streamed.add_row(load[1](cell), *(_value(cell, metric) for metric in STREAMED.values()))
+            streamed.add_row(load.text(cell), *(_value(cell, metric) for metric in STREAMED.values()))
         print_table(console, streamed)
     has_stages = any(getattr(cell.measurement, stage) is not None for cell in cells for stage in STAGES)
     if has_stages and not is_streamed:  # Triton's stages end when the execution returns, maybe before the responses
         print_line(console)
-        stages = plain_table(f">{load[0]}", *(f">{name}" for name in STAGE_NAMES))
+        stages = plain_table(f">{load.header}", *(f">{name}" for name in STAGE_NAMES))
         for cell in cells:
-            stages.add_row(load[1](cell), *(_stage(cell, stage) for stage in STAGES))
+            stages.add_row(load.text(cell), *(_stage(cell, stage) for stage in STAGES))
         print_table(console, stages)
     if any(formatting.gpu(cell.measurement) for cell in cells):
         print_line(console)
-        gpus = plain_table(f">{load[0]}", ">GPU\nmemory", ">J/1000\ninfer", "GPU")
+        gpus = plain_table(f">{load.header}", ">GPU\nmemory", ">J/1000\ninfer", "GPU")
         for cell in cells:
             memory = formatting.quantity(METRICS["gpu-memory"], cell.measurement.gpu_memory_bytes)
             energy = formatting.number(METRICS["energy"].value(cell.measurement))
-            gpus.add_row(load[1](cell), memory, energy, formatting.gpu(cell.measurement))
+            gpus.add_row(load.text(cell), memory, energy, formatting.gpu(cell.measurement))
         print_table(console, gpus)
 
 
-def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bool) -> None:
-    """Print each configuration at its highest throughput; with ``split`` for each request batch size."""
+def _print_comparison(console: Console, groups: Sequence[Sequence[SweepCell]], *, with_batch_size: bool) -> None:
+    """Print the cell with the highest throughput of each of ``groups``, the cells that are compared.
+
+    ``with_batch_size`` adds a column for the request batch size, of which each group has one.
+    """
     print_line(console)
     print_line(console, "comparison: each at its highest throughput, with the gain over the first", "bold")
-    sizes = split and len({cell.load.request_batch_size for cell in cells}) > 1
     streamed = {"tokens/s": "output-throughput", "TTFT\np95 ms": "ttft-p95"}
-    if not any(cell.measurement.is_streamed for cell in cells):
+    if not any(cell.measurement.is_streamed for cells in groups for cell in cells):
         streamed = {}
-    columns = [
+    table = plain_table(
         ">infer/s",
         "gain",
         *(f">{name}" for name in streamed),
@@ -247,40 +256,37 @@ def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bo
         ">p95 ms",
         ">lowest\np95 ms",
         ">load",
-    ]
-    columns += [">batch"] if sizes else []
-    table = plain_table(*columns, "configuration")
-    first: float | None = None
-    for _, group in groupby(cells, key=lambda cell: (cell.number, cell.load.request_batch_size if split else 0)):
-        group_cells = list(group)
-        measured = [cell for cell in group_cells if cell.is_measured]
-        best = max(
-            measured, key=lambda cell: cell.measurement.throughput_infer_per_sec or 0.0, default=group_cells[0]
-        )
+        *([">batch"] if with_batch_size else []),
+        "configuration",
+    )
+    first_throughput: float | None = None
+    for cells in groups:
+        measured = [cell for cell in cells if cell.is_measured]
+        best = max(measured, key=lambda cell: cell.measurement.throughput_infer_per_sec or 0.0, default=cells[0])
         throughput = best.measurement.throughput_infer_per_sec
-        first = first or throughput
-        lowest = min((c.measurement.latency_p95_ms for c in measured if c.measurement.latency_p95_ms), default=None)
+        first_throughput = first_throughput or throughput
+        p95_ms = [cell.measurement.latency_p95_ms for cell in measured if cell.measurement.latency_p95_ms]
         table.add_row(
             _known(best, "throughput_infer_per_sec"),
-            f"{throughput / first:.2f}x" if throughput and first else NONE,
+            f"{throughput / first_throughput:.2f}x" if throughput and first_throughput else NONE,
             *(_value(best, metric) for metric in streamed.values()),
             _known(best, "latency_avg_ms"),
             _known(best, "latency_p95_ms"),
-            NONE if lowest is None else formatting.number(lowest),
+            formatting.number(min(p95_ms)) if p95_ms else NONE,
             formatting.load(best.load) if measured else NONE,
-            *([f"{best.load.request_batch_size:,}"] if sizes else []),
+            *([f"{best.load.request_batch_size:,}"] if with_batch_size else []),
             Text(configuration_text.configuration(best.candidate), overflow="fold"),
         )
     print_table(console, table)
     print_line(console)
 
 
-def _load_column(cell: SweepCell, by_request: bool) -> Column:
-    if by_request:
-        return "Batch\nSize", lambda cell: f"{cell.load.request_batch_size:,}"
+def _load_column(cell: SweepCell, is_by_request: bool) -> LoadColumn:
+    if is_by_request:
+        return LoadColumn("Batch\nSize", lambda cell: f"{cell.load.request_batch_size:,}")
     if cell.load.request_rate:
-        return "Requests/s", lambda cell: formatting.exact(cell.load.request_rate)
-    return "Concurrency", lambda cell: f"{cell.load.concurrency:,}"
+        return LoadColumn("Requests/s", lambda cell: formatting.exact(cell.load.request_rate))
+    return LoadColumn("Concurrency", lambda cell: f"{cell.load.concurrency:,}")
 
 
 def _known(cell: SweepCell, name: str) -> str:

@@ -374,7 +374,7 @@ def _narrow_column(figure: Figure, top: float) -> None:
 
 
 def _stack_panels(figure: Figure, panels: Sequence[Sequence[Axes]], top: float) -> None:
-    """Put panels that are beside each other below each other; ``top`` is the upper margin in inches."""
+    """Arrange the panels of several columns in one; ``top`` is the upper margin in inches."""
     panel, gap = (PANEL, GAP) if len(panels) <= MAX_LARGE else (SMALL_PANEL, SMALL_GAP)
     height = top + len(panels) * panel + (len(panels) - 1) * gap + LABELS
     figure.set_size_inches(NARROW_WIDTH, height)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
@@ -29,15 +30,15 @@ MINIMUM_TRIALS = 5  # the two comparisons and three of the search
 SLICE_SECONDS, SLICE_DEPLOYMENTS = 30.0, 2.0  # a resumed run starts its server again, which takes seconds
 
 
-def compare_batches(batch: BatchRecord, before: BatchRecord, share: float | None) -> BatchRecord:
-    """Return ``batch`` with the change of each entry since ``before``.
+def compare_batches(batch: BatchRecord, previous: BatchRecord, share: float | None) -> BatchRecord:
+    """Return ``batch`` with the change of each entry since the batch ``previous``.
 
     An entry has regressed if it lost ``share`` or more and the intervals do not overlap. With None, none regresses.
     """
-    earlier = {entry.label: entry for entry in before.entries}
+    earlier = {entry.label: entry for entry in previous.entries}
     entries = []
     for entry in batch.entries:
-        change = compare_entries(earlier.get(entry.label), entry, before.date) if entry.is_done else None
+        change = compare_entries(earlier.get(entry.label), entry, previous.date) if entry.is_done else None
         entries.append(replace(entry, change=change, regressed=_is_regression(change, share)))
     gone = tuple(label for label in earlier if label not in {entry.label for entry in batch.entries})
     return replace(batch, entries=tuple(entries), gone=gone)
@@ -49,57 +50,68 @@ def _is_regression(change: Change | None, share: float | None) -> bool:
     return is_regression(change.share, change.high, share)
 
 
-def compare_entries(before: EntryRecord | None, now: EntryRecord, since: str) -> Change:
+def compare_entries(earlier: EntryRecord | None, current: EntryRecord, since: str) -> Change:
     """Return the change of an entry. ``since`` is the date of the earlier batch."""
-    if before is None or not before.is_done:
-        return Change("new", since, f"not in the batch of {since}" if before is None else f"not done on {since}")
-    if now.state == "failed":
-        return Change("failed", since, f"it {_was(before, now_failed=True)} on {since}")
-    if before.recommended is None:
-        return Change(_change_from_nothing(before, now), since, f"it {_was(before)} on {since}")
-    if other := _other_conditions(before, now):
-        return Change("incomparable", since, f"not comparable with {since}: {other}")
-    if now.recommended is None:
-        is_open = before.is_undecided or now.is_undecided
-        return Change("undecided" if is_open else "missed", since, f"it {_was(before)} on {since}")
-    return _compare_estimates(before, now, before.recommended, now.recommended, since)
+    if earlier is None:
+        return Change("new", since, f"not in the batch of {since}")
+    if not earlier.is_done:
+        return Change("new", since, f"not done on {since}")
+    ending = f"it {_ending(earlier)} on {since}"
+    if current.state == "failed":
+        return Change("failed", since, f"it failed too on {since}" if earlier.state == "failed" else ending)
+    if earlier.recommended is None:
+        return Change(_change_from_nothing(earlier, current), since, ending)
+    if difference := _different_condition(earlier, current):
+        return Change("incomparable", since, f"not comparable with {since}: {difference}")
+    if current.recommended is None:
+        is_open = earlier.is_undecided or current.is_undecided
+        return Change("undecided" if is_open else "missed", since, ending)
+    change = _compare_estimates(earlier.recommended, current.recommended, since)
+    if change.kind in ("lost", "gained"):
+        return replace(change, description=change.description + _explain(earlier, current))
+    return change
 
 
-def _change_from_nothing(before: EntryRecord, now: EntryRecord) -> ChangeKind:
-    """Return the kind of the change of an entry that recommended nothing before and has not failed now."""
-    if now.recommended is not None and not now.is_undecided:
+def _change_from_nothing(earlier: EntryRecord, current: EntryRecord) -> ChangeKind:
+    """Return the kind of the change of an entry that recommended nothing in the earlier batch and has not failed."""
+    if current.recommended is not None and not current.is_undecided:
         return "met"
-    if before.has_missed and now.has_missed:
+    if earlier.has_missed and current.has_missed:
         return "same"
-    return "incomparable" if before.state == "failed" else "undecided"
+    return "incomparable" if earlier.state == "failed" else "undecided"
 
 
-def _compare_estimates(before: EntryRecord, now: EntryRecord, old: Estimate, new: Estimate, since: str) -> Change:
+def _compare_estimates(old: Estimate, new: Estimate, since: str) -> Change:
     if not _have_ratio(old, new):
-        then, current = (formatting.quantity(METRICS[estimate.metric], estimate.value) for estimate in (old, new))
-        return Change("undecided", since, f"{old.metric}: {current} now and {then} on {since}, which have no ratio")
-    share = _improvement(old, new)
-    low, high = _improvement_interval(old, new)
-    if low is None or high is None:
+        old_value, new_value = (
+            formatting.quantity(METRICS[estimate.metric], estimate.value) for estimate in (old, new)
+        )
+        text = f"{old.metric}: {new_value} now and {old_value} on {since}, which have no ratio"
+        return Change("undecided", since, text)
+    share, interval = _improvement(old, new), _improvement_interval(old, new)
+    signed = f"{_signed(share)} since {since}"
+    if interval is None:
         when, why = ("then", old.unsure) if old.low is None else ("now", new.unsure)
-        text = f"{_signed(share)} since {since}, which may be noise ({when}: {why or 'no interval'})"
-        return Change("undecided", since, text, share)
-    if other := _other_disturbance(old, new):
-        return Change("undecided", since, f"{_signed(share)} since {since}, which may be noise ({other})", share)
+        return Change("undecided", since, f"{signed}, which may be noise ({when}: {why or 'no interval'})", share)
+    if disturbance := _different_disturbance(old, new):
+        return Change("undecided", since, f"{signed}, which may be noise ({disturbance})", share)
+    low, high = interval.low, interval.high
     if low <= 0 <= high:
-        return Change("noise", since, f"{_signed(share)} since {since}, within noise", share, low, high)
+        return Change("noise", since, f"{signed}, within noise", share, low, high)
     kind: ChangeKind = "lost" if high < 0 else "gained"
     nearest, furthest = sorted((abs(low), abs(high)))
     text = f"{kind} {percent(share)} since {since} (between {percent(nearest)} and {percent(furthest)})"
-    return Change(kind, since, text + _explain(before, now), share, low, high)
+    return Change(kind, since, text, share, low, high)
 
 
-def _other_disturbance(old: Estimate, new: Estimate) -> str:
+def _different_disturbance(old: Estimate, new: Estimate) -> str:
     """Return how other processes used the machine then and now; empty if the same, or if that is unknown."""
-    then, now = old.other_cpu_share, new.other_cpu_share
-    if then is None or now is None or abs(now - then) <= DISTURBANCE_LIMIT:
+    old_share, new_share = old.other_cpu_share, new.other_cpu_share
+    if old_share is None or new_share is None or abs(new_share - old_share) <= DISTURBANCE_LIMIT:
         return ""
-    return f"other processes or machines took {100 * now:.0f} % of the CPUs now, and {100 * then:.0f} % then"
+    return (
+        f"other processes or machines took {100 * new_share:.0f} % of the CPUs now, and {100 * old_share:.0f} % then"
+    )
 
 
 def _have_ratio(old: Estimate, new: Estimate) -> bool:
@@ -115,52 +127,52 @@ def _improvement(old: Estimate, new: Estimate) -> float:
     return (new.value / old.value if METRICS[new.metric].better == "higher" else old.value / new.value) - 1
 
 
-def _improvement_interval(old: Estimate, new: Estimate) -> tuple[float | None, float | None]:
-    """Return the interval of the improvement, with both values anywhere in their intervals."""
+def _improvement_interval(old: Estimate, new: Estimate) -> ConfidenceInterval | None:
+    """Return the interval of the improvement, with both values anywhere in their intervals; None if it is unknown."""
     if old.low is None or old.high is None or new.low is None or new.high is None:
-        return None, None
+        return None
     if min(old.low, new.low) <= 0:
-        return None, None
+        return None
     if METRICS[new.metric].better == "higher":
-        return new.low / old.high - 1, new.high / old.low - 1
-    return old.low / new.high - 1, old.high / new.low - 1
+        return ConfidenceInterval(new.low / old.high - 1, new.high / old.low - 1)
+    return ConfidenceInterval(old.low / new.high - 1, old.high / new.low - 1)
 
 
-def _explain(before: EntryRecord, now: EntryRecord) -> str:
+def _explain(earlier: EntryRecord, current: EntryRecord) -> str:
     """Return a sentence about other changes, to append to the change."""
-    text, old, new = "", before.baseline, now.baseline
+    text, old, new = "", earlier.baseline, current.baseline
     if old and new and old.metric == new.metric and _have_ratio(old, new):
         change = _improvement(old, new)
         text = f"; its baseline {'as before' if abs(change) < SAME_BASELINE else _signed(change)}"
-    names = sorted(before.circumstances.keys() & now.circumstances.keys())
+    names = sorted(earlier.circumstances.keys() & current.circumstances.keys())
     changed = [
-        f"{name} {before.circumstances[name]} -> {now.circumstances[name]}"
+        f"{name} {earlier.circumstances[name]} -> {current.circumstances[name]}"
         for name in names
-        if before.circumstances[name] != now.circumstances[name]
+        if earlier.circumstances[name] != current.circumstances[name]
     ]
     return f"{text}; {', '.join(changed)}" if changed else text
 
 
-def _other_conditions(before: EntryRecord, now: EntryRecord) -> str:
+def _different_condition(earlier: EntryRecord, current: EntryRecord) -> str:
     """Return the first condition that differs; empty if an entry measured nothing."""
-    if not now.conditions:
+    if not current.conditions:
         return ""
-    for name in before.conditions.keys() | now.conditions.keys():
-        earlier, current = before.conditions.get(name, ""), now.conditions.get(name, "")
-        if earlier != current:
-            return f"other {name}, {earlier or 'none'} then and {current or 'none'} now"
+    for name in earlier.conditions.keys() | current.conditions.keys():
+        old, new = earlier.conditions.get(name, ""), current.conditions.get(name, "")
+        if old != new:
+            return f"other {name}, {old or 'none'} then and {new or 'none'} now"
     return ""
 
 
-def _was(entry: EntryRecord, *, now_failed: bool = False) -> str:
-    """Return how the earlier ``entry`` ended, as a clause without its subject."""
+def _ending(entry: EntryRecord) -> str:
+    """Return how ``entry`` ended, as a clause without its subject."""
     if entry.is_undecided:
         return f"ended UNDECIDED {'without' if entry.recommended is None else 'with'} a recommendation"
     endings = {
         "found": "had a configuration that meets its bounds",
         "none": "had no configuration that meets its bounds",
     }
-    return endings.get(entry.state, "failed too" if now_failed else "failed")
+    return endings.get(entry.state, "failed")
 
 
 def percent(share: float) -> str:
@@ -255,12 +267,12 @@ def _simulated_gain(run: FinishedRun) -> float:
 
 def _recent_gain(trials: Sequence[Trial], problem: Problem) -> float:
     recent = max(1, round(RECENT_SHARE * len(trials)))
-    before, now = _best(trials[:-recent], problem), _best(trials, problem)
-    if now is None:
+    earlier_best, best = _best(trials[:-recent], problem), _best(trials, problem)
+    if best is None:
         return 0.0
-    if before is None:
+    if earlier_best is None:
         return 1 / recent
-    return abs(math.log(now / before)) / recent
+    return abs(math.log(best / earlier_best)) / recent
 
 
 def _best(trials: Sequence[Trial], problem: Problem) -> float | None:
