@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     from optimizer.study.initial_profile import initial_profile
 
     on_progress, _ = progress_on_terminal()
-    profile = initial_profile(options, output, on_progress, with_schema=not is_printed)
+    profile = initial_profile(options, output, on_progress)
     if is_printed:
         print(profile.text, end="")
     else:
@@ -69,13 +69,13 @@ def main(argv: list[str]) -> int:
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
-    """Write the profile and, next to it, the JSON Schema of profiles."""
-    from optimizer.model.profile_files import COPY_NAME, SCHEMA_FILE
+    """Write the profile and, next to it, the JSON Schema of profiles, which its first line names to editors."""
+    from optimizer.model.profile_files import COPY_NAME, MODELINE, SCHEMA_FILE
 
     if exists(path) and not force:
         raise BadInputError(f"{show_path(path)} exists; give another --out, or --force")
     schema = path.with_name(COPY_NAME)
-    for file, content in ((schema, SCHEMA_FILE.read_bytes()), (path, text)):
+    for file, content in ((schema, SCHEMA_FILE.read_bytes()), (path, f"# {MODELINE}\n{text}")):
         try:
             replace_file(file, content)
         except OSError as error:

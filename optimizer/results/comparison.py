@@ -251,7 +251,7 @@ def compare_conditions(first: FinishedRun, second: FinishedRun) -> tuple[Aspect,
     prints = [parse_fingerprint(run.info.get("fingerprint")) for run in (first, second)]
     if None in prints:  # a value of a fingerprint is compared with one of another fingerprint only
         prints = [None, None]
-    values = [_values(run, fingerprint) for run, fingerprint in zip((first, second), prints, strict=True)]
+    values = [_values_by_aspect(run, fingerprint) for run, fingerprint in zip((first, second), prints, strict=True)]
     required = {
         "machine": "hardware",
         "server": "version",
@@ -263,7 +263,7 @@ def compare_conditions(first: FinishedRun, second: FinishedRun) -> tuple[Aspect,
     return tuple(Aspect(name, values[0][name], values[1][name], key) for name, key in required.items())
 
 
-def _values(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict[str, str | None]]:
+def _values_by_aspect(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict[str, str | None]]:
     """Return the values of each aspect of ``run`` by their names."""
     run_conditions, facts = conditions(run), run.facts
     sha256, size, uses_gpus = facts.get("sha256"), facts.get("model_bytes"), run.info.get("server_uses_gpus")
@@ -370,7 +370,7 @@ def regression(comparison: Comparison, limit: float) -> str:
 
 def document(comparison: Comparison, limit: float | None = None) -> dict[str, Any]:
     """Return the document of ``--json``. Each pair is [A, B]; ``limit`` is that of ``--fail-on-regression``."""
-    ratio, same = comparison.ratio, {aspect.name: aspect.is_same for aspect in comparison.aspects}
+    ratio, is_same = comparison.ratio, {aspect.name: aspect.is_same for aspect in comparison.aspects}
     pairs = {
         aspect.name: {name: list(pair) for name, pair in aspect.differences.items()} for aspect in comparison.aspects
     }
@@ -382,8 +382,8 @@ def document(comparison: Comparison, limit: float | None = None) -> dict[str, An
         "is_measurable": ratio.is_measurable if ratio else None,
         "no_ratio": comparison.no_ratio or None,
         "is_regression": None if limit is None else comparison.has_regressed(limit),
-        "same_machine": same["machine"],
-        "same": same,
+        "same_machine": is_same["machine"],
+        "same": is_same,
         "warning": warning(comparison) or None,
         "differences": {
             "configuration": {name: list(pair) for name, pair in different_settings(comparison).items()},

@@ -17,17 +17,19 @@ from optimizer.results import result_document
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
 from optimizer.store.trials_reader import (
+    CONFIRMATION_COLUMNS,
     FORECAST_COLUMNS,
     LOAD_COLUMNS,
-    ON_FRESH_SERVER,
     TEXT_COLUMNS,
     forecast_cells,
 )
 
-_MEASURED = (*(field.name for field in fields(Measurement) if field.name != "forecast"), *FORECAST_COLUMNS)
-_SETTINGS = ("trial", *SETTING_COLUMNS)
-_INTERVALS = tuple(f"{name}_{end}" for name in ("throughput_infer_per_sec", "latency_ms") for end in ("low", "high"))
-_CONFIRMED = ("verdict", "confidence", "reason", "servers", "windows", _MEASURED[0], *_INTERVALS[:2], "latency")
+_MEASUREMENT_COLUMNS = (*(field.name for field in fields(Measurement) if field.name != "forecast"), *FORECAST_COLUMNS)
+_TRIAL_COLUMNS = ("trial", *SETTING_COLUMNS)
+_INTERVAL_COLUMNS = (
+    *("throughput_infer_per_sec_low", "throughput_infer_per_sec_high"),
+    *("latency_ms_low", "latency_ms_high"),
+)
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("trial", "max_batch_size", "max_queue_delay_us", "instance_count", "concurrency"), "Int64"),
     **dict.fromkeys(("requests", "confirmation", "servers", "windows"), "Int64"),
@@ -38,9 +40,17 @@ _TYPES: dict[str, Any] = {
 }
 _FLOAT_COLUMNS = {
     *("deploy_seconds", "request_batch_size", "request_rate", "confidence", "confirmation_error"),
-    *(set(_INTERVALS) | set(_MEASURED)) - set(_TYPES),
+    *{*_INTERVAL_COLUMNS, *_MEASUREMENT_COLUMNS} - set(_TYPES),
 }
-_OF_TRIALS = (*ON_FRESH_SERVER, *LOAD_COLUMNS, *_MEASURED, "deploy_seconds", "status")
+# The columns of each frame after the settings and the other parameters.
+_TRIALS_FRAME = (*CONFIRMATION_COLUMNS, *LOAD_COLUMNS, *_MEASUREMENT_COLUMNS, "deploy_seconds", "status")
+_FRONT_FRAME = (*LOAD_COLUMNS, "confirmed", *_MEASUREMENT_COLUMNS)
+_CONFIRMATIONS_FRAME = (
+    *LOAD_COLUMNS,
+    *("verdict", "confidence", "reason", "servers", "windows"),
+    *("throughput_infer_per_sec", "throughput_infer_per_sec_low", "throughput_infer_per_sec_high"),
+    *("latency", "latency_ms_low", "latency_ms_high"),
+)
 Row = Mapping[str, object]
 
 
@@ -51,7 +61,7 @@ def trials_frame(trials: Sequence[Trial]) -> pd.DataFrame:
     ``perf_analyzer`` for a measurement that checks tune's own client, NA for all others. ``preferred_batch_sizes``
     are tuples. Unknown values are NA.
     """
-    return _frame((row for trial in trials for row, _ in _rows(trial)), _OF_TRIALS)
+    return _frame((row for trial in trials for row, _ in _rows(trial)), _TRIALS_FRAME)
 
 
 def front_frame(outcome: Outcome | None) -> pd.DataFrame:
@@ -66,22 +76,18 @@ def front_frame(outcome: Outcome | None) -> pd.DataFrame:
         }
         for point, confirmed in front
     )
-    return _frame(rows, (*LOAD_COLUMNS, "confirmed", *_MEASURED))
+    return _frame(rows, _FRONT_FRAME)
 
 
 def confirmations_frame(confirmed: Sequence[ConfirmedLoad]) -> pd.DataFrame:
     """Return one row per confirmed candidate and load, with verdict and confidence intervals."""
-    return _frame(map(_confirmed_row, confirmed), (*LOAD_COLUMNS, *_CONFIRMED, *_INTERVALS[2:]))
+    return _frame(map(_confirmed_row, confirmed), _CONFIRMATIONS_FRAME)
 
 
 def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
     document = result_document.confirmation(confirmed)
-    low_high = {
-        f"{name}_{end}": bounds[index]
-        for name in ("throughput_infer_per_sec", "latency_ms")
-        if isinstance(bounds := document[name], list)
-        for index, end in enumerate(("low", "high"))
-    }
+    throughput_low, throughput_high = result_document.interval_document(confirmed.throughput)
+    latency_low, latency_high = result_document.interval_document(confirmed.latency_ms)
     point = confirmed.point
     return {
         **_settings(Trial(point.trial, point.candidate)),
@@ -89,7 +95,10 @@ def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
         **{name: document[name] for name in ("verdict", "confidence", "reason", "servers", "latency")},
         "windows": document["measurements"],
         "throughput_infer_per_sec": point.measurement.throughput_infer_per_sec,
-        **low_high,
+        "throughput_infer_per_sec_low": throughput_low,
+        "throughput_infer_per_sec_high": throughput_high,
+        "latency_ms_low": latency_low,
+        "latency_ms_high": latency_high,
     }
 
 
@@ -101,7 +110,7 @@ def _rows(trial: Trial) -> Iterator[tuple[Row, Measurement | None]]:
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECK_GENERATOR, trial.cross_checks)):
         for window in windows:
             values = (window.server, window.error_probability or None, load_generator)
-            row = dict(zip(ON_FRESH_SERVER, values, strict=True))
+            row = dict(zip(CONFIRMATION_COLUMNS, values, strict=True))
             yield {**settings, **window.load.cells(), **_values(window.measurement), **row}, window.measurement
     if not trial.measurements and not trial.confirmations:
         yield {**settings, "reason": trial.reason}, None
@@ -120,8 +129,8 @@ def _settings(trial: Trial) -> dict[str, object]:
 def _frame(rows: Iterable[Row], columns: Sequence[str]) -> pd.DataFrame:
     """Return a frame with the settings, the columns of other parameters by name, then ``columns``."""
     row_list = list(rows)
-    parameters = sorted({name for row in row_list for name in row} - {*_SETTINGS, *columns})
-    frame = pd.DataFrame(row_list, columns=[*_SETTINGS, *parameters, *columns])
+    parameters = sorted({name for row in row_list for name in row} - {*_TRIAL_COLUMNS, *columns})
+    frame = pd.DataFrame(row_list, columns=[*_TRIAL_COLUMNS, *parameters, *columns])
     for name in frame.columns:
         frame[name] = _typed(name, frame[name])
     return frame
@@ -153,7 +162,7 @@ def measurements(runs: Sequence[FinishedRun]) -> pd.DataFrame:
 
 def _run_frame(run: FinishedRun) -> pd.DataFrame:
     rows = [pair for trial in run.trials for pair in _rows(trial)]
-    frame = _frame((row for row, _ in rows), _OF_TRIALS)
+    frame = _frame((row for row, _ in rows), _TRIALS_FRAME)
     sizes = frame["preferred_batch_sizes"].map(lambda sizes: " ".join(map(str, sizes)))
     meets = [m is not None and m.stable and run.problem.sla.is_met(m) for _, m in rows]
     frame = frame.assign(preferred_batch_sizes=sizes, meets=pd.array(meets, dtype="boolean"))

@@ -128,11 +128,11 @@ class LiveObserver:
         self._hardware = hardware
         self._latency = problem.sla.judged_latency
         self._throughput = front_metrics(problem).throughput
-        self._shown = (self._latency, *_goodput(problem))
+        self._shown_metrics = (self._latency, *_goodput(problem))
         self._finished: tuple[tuple[str, Trial], ...] = ()
         self._running: tuple[tuple[str, Trial], ...] = ()  # several on a cluster; the last one changed last
         self._best: Point | None = None
-        self._drawn: tuple[list[Point], list[Point]] = ([], [])  # points of the finished trials, and their front
+        self._plotted: tuple[list[Point], list[Point]] = ([], [])  # points of the finished trials, and their front
         # stdout may be a pipe for the result, so it is not redirected
         self._live = Live(
             console=console,
@@ -165,7 +165,7 @@ class LiveObserver:
         role = next((role for role, running in self._running if running.number == trial.number), "")
         self._finished = (*_without(self._finished, trial.number), (role, trial))
         points = self._plottable([finished for _, finished in self._finished])
-        self._drawn = points, self._front(points)
+        self._plotted = points, self._front(points)
         self._running, self._best = _without(self._running, trial.number), best
         self._live.refresh()
 
@@ -178,7 +178,7 @@ class LiveObserver:
         if self._hardware:
             lines.append(Text(self._hardware, "dim"))
         plot = self._plot()
-        lines += [Text(""), self._table(len(plot)), Text(""), *plot, self._now(), *self._best_lines()]
+        lines += [Text(""), self._table(len(plot)), Text(""), *plot, self._running_line(), *self._best_lines()]
         lines += [Text(""), self._time_left()]
         for line in lines:
             if isinstance(line, Text):
@@ -187,7 +187,7 @@ class LiveObserver:
 
     def _plot(self) -> list[Text]:
         """Return the plot of all points measured so far; empty if there is no room."""
-        (finished, front), current = self._drawn, self._plottable([trial for _, trial in self._running])
+        (finished, front), current = self._plotted, self._plottable([trial for _, trial in self._running])
         bound_ms = self._problem.sla.latency_bound_ms(self._latency)
         return scatter(
             self._places([*finished, *current]),
@@ -253,7 +253,7 @@ class LiveObserver:
         style = "" if meets_sla else "red"
         return str(trial.number), name, *(Text(formatting.number(value), style) for value in values), loads
 
-    def _now(self) -> RenderableType:
+    def _running_line(self) -> RenderableType:
         if not self._running:
             return Text("")
         trial = self._running[-1][1]
@@ -261,7 +261,7 @@ class LiveObserver:
         if trial.measurements:
             load, measurement = trial.measurements[-1]
             point = Point(trial.number, trial.candidate, load, measurement)
-            state = measurement.reason or formatting.performance(point, *self._shown)
+            state = measurement.reason or formatting.performance(point, *self._shown_metrics)
         return Text.assemble(("now          ", "bold"), f"trial {trial.number}: {state}")
 
     def _best_lines(self) -> list[RenderableType]:
@@ -269,7 +269,7 @@ class LiveObserver:
             within = formatting.bounds(self._problem.sla)
             nothing = f"nothing within {within} yet" if self._finished and within else "nothing measured yet"
             return [Text.assemble(("best so far  ", "bold"), nothing), Text("")]
-        performance = formatting.performance(self._best, *self._shown)
+        performance = formatting.performance(self._best, *self._shown_metrics)
         configuration = configuration_text.configuration(self._best.candidate)
         return [
             Text.assemble(("best so far  ", "bold"), (performance, "bold green")),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome
 
-_MEASURED = (
+_METRIC_KEYS = (
     *("throughput_infer_per_sec", "goodput_infer_per_sec"),
     *("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
     *("latency_p99_ms", "mean_batch_size", "stable", "gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
@@ -32,7 +32,7 @@ _MEASURED = (
     *("kv_cache_utilization", "engine_tokens_per_sec", "engine_preemptions"),
     *("score", "output_deviation", "rejected_requests", "timed_out_requests", "failed_requests"),
 )
-_STREAMED = (
+_STREAMING_KEYS = (
     *(timing.field_of(statistic) for timing in STREAMED_TIMINGS for statistic in STATISTICS),
     *("responses_per_sec", "output_tokens_per_sec"),
 )
@@ -119,13 +119,13 @@ def entry(point: Point) -> dict[str, object]:
     Throughput is in samples per second, latencies are per request in ms, memory is in bytes and energy in joules per
     1,000 samples. The metrics of streaming follow for a model that streams.
     """
-    streamed = _STREAMED if point.measurement.is_streamed else ()
+    streamed = _STREAMING_KEYS if point.measurement.is_streamed else ()
     return {
         **point.candidate.settings,
         "preferred_batch_sizes": list(point.candidate.preferred_batch_sizes),
         "trial": point.trial,
         **{name: getattr(point.load, name) for name in LOAD_COLUMNS},
-        **{name: json_value(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
+        **{name: json_value(getattr(point.measurement, name)) for name in (*_METRIC_KEYS, *streamed)},
         ENERGY: json_value(METRICS["energy"].value(point.measurement)),
         **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
     }
@@ -221,8 +221,8 @@ def write_pareto_csv(path: Path, outcome: Outcome) -> None:
     ``confirmed`` says whether a row is from fresh servers or from the search.
     """
     fields = sorted({name for point in outcome.front.points for name, _ in point.candidate.fields})
-    streamed = _STREAMED if outcome.is_streamed else ()
-    columns = ("trial", *SETTING_COLUMNS, *fields, *LOAD_COLUMNS, "confirmed", *_MEASURED, *streamed, ENERGY)
+    streamed = _STREAMING_KEYS if outcome.is_streamed else ()
+    columns = ("trial", *SETTING_COLUMNS, *fields, *LOAD_COLUMNS, "confirmed", *_METRIC_KEYS, *streamed, ENERGY)
     rows = [
         {**entry(point), **point.load.cells(), "confirmed": outcome.confirmation_of(point) is not None}
         for point in outcome.front.points

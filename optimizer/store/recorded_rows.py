@@ -12,7 +12,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
 from optimizer.store.trials_reader import (
     COLUMNS,
-    DERIVED,
+    DERIVED_COLUMNS,
     FAILED,
     CsvTable,
     TrialRow,
@@ -176,7 +176,7 @@ def _parameters(table: CsvTable) -> dict[str, list[FieldValue]]:
     Raises BadInputError for a column with more values than a parameter can have.
     """
     parameters = {}
-    for column in sorted(set(table.columns) - {*COLUMNS, *DERIVED}):
+    for column in sorted(set(table.columns) - {*COLUMNS, *DERIVED_COLUMNS}):
         values = _parse(table.texts(column))
         distinct = len(set(map(_typed, values)))
         if distinct > MAX_CHOICES:

@@ -137,9 +137,9 @@ MAX_VALUE = 1e15
 LOAD_COLUMNS = ("request_batch_size", "concurrency", "request_rate")
 MEASUREMENT_COLUMNS = tuple(f.name for f in fields(Measurement) if f.name not in ("reason", "forecast"))
 FORECAST_COLUMNS = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
-ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
+CONFIRMATION_COLUMNS = ("confirmation", "confirmation_error", "load_generator")
 OUTCOME_COLUMNS = (
-    *(*ON_FRESH_SERVER, "deploy_seconds", "status", "reason"),
+    *(*CONFIRMATION_COLUMNS, "deploy_seconds", "status", "reason"),
     *("lacks_gpu_memory", "fingerprint", "cpu_count"),
 )
 TRIAL_COLUMNS = ("model", "trial", *SETTING_COLUMNS)
@@ -147,7 +147,7 @@ RESULT_COLUMNS = (*LOAD_COLUMNS, *MEASUREMENT_COLUMNS, *FORECAST_COLUMNS, *OUTCO
 COLUMNS = (*TRIAL_COLUMNS, *RESULT_COLUMNS)  # all others are parameters, which a run writes between these two
 ENERGY = "energy_joules_per_1000_infer"
 # Columns of pareto.csv and of the CSV of a sweep, which are no parameters either.
-DERIVED = ("confirmed", "measurements", "priorities", ENERGY)
+DERIVED_COLUMNS = ("confirmed", "measurements", "priorities", ENERGY)
 DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
@@ -161,23 +161,38 @@ DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, L
     "cpu_count": "Number of CPUs of the server; empty if it serves on a GPU or the number is unknown.",
 }
 
-_COUNTS = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
+_COUNT_COLUMNS = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
 INTEGER_RANGES: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
     "trial": (0, MAX_INT32),
     "max_batch_size": (0, MAX_INT32),
     "max_queue_delay_us": (0, MAX_INT32),
     "instance_count": (1, MAX_INSTANCES),
     "concurrency": (1, MAX_CONCURRENCY),
-    **dict.fromkeys(_COUNTS, (0, MAX_INT32)),
+    **dict.fromkeys(_COUNT_COLUMNS, (0, MAX_INT32)),
     "confirmation": (1, MAX_INT32),
     "cpu_count": (1, MAX_CPU_COUNT),
 }
-_SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share", "output_deviation")
-_OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
-TEXT_COLUMNS = ("batch_stats", "by_priority", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling", "node")
-_FLAGS = ("overloaded", "server_crashed")  # false if they are empty
+_SHARE_COLUMNS = (
+    "gpu_utilization",
+    "other_cpu_share",
+    "kv_cache_utilization",
+    "late_request_share",
+    "output_deviation",
+)
+_OVER_COLUMNS = [timing.over_field for timing in TIMINGS]
+_SKETCH_COLUMNS = [timing.sketch_field for timing in TIMINGS]
+TEXT_COLUMNS = (
+    "batch_stats",
+    "by_priority",
+    *_OVER_COLUMNS,
+    *_SKETCH_COLUMNS,
+    "response_times_ms",
+    "gpu_throttling",
+    "node",
+)
+_FLAG_COLUMNS = ("overloaded", "server_crashed")  # false if they are empty
 _FLOAT_COLUMNS = tuple(
-    name for name in MEASUREMENT_COLUMNS if name not in (*INTEGER_RANGES, *TEXT_COLUMNS, "stable", *_FLAGS)
+    name for name in MEASUREMENT_COLUMNS if name not in (*INTEGER_RANGES, *TEXT_COLUMNS, "stable", *_FLAG_COLUMNS)
 )
 NUMBER_RANGES: Mapping[str, tuple[float, float]] = {
     "request_batch_size": (1, MAX_INT32),  # the mean of a mix may be a fraction
@@ -189,7 +204,7 @@ NUMBER_RANGES: Mapping[str, tuple[float, float]] = {
         for column, name in FORECAST_COLUMNS.items()
         if name != "latency"
     },
-    **dict.fromkeys(_SHARES, (0, 1)),
+    **dict.fromkeys(_SHARE_COLUMNS, (0, 1)),
     "score": (-MAX_VALUE, MAX_VALUE),
     "confirmation_error": (0, 1),
 }
@@ -311,13 +326,13 @@ def _measurements(
     ]
     columns: dict[str, Sequence[Any]] = {
         **{name: numbers[name] for name in _FLOAT_COLUMNS if name in table.columns},
-        **{name: wholes[name] for name in _COUNTS},
+        **{name: wholes[name] for name in _COUNT_COLUMNS},
         "stable": stable,
-        **{name: [value or False for value in _each(table, name, _boolean)] for name in _FLAGS},
+        **{name: [value or False for value in _each(table, name, _boolean)] for name in _FLAG_COLUMNS},
         "batch_stats": _checked(table, "batch_stats", _check_batch_stats),
         "by_priority": _checked(table, "by_priority", priority_stats.from_text),
-        **{name: _checked(table, name, _check_requests_over) for name in _OVER},
-        **{name: _checked(table, name, latency_sketch.check_sketch) for name in _SKETCHES},
+        **{name: _checked(table, name, _check_requests_over) for name in _OVER_COLUMNS},
+        **{name: _checked(table, name, latency_sketch.check_sketch) for name in _SKETCH_COLUMNS},
         "response_times_ms": _checked(table, "response_times_ms", response_times.from_text),
         "gpu_throttling": table.texts("gpu_throttling"),
         "node": table.texts("node"),

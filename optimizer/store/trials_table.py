@@ -164,7 +164,7 @@ class TrialsTable:
                 writer = csv.writer(file, lineterminator="\n")
                 if is_new:
                     writer.writerow(self.columns)
-                writer.writerow([_text(cells.get(column)) for column in self.columns])
+                writer.writerow([_cell_text(cells.get(column)) for column in self.columns])
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -208,16 +208,18 @@ def read_run_table(path: Path) -> RunTable | None:
 
 
 def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Sequence[FieldValue]]) -> list[Trial]:
-    values = {path: {_text(choice): choice for choice in reversed(choices[path])} for path in sorted(choices)}
-    texts = {path: table.texts(path) for path in values}
+    paths = sorted(choices)
+    choice_by_text = {path: {_cell_text(choice): choice for choice in reversed(choices[path])} for path in paths}
+    texts = {path: table.texts(path) for path in paths}
     trials: dict[int, Trial] = {}
     for i, row in enumerate(rows):
         if row.trial is None:
             raise table.error(i, "trial: is empty; number the trials from 0")
         trial = trials.get(row.trial)
         if trial is None:
-            settings = tuple((path, values[path].get(text, text)) for path in values if (text := texts[path][i]))
-            trial = Trial(row.trial, _candidate(row, settings))
+            cells = [(path, texts[path][i]) for path in paths]
+            fields = tuple((path, choice_by_text[path].get(text, text)) for path, text in cells if text)
+            trial = Trial(row.trial, _candidate(row, fields))
         trials[row.trial] = _with_row(trial, row, _load(table, i, row))
     return [trials[number] for number in sorted(trials)]
 
@@ -231,7 +233,7 @@ def _load(table: CsvTable, i: int, row: TrialRow) -> LoadPoint | None:
     if row.request_batch_size > max(row.max_batch_size, 1):
         batch_size = f"{row.request_batch_size:g}"
         raise table.error(i, f"request_batch_size: {batch_size} is above the max_batch_size {row.max_batch_size}")
-    return LoadPoint(_whole(row.request_batch_size), row.concurrency or 0, row.request_rate or 0.0)
+    return LoadPoint(_int_if_whole(row.request_batch_size), row.concurrency or 0, row.request_rate or 0.0)
 
 
 def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
@@ -258,22 +260,22 @@ def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, o
     }
 
 
-def _candidate(row: TrialRow, settings: tuple[tuple[str, FieldValue], ...]) -> Candidate:
+def _candidate(row: TrialRow, fields: tuple[tuple[str, FieldValue], ...]) -> Candidate:
     return Candidate(
         max_batch_size=row.max_batch_size,
         dynamic_batching=row.dynamic_batching is True,
         max_queue_delay_us=row.max_queue_delay_us or 0,
         preferred_batch_sizes=row.preferred_batch_sizes,
         instance_count=row.instance_count,
-        fields=settings,
+        fields=fields,
     )
 
 
-def _whole(size: float) -> float:
+def _int_if_whole(size: float) -> float:
     return int(size) if size == int(size) else size
 
 
-def _text(value: object) -> str:
+def _cell_text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

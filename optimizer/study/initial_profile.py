@@ -17,7 +17,7 @@ from optimizer.model.builders.builder import inputs_of_config
 from optimizer.model.default_space import space_keys
 from optimizer.model.input_data import TensorSpec
 from optimizer.model.profile import Profile, inputs_and_source, load_profile, parse_profile
-from optimizer.model.profile_files import MODELINE, flow, render_profile
+from optimizer.model.profile_files import flow, render_profile
 from optimizer.model.profile_lookup import PROFILE_ENDINGS, find_profile
 from optimizer.model.profile_schema import LoadSection, RequestSection
 from optimizer.options.run_options import RunOptions
@@ -45,19 +45,16 @@ class InitialProfile:
     missing: tuple[str, ...] = ()
 
 
-def initial_profile(
-    options: RunOptions, output: Path | None, on_progress: OnProgress, *, with_schema: bool
-) -> InitialProfile:
+def initial_profile(options: RunOptions, output: Path | None, on_progress: OnProgress) -> InitialProfile:
     """Return a profile of the model that ``options`` name, with the latency bounds and other models of ``options``.
 
     No server is started. If ``options`` name a profile, the result has its keys. ``output`` is the file that the
-    profile is for; None is the name of the model in the working folder. ``with_schema``: the JSON Schema will be next
-    to it. Raises BadInputError.
+    profile is for; None is the name of the model in the working folder. Raises BadInputError.
     """
     if output is not None:
         _check_output(output)
     if names_profile(options):
-        return _from_profile(load_profile(find_profile(options.model)), options, output, with_schema=with_schema)
+        return _from_profile(load_profile(find_profile(options.model)), options, output)
     hardware = Environment.detect(options, Stopwatch(), on_progress).server_hardware()
     named = find_model(options, hardware, on_progress, start_server=False)
     path = output or Path(f"{named.source.name}.yaml")
@@ -79,13 +76,13 @@ def initial_profile(
     inputs = inputs_of_config(named.source.config)
     remarks["model"] = _input_remarks(inputs, batched=named.source.config.max_batch_size > 0)
     remarks["request"] = [_open_dims(tensor) for tensor in inputs if -1 in tensor.dims]
-    header = _header(named.source.name, path, with_schema=with_schema)
+    header = _header(named.source.name, path)
     text = render_profile(tree, header, remarks)
     parse_profile(text.encode(), path)  # raises BadInputError if it is not valid there
     return InitialProfile(path, text, (*missing, *remarks["request"]))
 
 
-def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *, with_schema: bool) -> InitialProfile:
+def _from_profile(profile: Profile, options: RunOptions, output: Path | None) -> InitialProfile:
     """Return a profile with the keys of ``profile`` and the latency bounds of ``options``, if there are any."""
     for flag, names in other_models(options).items():
         if names:
@@ -101,7 +98,7 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *,
         inputs, _ = inputs_and_source(profile)
     text = render_profile(
         tree,
-        _header(profile.name, path, with_schema=with_schema),
+        _header(profile.name, path),
         {"model": _input_remarks(inputs, batched=True) if inputs else []},
     )
     try:
@@ -184,9 +181,8 @@ def _devices(hardware: Hardware) -> str:
     return f"{hardware.cpu_count} CPU{'s' if hardware.cpu_count > 1 else ''}"
 
 
-def _header(name: str, path: Path, *, with_schema: bool) -> list[str]:
+def _header(name: str, path: Path) -> list[str]:
     return [
-        *([MODELINE] if with_schema else []),
         f"Profile of {name}, written by `tune init`. To tune with it: tune {path.name}",
         "A key in a comment is not set, and its value there is an example.",
     ]

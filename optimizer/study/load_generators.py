@@ -132,26 +132,26 @@ def make_load_generators(
         )
     clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
     if clients.own_client_searches:
-        generator = IndexHintLoadGenerator(_sharing(own_client), task.unbounded)
+        generator = IndexHintLoadGenerator(_explain_shared_memory_errors(own_client), task.unbounded)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
         checker = _make_perf_analyzer(options, folder, on_progress, own_client)
         if task.sequence_length is not None:
             checker = replace(checker, sequence_length=task.sequence_length.fixed)
         if task.problem.space.max_server_processes > 1:
-            checkers = ServerProcessesLoadGenerator(partial(_for_process, checker))
+            checkers = ServerProcessesLoadGenerator(partial(_for_server_process, checker))
             return LoadGenerators(generator, generator, cross_checking=checkers)
         return LoadGenerators(generator, generator, cross_checking=checker)
     perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
-    search = IndexHintLoadGenerator(
-        _make_concurrent(perf_analyzer, task) if task.source.concurrent else _sharing(perf_analyzer), task.unbounded
-    )
+    is_concurrent = bool(task.source.concurrent)
+    sender = _make_concurrent(perf_analyzer, task) if is_concurrent else _explain_shared_memory_errors(perf_analyzer)
+    search = IndexHintLoadGenerator(sender, task.unbounded)
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
-    return LoadGenerators(search, _sharing(own_client), cross_checking=search)
+    return LoadGenerators(search, _explain_shared_memory_errors(own_client), cross_checking=search)
 
 
-def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
+def _explain_shared_memory_errors(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
     """Return ``generator``, with explanations of its failures if it uses shared memory."""
     return SharedMemoryLoadGenerator(generator, generator.shared_memory) if generator.shared_memory else generator
 
@@ -224,7 +224,7 @@ def _make_perf_analyzer(
     )
 
 
-def _for_process(checker: PerfAnalyzer, number: int) -> PerfAnalyzer:
+def _for_server_process(checker: PerfAnalyzer, number: int) -> PerfAnalyzer:
     """Return ``checker`` with files of its own for a server process, from 1."""
     log = checker.log if number == 1 else checker.log.parent / f"process-{number}" / checker.log.name
     log.parent.mkdir(exist_ok=True)

@@ -99,9 +99,9 @@ class _Finder:
         return replace(self._of_profile(profile), notes=tuple(map(str, mapped.notes)))
 
     def of_repository(self, repository: Path, name: str) -> NamedModel:
-        batch = self._batch()
+        batch = self._request_sizes()
         source = read_source(
-            partial(self._stored, repository, largest_batch=max(DEFAULT_LARGEST_BATCH, batch.largest)),
+            partial(self._read_stored_model, repository, largest_batch=max(DEFAULT_LARGEST_BATCH, batch.largest)),
             name,
             composing=self.options.bls_composing_models,
             variants=self.options.variants,
@@ -110,26 +110,26 @@ class _Finder:
         return NamedModel(source, batch)
 
     def of_onnx_file(self, path: Path) -> NamedModel:
-        _refuse_others(self.options)
-        batch = self._batch()
+        _refuse_other_models(self.options)
+        batch = self._request_sizes()
         if (model := _model_of_version(path)) is not None:
             self.on_progress(
                 f"{show_path(model / 'config.pbtxt')} is ignored, because {one_line(path.name)} is tuned as a "
                 f"file of its own; to use it: tune {shlex.quote(show_path(model))}"
             )
-        return NamedModel(self._bare(path, max(DEFAULT_LARGEST_BATCH, batch.largest)), batch, file=path)
+        return NamedModel(self._read_onnx_file(path, max(DEFAULT_LARGEST_BATCH, batch.largest)), batch, file=path)
 
     def _of_profile(self, profile: Profile) -> NamedModel:
-        options, model, batch = self.options, profile.model, self._batch(profile.request.batch_size)
+        options, model, batch = self.options, profile.model, self._request_sizes(profile.request.batch_size)
         section = profile.space or SpaceSection()
-        _check(section, profile, self.serving.gpu_count)
+        _check_space(section, profile, self.serving.gpu_count)
         if section.max_batch_size and 0 < max(section.max_batch_size) < batch.largest:
             listed = ", ".join(map(str, section.max_batch_size))
             above = f"{batch.largest} is above every max_batch_size of {profile.path} ({listed})"
             raise size_fault(options, profile, f"{above}; lower it, or add a larger one to the space")
         if isinstance(model, StoredModel):
             source = read_source(
-                partial(self._stored, model.repository),
+                partial(self._read_stored_model, model.repository),
                 model.name,
                 composing=options.bls_composing_models or model.bls_composing_models or (),
                 variants=options.variants or model.variants or (),
@@ -137,9 +137,13 @@ class _Finder:
                 batcher=model.batcher,
             )
         else:
-            _refuse_others(options)
+            _refuse_other_models(options)
             largest = max(*(section.max_batch_size or (DEFAULT_LARGEST_BATCH,)), batch.largest)
-            source = self._bare(model.onnx, largest) if isinstance(model, OnnxModel) else self._built(model, largest)
+            source = (
+                self._read_onnx_file(model.onnx, largest)
+                if isinstance(model, OnnxModel)
+                else self._build_model(model, largest)
+            )
         if section.model_json:
             _check_model_json(source, profile, is_remote=options.target == "remote")
             source = replace(source, varies_model_json=True)
@@ -150,7 +154,7 @@ class _Finder:
                 raise profile.fault("space", "models", name, problem=problem)
         return NamedModel(source, batch, profile)
 
-    def _batch(self, default: int | str = 1) -> SizeDistribution:
+    def _request_sizes(self, default: int | str = 1) -> SizeDistribution:
         """Return the samples of a request; ``default`` are those without an option or a trace that has them."""
         if (recorded := trace_sizes(self.options)) is not None:
             if self.options.request_batch_size is not None:
@@ -158,11 +162,11 @@ class _Finder:
             return recorded
         return parse_size_distribution(str(self.options.request_batch_size or default))
 
-    def _bare(self, file: Path, largest_batch: int) -> ModelSource:
+    def _read_onnx_file(self, file: Path, largest_batch: int) -> ModelSource:
         on_gpu = self.serving.reaches("onnxruntime")
         return read_bare_onnx(file, gpu=on_gpu, largest_batch=largest_batch, cache=cache_folder())
 
-    def _built(self, model: BuiltModel, largest_batch: int) -> ModelSource:
+    def _build_model(self, model: BuiltModel, largest_batch: int) -> ModelSource:
         from optimizer.model.builders import build
 
         built = build(
@@ -174,10 +178,12 @@ class _Finder:
             on_progress=self.on_progress,
         )
         return read_source(
-            lambda name: built if name == built.name else self._stored(built.repository, name), built.name
+            lambda name: built if name == built.name else self._read_stored_model(built.repository, name), built.name
         )
 
-    def _stored(self, repository: Path, name: str, largest_batch: int = DEFAULT_LARGEST_BATCH) -> ModelSource:
+    def _read_stored_model(
+        self, repository: Path, name: str, largest_batch: int = DEFAULT_LARGEST_BATCH
+    ) -> ModelSource:
         """Return the model with its configuration completed from the model's own metadata; see ``find_model``."""
         options, config = self.options, repository / name / "config.pbtxt"
         source = self.serving.read(repository, name, largest_batch)
@@ -254,7 +260,7 @@ def _model_of_version(file: Path) -> Path | None:
 
 def _is_model_folder(model: str) -> bool:
     path = Path(model)
-    return is_folder(path) and not model.endswith(PROFILE_ENDINGS) and not _is_profile_too(path)
+    return is_folder(path) and not model.endswith(PROFILE_ENDINGS) and not _has_profile_name(path)
 
 
 def other_models(options: RunOptions) -> dict[str, tuple[str, ...]]:
@@ -266,7 +272,7 @@ def other_models(options: RunOptions) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _refuse_others(options: RunOptions) -> None:
+def _refuse_other_models(options: RunOptions) -> None:
     """Raise BadInputError for options that name other models of the repository, because there is no repository."""
     for key, names in other_models(options).items():
         flag = f"--{key.replace('_', '-')}"
@@ -279,13 +285,13 @@ def _refuse_others(options: RunOptions) -> None:
             )
 
 
-def _is_profile_too(folder: Path) -> bool:
+def _has_profile_name(folder: Path) -> bool:
     """Return whether ``folder`` is not a model but has the name of a profile, as a folder of results does."""
     named = str(folder) == folder.name and folder.name in list_profiles()
     return named and not is_file(folder / "config.pbtxt")
 
 
-def _check(section: SpaceSection, profile: Profile, gpu_count: int) -> None:
+def _check_space(section: SpaceSection, profile: Profile, gpu_count: int) -> None:
     """Check the search space of ``profile`` before anything is built. Raises BadInputError."""
     for i, chosen in enumerate(section.instance_group_gpus or ()):
         if problem := gpu_placement.missing_gpu(INSTANCE_GPUS, chosen, gpu_count):

@@ -160,7 +160,7 @@ def check_recorded_classes(file: str, classes: RecordedClasses, source: ModelSou
             )
         if priority > levels:
             raise BadInputError(
-                f"{file}:{line}: {PRIORITY} {priority}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in "
+                f"{file}:{line}: {PRIORITY} {priority}: {_describe_levels(name, levels)}; raise {PRIORITY_LEVELS} in "
                 f"config.pbtxt, or leave the column {PRIORITY} out"
             )
 
@@ -175,16 +175,16 @@ def fewest_levels(source: ModelSource, fields: FieldChoices) -> int:
     An ensemble passes the priority of a request on to its steps, so the levels are those of the steps.
     """
     levels: list[int] = []
-    for name, config in _prioritized(source, source.name).items():
+    for name, config in _configs_with_priority(source, source.name).items():
         path = PRIORITY_LEVELS if name == source.tuned_model else f"{name}/{PRIORITY_LEVELS}"
         levels += map(int, fields.get(path, (config.dynamic_batching.priority_levels,)))
     return min(filter(None, levels), default=0)
 
 
-def _prioritized(source: ModelSource, name: str) -> dict[str, ModelConfig]:
+def _configs_with_priority(source: ModelSource, name: str) -> dict[str, ModelConfig]:
     """Return the configurations of the models that get the priority of a request to the model ``name``."""
     config = source.models[name]
-    steps = [_prioritized(source, step.model_name) for step in config.ensemble_scheduling.step]
+    steps = [_configs_with_priority(source, step.model_name) for step in config.ensemble_scheduling.step]
     return {model: used for step in steps for model, used in step.items()} if steps else {name: config}
 
 
@@ -195,13 +195,13 @@ def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: 
         return f"{name} {_describe_kind(source)}; leave the priorities out"
     if priorities.largest > levels:
         return (
-            f"{priorities.largest}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in config.pbtxt, or set "
-            "priority_levels in the space of a profile (in a sweep: with --config)"
+            f"{priorities.largest}: {_describe_levels(name, levels)}; raise {PRIORITY_LEVELS} in config.pbtxt, or "
+            "set priority_levels in the space of a profile (in a sweep: with --config)"
         )
     return ""
 
 
-def _described(name: str, levels: int) -> str:
+def _describe_levels(name: str, levels: int) -> str:
     return f"{name} has the levels 1 to {levels}" if levels else f"{name} has no priority levels"
 
 
@@ -216,7 +216,7 @@ def check_shared_memory(options: RunOptions, source: ModelSource, *, on_gpu: boo
         problem = f"{name} is stateful, and tune's own client sends its sequences in messages; leave it out"
     elif source.concurrent:
         problem = "several models get load at the same time, and perf_analyzer unregisters all regions; leave it out"
-    elif options.shared_memory == "system" and options.load != "rate" and (tensor := _unnameable(source)):
+    elif options.shared_memory == "system" and options.load != "rate" and (tensor := _tensor_with_slash(source)):
         problem = f"perf_analyzer names memory after tensors, and {tensor!r} is no name of a file; {SEND_AT_RATE}"
     elif options.shared_memory == "cuda" and not on_gpu:
         problem = f"{name} is served on the CPU; use --shared-memory system"
@@ -225,7 +225,7 @@ def check_shared_memory(options: RunOptions, source: ModelSource, *, on_gpu: boo
     raise BadInputError(f"--shared-memory {options.shared_memory}: {problem}")
 
 
-def _unnameable(source: ModelSource) -> str:
+def _tensor_with_slash(source: ModelSource) -> str:
     """Return a tensor of the model whose name has a slash; empty if there is none."""
     tensors = (*source.config.input, *source.config.output)
     return next((one_line(tensor.name, 60) for tensor in tensors if "/" in tensor.name), "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -127,26 +127,22 @@ def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[N
     values = space.parameter_values(space.canonical(best.candidate)) if best else None
     if best is None or values is None:
         return []
-    steps = []
+    steps: list[Neighbour] = []
     for name, choices in varied(run.problem).items():
         index = choices.index(values[name])
         for other in choices[max(index - 1, 0) : index] + choices[index + 1 : index + 2]:
             candidate = space.candidate({**values, name: other})
             if candidate is not None and candidate != space.canonical(best.candidate):
-                steps.append((name, values[name], other, candidate))
+                steps.append(Neighbour(name, values[name], other, candidate, measured=None, expected=None))
     searched = {space.canonical(sample.point.candidate): sample.throughput for sample in samples if sample.meets}
     # both throughputs are from the search, so that its bias cancels
     recommended_throughput = searched.get(space.canonical(best.candidate))
-    expected = _expected_costs(run, [candidate for *_, candidate in steps], samples)
+    expected = _expected_costs(run, [step.candidate for step in steps], samples)
+    measured: dict[Candidate, float] = {}
+    if recommended_throughput:
+        measured = {candidate: 1 - throughput / recommended_throughput for candidate, throughput in searched.items()}
     return [
-        Neighbour(
-            *step,
-            measured=1 - searched[step[3]] / recommended_throughput
-            if recommended_throughput and step[3] in searched
-            else None,
-            expected=expected.get(step[3]),
-        )
-        for step in steps
+        replace(step, measured=measured.get(step.candidate), expected=expected.get(step.candidate)) for step in steps
     ]
 
 

@@ -96,7 +96,7 @@ def hold_cpus(count: int, machine: CpuTopology, folder: Path, wait_seconds: floa
     folder.mkdir(mode=0o700, exist_ok=True)
     deadline = time.monotonic() + wait_seconds
     while True:
-        if held := _hold(count, machine, folder):
+        if held := _try_to_hold(count, machine, folder):
             return held
         if len(machine.cpus) < count or time.monotonic() > deadline:
             return None
@@ -110,7 +110,7 @@ def pin(cpus: frozenset[int]) -> None:
             os.sched_setaffinity(int(thread.name), cpus)
 
 
-def _hold(count: int, machine: CpuTopology, folder: Path) -> HeldCpus | None:
+def _try_to_hold(count: int, machine: CpuTopology, folder: Path) -> HeldCpus | None:
     with (folder / "choosing").open("a") as choosing, contextlib.ExitStack() as undo:
         fcntl.flock(choosing, fcntl.LOCK_EX)
         free: dict[int, TextIO] = {}
@@ -119,7 +119,7 @@ def _hold(count: int, machine: CpuTopology, folder: Path) -> HeldCpus | None:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 free[cpu] = lock
-        chosen = _chosen(count, machine, frozenset(free))
+        chosen = _choose_cpus(count, machine, frozenset(free))
         if chosen is None:
             return None
         undo.pop_all()
@@ -129,14 +129,14 @@ def _hold(count: int, machine: CpuTopology, folder: Path) -> HeldCpus | None:
         return {cpu: free[cpu] for cpu in chosen}
 
 
-def _chosen(count: int, machine: CpuTopology, free: frozenset[int]) -> frozenset[int] | None:
+def _choose_cpus(count: int, machine: CpuTopology, free: frozenset[int]) -> frozenset[int] | None:
     """Return ``count`` of the ``free`` CPUs: whole cores first, on one NUMA node if possible.
 
     The node that then has the fewest free CPUs is preferred.
     """
     if len(free) < count:
         return None
-    roomy = [node & free for node in machine.nodes if len(node & free) >= count]
-    among = min(roomy, key=len, default=free)
-    whole_first = sorted((core & among for core in machine.cores), key=lambda core: core not in machine.cores)
-    return frozenset([cpu for core in whole_first for cpu in sorted(core)][:count])
+    sufficient_nodes = [node & free for node in machine.nodes if len(node & free) >= count]
+    preferred = min(sufficient_nodes, key=len, default=free)
+    cores = sorted((core & preferred for core in machine.cores), key=lambda core: core not in machine.cores)
+    return frozenset([cpu for core in cores for cpu in sorted(core)][:count])

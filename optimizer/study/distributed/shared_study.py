@@ -85,9 +85,12 @@ class Heartbeat:
                 self._last = now
 
 
-# user attributes of a worker's trial; LIVES is set last, after the first heartbeat
-HOST, PID, STARTED, FOLDER, ROLE, SEEN, LIVES = "host", "pid", "started_ticks", "folder", "role", "seen", "lives"
-SEARCH, CONFIRM = "search", "confirm"
+# User attributes of a worker's trial.
+HOST, PID, STARTED_TICKS = "host", "pid", "started_ticks"  # identify its process
+FOLDER = "folder"  # of its run, with the host
+ROLE, SEARCH, CONFIRM = "role", "search", "confirm"  # the attribute and its two values
+FINISHED_TRIALS = "seen"  # the number of finished trials that it confirms
+HAS_HEARTBEAT = "lives"  # set last, after the first heartbeat
 
 
 class SharedWorkers(StudyWorkers):
@@ -102,10 +105,10 @@ class SharedWorkers(StudyWorkers):
     def __init__(self, study: optuna.Study, shared: StudySharing, folder: Path, *, one_host: bool) -> None:
         """Register this worker. Raises BadInputError if a file is used from several hosts."""
         self._shared = shared
-        self._where = {
+        self._identity = {
             HOST: socket.gethostname(),
             PID: os.getpid(),
-            STARTED: _started_ticks(os.getpid()),
+            STARTED_TICKS: _started_ticks(os.getpid()),
             FOLDER: f"{socket.gethostname()}:{folder.resolve()}",
         }
         self._study = optuna.create_study(
@@ -114,17 +117,17 @@ class SharedWorkers(StudyWorkers):
         if one_host:
             self._refuse_other_hosts(study.study_name)
         for worker in self._running():
-            if worker.user_attrs.get(FOLDER) == self._where[FOLDER]:  # an earlier session of this run
+            if worker.user_attrs.get(FOLDER) == self._identity[FOLDER]:  # an earlier session of this run
                 self._end(worker.number)
         self._heartbeat: Heartbeat | None = None
         self._confirms = False
         self._enter({ROLE: SEARCH})
-        self._joined_as = self.number
+        self._first_number = self.number
 
     @property
     def name(self) -> str:
         """Return the name of this worker, as the trials that it runs record it."""
-        return f"{self._where[HOST]}:{self._where[PID]}/{self.number}"
+        return f"{self._identity[HOST]}:{self._identity[PID]}/{self.number}"
 
     def is_alive(self, trial: FrozenTrial) -> bool:
         """Return whether the worker of ``trial`` has not ended.
@@ -142,7 +145,7 @@ class SharedWorkers(StudyWorkers):
                 fail_stale_trials(self._study)
         else:
             for trial in self._running():
-                if trial.user_attrs[HOST] == self._where[HOST] and not _is_running(trial):
+                if trial.user_attrs[HOST] == self._identity[HOST] and not _is_running(trial):
                     self._end(trial.number)
         trials = self._study.get_trials(deepcopy=False)
         self._ended = {str(trial.number) for trial in trials if trial.state.is_finished()}
@@ -154,7 +157,7 @@ class SharedWorkers(StudyWorkers):
         return sum(
             trial.user_attrs[ROLE] == SEARCH and trial.number != self.number
             for trial in self._running()
-            if LIVES in trial.user_attrs
+            if HAS_HEARTBEAT in trial.user_attrs
         )
 
     def confirms(self, finished: int) -> bool:
@@ -162,14 +165,16 @@ class SharedWorkers(StudyWorkers):
 
         It is not if another one began to confirm them earlier, and is at work or has ended since this worker joined.
         """
-        self._enter({ROLE: CONFIRM, SEEN: finished})
+        self._enter({ROLE: CONFIRM, FINISHED_TRIALS: finished})
         earlier = (
             trial
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))
-            if trial.number > self._joined_as or trial.state == TrialState.RUNNING
+            if trial.number > self._first_number or trial.state == TrialState.RUNNING
         )
         self._confirms = not any(
-            trial.user_attrs[ROLE] == CONFIRM and trial.number < self.number and trial.user_attrs[SEEN] >= finished
+            trial.user_attrs[ROLE] == CONFIRM
+            and trial.number < self.number
+            and trial.user_attrs[FINISHED_TRIALS] >= finished
             for trial in earlier
         )
         return self._confirms
@@ -185,13 +190,13 @@ class SharedWorkers(StudyWorkers):
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._role, self._has_entered = role, True
-        template = create_trial(state=TrialState.RUNNING, user_attrs={**self._where, **role})
+        template = create_trial(state=TrialState.RUNNING, user_attrs={**self._identity, **role})
         trial_id = enter_trial(self._study, template)
         self.number = trial_number(self._study, trial_id)
         if has_heartbeats(self._study):
             beats, grace = self._shared.heartbeat_seconds, self._shared.grace_seconds
             self._heartbeat = Heartbeat(self._study, trial_id, beats, grace)
-        set_trial_attribute(self._study, trial_id, LIVES, True)
+        set_trial_attribute(self._study, trial_id, HAS_HEARTBEAT, True)
         self.refresh()
 
     def _running(self) -> list[FrozenTrial]:
@@ -205,7 +210,7 @@ class SharedWorkers(StudyWorkers):
                 self._study.tell(number, state=TrialState.FAIL)
 
     def _refuse_other_hosts(self, name: str) -> None:
-        hosts = {trial.user_attrs[HOST] for trial in self._running()} - {self._where[HOST]}
+        hosts = {trial.user_attrs[HOST] for trial in self._running()} - {self._identity[HOST]}
         if hosts:
             raise BadInputError(
                 f"--study-name {name}: {min(hosts)} uses it, and a file can be shared by workers of one host only; "
@@ -220,7 +225,7 @@ def _is_running(worker: FrozenTrial) -> bool:
     """
     pid = worker.user_attrs[PID]
     try:
-        return bool(_started_ticks(pid) == worker.user_attrs[STARTED])
+        return bool(_started_ticks(pid) == worker.user_attrs[STARTED_TICKS])
     except OSError:
         return psutil.pid_exists(pid)
 

@@ -94,9 +94,9 @@ class WorkerGroup(Protocol):
 EVENTS_SECONDS = 30.0  # how long one call for events waits on a worker
 POLL_SECONDS = 0.5
 START_POLL_SECONDS = 0.2
-LOOK_SECONDS = 5.0  # time between two checks for new nodes
+READ_NODES_SECONDS = 5.0  # time between two checks for new nodes
 HINT_SECONDS = 60.0  # time without a first worker before the user gets a hint
-OTHERS_SECONDS = 3.0  # after the first worker, before it is decided whose hardware counts
+OTHER_WORKERS_SECONDS = 3.0  # after the first worker, before it is decided whose hardware counts
 CLOSE_SECONDS = 5.0
 NO_WORKER_SECONDS = 120.0  # time without any worker before the run ends
 CALLS_AT_ONCE = 4  # parallel calls of one worker: a job, events, close
@@ -126,30 +126,32 @@ class WorkerPool:
         self._excluded: dict[str, NodeLeftOut] = {}  # by node id
         self._actor = ray.remote(Worker)
         self._bundle: Any = None
-        self._kind: HardwareKind | None = None  # the hardware that counts
+        self._hardware_kind: HardwareKind | None = None  # the hardware that counts
         self._fingerprint: Fingerprint | None = None
-        self._looked = -LOOK_SECONDS
-        self._none_since: float | None = None
+        self._nodes_read_at = -READ_NODES_SECONDS
+        self._no_worker_since: float | None = None
 
     def start(self, preferred: Fingerprint | None) -> WorkerInfo:
         """Start workers and return one of the kind that will be used: that of ``preferred``, else the most common.
 
         Raises EnvironmentFault if no node can be used.
         """
-        began, first_at, hinted = time.monotonic(), None, False
+        started_at, first_started_at, is_hint_shown = time.monotonic(), None, False
         while True:
             self._start_workers()
             started = [worker.info for worker in self.workers if worker.info and worker.state == "started"]
             now = time.monotonic()
-            if started and first_at is None:
-                first_at = now
-            if first_at is not None and (len(started) == len(self.workers) or now - first_at > OTHERS_SECONDS):
+            if started and first_started_at is None:
+                first_started_at = now
+            if first_started_at is not None and (
+                len(started) == len(self.workers) or now - first_started_at > OTHER_WORKERS_SECONDS
+            ):
                 info = most_common(started, preferred)
-                self._kind = hardware_kind(info)
+                self._hardware_kind = hardware_kind(info)
                 return info
             self._check_not_hopeless()
-            if now - began > HINT_SECONDS and not hinted:
-                hinted = True
+            if now - started_at > HINT_SECONDS and not is_hint_shown:
+                is_hint_shown = True
                 self._on_progress(f"waiting for {self._share} on the cluster; `ray status` shows who uses them")
             list(self._receive(START_POLL_SECONDS))
 
@@ -190,11 +192,11 @@ class WorkerPool:
             if isinstance(event, TrialEnded | ConfirmationEnded):
                 self.server_version = event.server_version
         if self.ready():
-            self._none_since = None
+            self._no_worker_since = None
             return events
         now = time.monotonic()
-        self._none_since = now if self._none_since is None else self._none_since
-        if self._is_hopeless or now - self._none_since > NO_WORKER_SECONDS:
+        self._no_worker_since = now if self._no_worker_since is None else self._no_worker_since
+        if self._is_hopeless or now - self._no_worker_since > NO_WORKER_SECONDS:
             raise EnvironmentFault(
                 f"--cluster: no worker is left: {self._last_reason}; continue with `tune --resume`"
             )
@@ -223,10 +225,10 @@ class WorkerPool:
             raise EnvironmentFault(f"--cluster: no node can be used: {self._last_reason}")
 
     def _start_workers(self) -> None:
-        """Start workers where nodes have room for more, at most every LOOK_SECONDS."""
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        """Start workers where nodes have room for more, at most every READ_NODES_SECONDS."""
+        if time.monotonic() - self._nodes_read_at < READ_NODES_SECONDS:
             return
-        self._looked = time.monotonic()
+        self._nodes_read_at = time.monotonic()
         self._nodes = read_nodes(self._ray.nodes())
         for node in self._nodes:
             running = sum(worker.node.id == node.id for worker in self.workers)
@@ -314,7 +316,7 @@ class WorkerPool:
     def _prepare_worker(self, worker: WorkerHandle) -> None:
         """Send the task to ``worker``, unless its hardware is of another kind."""
         assert worker.info is not None
-        if hardware_kind(worker.info) != self._kind:
+        if hardware_kind(worker.info) != self._hardware_kind:
             self._exclude(worker, f"{worker.info.hardware}: measurements there would not be comparable")
             return
         worker.state = "preparing"

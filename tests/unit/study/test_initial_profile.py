@@ -54,7 +54,7 @@ def here() -> Hardware:
 
 def drafted(options: RunOptions, output: str | None = None) -> InitialProfile:
     """Return the profile of ``options``, which is written to its file."""
-    profile = initial_profile(options, Path(output) if output else None, print, with_schema=True)
+    profile = initial_profile(options, Path(output) if output else None, print)
     profile.path.write_text(profile.text, encoding="utf-8")
     return profile
 
@@ -93,7 +93,7 @@ def test_the_profile_means_the_same_as_no_profile(options: RunOptions) -> None:
 
 def test_the_inputs_are_comments() -> None:
     text = drafted(RunOptions("models/doubler")).text
-    assert text.startswith("# yaml-language-server: $schema=tritune-profile.schema.json\n")
+    assert text.startswith("# Profile of doubler, written by `tune init`.")
     assert "\n# Inputs of the model, with data type and dims without the batch dimension:\n#   x: FP32 [4]\n" in text
     assert "\n#   x: FP32 [1, 4]\nmodel:\n  # " in drafted(RunOptions("fixed.onnx")).text
 

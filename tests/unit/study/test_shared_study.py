@@ -24,7 +24,15 @@ from optimizer.search.optuna_encoding import finished_trials
 from optimizer.store.optuna_storage import RetryPolicy
 from optimizer.store.optuna_study import StudySharing
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.distributed.shared_study import HOST, LIVES, ROLE, SEARCH, STARTED, SharedStudy, join
+from optimizer.study.distributed.shared_study import (
+    HAS_HEARTBEAT,
+    HOST,
+    ROLE,
+    SEARCH,
+    STARTED_TICKS,
+    SharedStudy,
+    join,
+)
 from tests import worker_process
 from tests.command_fixtures import eventually
 from tests.conftest import measure_known_server
@@ -244,7 +252,7 @@ def test_a_worker_that_leaves_after_the_confirmation_does_not_repeat_it(problem:
 def test_a_worker_whose_pid_another_process_has_is_dead(problem: Problem, tmp_path: Path) -> None:
     with joined(problem, tmp_path, "a") as a:
         registered = a._workers._study.trials[0].user_attrs
-        ended = {**registered, STARTED: registered[STARTED] - 1}
+        ended = {**registered, STARTED_TICKS: registered[STARTED_TICKS] - 1}
         a._workers._study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=ended))
         assert a._workers.others_searching() == 1
         a._workers.refresh()
@@ -254,7 +262,7 @@ def test_a_worker_whose_pid_another_process_has_is_dead(problem: Problem, tmp_pa
 
 def test_a_file_is_not_shared_by_hosts(problem: Problem, tmp_path: Path) -> None:
     with joined(problem, tmp_path, "a") as a:
-        there = {HOST: "host2", ROLE: SEARCH, LIVES: True, "pid": 1}
+        there = {HOST: "host2", ROLE: SEARCH, HAS_HEARTBEAT: True, "pid": 1}
         a._workers._study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=there))
         with pytest.raises(BadInputError, match=r"--study-name s: host2 uses it, .* postgresql://"):
             joined(problem, tmp_path, "b")
