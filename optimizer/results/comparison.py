@@ -21,7 +21,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting, result_document, summary
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.results.recommendation import Outcome
-from optimizer.store.run_folder import HASH_DIGITS
+from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH
 
 REQUEST_OPTIONS = (
     "request_batch_size",
@@ -266,7 +266,7 @@ def compare_conditions(first: FinishedRun, second: FinishedRun) -> tuple[Aspect,
 def _values_by_aspect(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict[str, str | None]]:
     """Return the values of each aspect of ``run`` by their names."""
     run_conditions, facts = conditions(run), run.facts
-    sha256, size, uses_gpus = facts.get("sha256"), facts.get("model_bytes"), run.info.get("server_uses_gpus")
+    sha256, size, uses_gpus = facts.get(MODEL_HASH), facts.get("model_bytes"), run.info.get("server_uses_gpus")
     server = fingerprint.server if fingerprint else run.versions.get("tritonserver")
     values: dict[str, dict[str, str | None]] = {
         "machine": {"hardware": run_conditions["hardware"], "address": fingerprint.at if fingerprint else None},

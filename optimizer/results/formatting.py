@@ -13,6 +13,7 @@ from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.load_shapes import RequestTimes, is_load_shape, parse_load_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import LoadPoint, Point
+from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH
 
 UNKNOWN = "unknown"
 OUTPUT_THROUGHPUT = "output-throughput"
@@ -24,8 +25,7 @@ COARSEST = 0.05  # share by which rounding may change the lower end of a wide in
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
 MAX_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
-_SHA_DIGITS = 12
-_HIDDEN_FACTS = {"builder", "seed", "sha256"}
+_HIDDEN_FACTS = {"builder", "seed", MODEL_HASH}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -286,4 +286,4 @@ def _fact(name: str, value: object) -> str:
         if name.endswith("bytes"):
             return size(value)
         return f"{value:,}" if isinstance(value, int) else number(value)
-    return str(value)[:_SHA_DIGITS] if name == "sha256" else str(value)
+    return str(value)[:HASH_DIGITS] if name == MODEL_HASH else str(value)

@@ -31,7 +31,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import redact
 
 RETRY_SECONDS = 30.0  # from the first failure of a statement to its last repetition
-FIRST_PAUSE_SECONDS = 0.05
+FIRST_PAUSE_SECONDS = 0.05  # before the first repetition; each later pause is twice as long
 REPORT_SECONDS = 1.0  # shorter outages are not reported
 
 # Optuna's `models` and SQLAlchemy's errors are imported at first use: a study in a journal needs 11 MB less.

@@ -37,12 +37,12 @@ from optimizer.store.optuna_storage import (
     translate_storage_errors,
 )
 
-POLL_SECONDS = 0.01
-CONNECT_SECONDS = 10
+POLL_SECONDS = 0.01  # between two attempts to lock a journal
+CONNECT_SECONDS = 10  # limit of an attempt to connect to a database server
 CREATION_ATTEMPTS, MAX_CREATION_PAUSE_SECONDS = 5, 1.0  # for tables that other workers create at the same time
 LOCK_SECONDS = 10  # a lock is held for milliseconds; an SQLite URL may end in ?timeout=SECONDS
 _JOURNAL_START = b'{"op_code":'
-_MAX_LINE_BYTES = 16 << 20
+_MAX_LINE_BYTES = 16 << 20  # of an incomplete last line, which is read into memory
 # libpq closes a connection whose peer is silent: after 10 + 3 * 5 s without traffic, or 20 s after an unacknowledged
 # packet. Without these, a statement waits for up to two hours when the network fails without a reset.
 _KEEPALIVE = {
@@ -203,7 +203,7 @@ def _journal(path: Path) -> BaseStorage:
 
 
 PROBLEM_ATTRIBUTE, FINGERPRINT_ATTRIBUTE = "problem", "fingerprint"
-MAX_DIFFERENCE_LENGTH = 200
+MAX_DIFFERENCE_LENGTH = 200  # characters of a difference in a message
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

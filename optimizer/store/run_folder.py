@@ -25,8 +25,8 @@ from optimizer.options.option_reader import external_values, move_options
 from optimizer.options.run_options import RunOptions
 
 SCHEMA_VERSION = 1  # raised with every change of run.json that an older or newer tune would misread
-MAX_INFO_BYTES = 64 << 20
-MAX_REASON_LENGTH = 200
+MAX_INFO_BYTES = 64 << 20  # of a record, which may come from anywhere
+MAX_REASON_LENGTH = 200  # characters of a fault in a message
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
 MODEL_HASH, HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes

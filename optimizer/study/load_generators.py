@@ -135,13 +135,8 @@ def make_load_generators(
         generator = IndexHintLoadGenerator(_explain_shared_memory_errors(own_client), task.unbounded)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
-        checker = _make_perf_analyzer(options, folder, on_progress, own_client)
-        if task.sequence_length is not None:
-            checker = replace(checker, sequence_length=task.sequence_length.fixed)
-        if task.problem.space.max_server_processes > 1:
-            checkers = ServerProcessesLoadGenerator(partial(_for_server_process, checker))
-            return LoadGenerators(generator, generator, cross_checking=checkers)
-        return LoadGenerators(generator, generator, cross_checking=checker)
+        perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
+        return LoadGenerators(generator, generator, cross_checking=_make_checker(perf_analyzer, task))
     perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
     is_concurrent = bool(task.source.concurrent)
     sender = _make_concurrent(perf_analyzer, task) if is_concurrent else _explain_shared_memory_errors(perf_analyzer)
@@ -149,6 +144,15 @@ def make_load_generators(
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
     return LoadGenerators(search, _explain_shared_memory_errors(own_client), cross_checking=search)
+
+
+def _make_checker(perf_analyzer: PerfAnalyzer, task: Task) -> LoadGenerator:
+    """Return ``perf_analyzer`` as it checks the own client, or one for each server process."""
+    if task.sequence_length is not None:
+        perf_analyzer = replace(perf_analyzer, sequence_length=task.sequence_length.fixed)
+    if task.problem.space.max_server_processes > 1:
+        return ServerProcessesLoadGenerator(partial(_for_server_process, perf_analyzer))
+    return perf_analyzer
 
 
 def _explain_shared_memory_errors(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:

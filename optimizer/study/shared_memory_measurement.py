@@ -22,7 +22,7 @@ from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder
 from optimizer.study.environment import Environment
 from optimizer.study.run_request import read_stored_options
 
-ROUNDS = 10
+ROUNDS = 10  # measurements without and with shared memory
 SECONDS = 1.0  # time of each measurement
 FOLDER = "explain"  # holds the logs, in the folder of the run
 

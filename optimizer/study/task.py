@@ -46,7 +46,7 @@ from optimizer.study.option_check import (
     priorities_fault,
 )
 
-MAX_CONCURRENCY = 256
+MAX_CONCURRENCY = 256  # of a model without a profile
 DEFAULT_TOLERANCE = Tolerance()
 
 

@@ -118,7 +118,7 @@ def _read_source(name: str, table: Path, folder: Path) -> WarmStartSource:
     if run_table is None:
         recording = read_recording(table)
         run_table = RunTable("", recording.trials(), recording.cpu_count)
-    fingerprint, cpu_count = _fingerprint(folder / "run.json"), run_table.cpu_count
+    fingerprint, cpu_count = _fingerprint(RunFolder(folder).info), run_table.cpu_count
     if cpu_count is None and fingerprint is not None and not fingerprint.gpus:
         cpu_count = fingerprint.cpu_count or None
     return WarmStartSource(name, tuple(run_table.trials), run_table.model, fingerprint, cpu_count)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 RUNNER_UP_COLOURS = (LIGHT["stage-1"], LIGHT["stage-6"])
-MARKERS = "osD^v"
+MARKERS = "osD^v"  # of the lines, which a reader may not distinguish by colour
 MAX_FORECASTS = 100  # intervals in a panel
 
 
@@ -242,11 +242,13 @@ def _ends(line: Sequence[Point], metric: str) -> str:
     return " to ".join(formatting.performance(point, metric) for point in shown)
 
 
-COLUMNS = 3
-MAX_PANELS = 12
-MAX_LABEL_LENGTH = 34
-MAX_CHOICE_LENGTH = 9
-JITTER = 0.28
+COLUMNS = 3  # panels in a row of `slices`
+MAX_PANELS = 12  # panels of `slices`, one for each parameter
+MAX_LABEL_LENGTH = 34  # characters of a parameter's name
+MAX_CHOICE_LENGTH = 9  # characters of a choice below a panel
+JITTER = (
+    0.28  # largest shift of a dot to the side, so that equal choices do not hide one another; choices differ by 1
+)
 MAX_DOTS = 800  # per panel
 MAX_LETTERS = 32  # limit for tick labels below a panel at full font size
 MAX_CHOICES = 10  # tick labels below a panel

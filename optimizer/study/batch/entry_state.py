@@ -22,6 +22,7 @@ from optimizer.machine.conditions import DISTURBANCE_LIMIT
 from optimizer.results import configuration_text, formatting, summary
 from optimizer.results.comparison import COMPARED_VERSIONS, conditions, is_regression
 from optimizer.results.finished_run import FinishedRun
+from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH
 from optimizer.study.batch.record import BatchRecord, Change, ChangeKind, EntryRecord, Estimate
 
 SAME_BASELINE = 0.02  # relative change of a baseline that is not mentioned
@@ -240,8 +241,8 @@ def _estimate(metric: Metric, point: Point | None, confirmed: ConfirmedLoad | No
 
 def _circumstances(run: FinishedRun) -> dict[str, str]:
     circumstances = {name: run.versions[name] for name in COMPARED_VERSIONS if name in run.versions}
-    model = run.facts.get("sha256")
-    return {**circumstances, **({"model": str(model)[:12]} if model else {})}
+    model = run.facts.get(MODEL_HASH)
+    return {**circumstances, **({"model": str(model)[:HASH_DIGITS]} if model else {})}
 
 
 def expected_improvement(run: FinishedRun) -> float:
