@@ -23,7 +23,15 @@ from optimizer.options.values import number_where, parse_optional, parse_value, 
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
 from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, plan_by_measurements, plan_by_simulation
 from optimizer.plan.fleet import MAX_REPLICAS
-from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
+from optimizer.plan.traffic import (
+    BALANCER_SPLITS,
+    BALANCERS,
+    CONSTANT_DAY,
+    ConstantTraffic,
+    Day,
+    PoissonTraffic,
+    read_trace,
+)
 from optimizer.results.autoscaling import (
     DEFAULT_MAX_REPLICAS,
     DEFAULT_MIN_REPLICAS,
@@ -58,7 +66,7 @@ Models that stream or keep state are planned from their measured throughput,
 for steady traffic only.
 
 load balancers:
-{chr(10).join(fill(f"  {name}: {SPLIT[name]}", 79, subsequent_indent="    ") for name in BALANCERS)}
+{chr(10).join(fill(f"  {name}: {BALANCER_SPLITS[name]}", 79, subsequent_indent="    ") for name in BALANCERS)}
 
 exit codes: 0 found, 1 nothing meets the bounds, 2 bad input, 3 environment,
 4 found, but the verdict of a RUN is UNDECIDED
@@ -127,7 +135,7 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     question = CapacityQuestion(
         traffic=trace.traffic if trace else synthetic,
         balancer=arguments.balancer,
-        day=Day(parse_value("--peak-factor", peak, PEAK_FACTOR)) if arguments.traffic == "diurnal" else STEADY,
+        day=Day(parse_value("--peak-factor", peak, PEAK_FACTOR)) if arguments.traffic == "diurnal" else CONSTANT_DAY,
         rate=arguments.rate,
         replicas=parse_optional("--replicas", arguments.replicas, whole_number(1, MAX_REPLICAS)),
         devices=parse_optional("--gpus", arguments.gpus, whole_number(1, MAX_REPLICAS)),

@@ -40,7 +40,8 @@ MAX_STEPS = 30 * 24 * 3600 // STEP_SECONDS  # of a recording that was stretched 
 LOADS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)  # shares of the capacity
 MAX_DISTINCT_REPLICAS = 32  # with more, the arrivals at one of them by round-robin hardly change
 REQUESTS = 10_000  # in a simulation of one load
-LEVELS = {"latency_p50_s": 0.5, "latency_p90_s": 0.9, "latency_p95_s": 0.95, "latency_p99_s": 0.99}
+# the quantile that each field of a SimulationResult has
+LATENCY_LEVELS = {"latency_p50_s": 0.5, "latency_p90_s": 0.9, "latency_p95_s": 0.95, "latency_p99_s": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,7 @@ class _ScaledFleet:
         return served
 
     def _serve(self, rate: float) -> tuple[bool, float]:
+        """Divide ``rate`` among the ready pods, record the metric, and return what ``step`` returns."""
         pod_rate = rate / len(self._queued)
         steady = self._steady(min(len(self._queued), MAX_DISTINCT_REPLICAS))
         self._queued = np.maximum(self._queued + STEP_SECONDS * (pod_rate - self._capacity), 0.0)
@@ -230,6 +232,7 @@ class _ScaledFleet:
         return bool((excess_ms > 0).any()), float(shares.mean())
 
     def _scale(self) -> None:
+        """Start or remove pods as the HorizontalPodAutoscaler does after each SYNC_SECONDS."""
         end = len(self._metrics) - round(self._autoscaler.metric_delay_s / STEP_SECONDS)
         window = self._metrics[max(0, end - RATE_WINDOW_SECONDS // STEP_SECONDS) : max(0, end)]
         if not window:
@@ -249,8 +252,8 @@ class _ScaledFleet:
         if desired > pods:
             self._starting += [self._step + self._start_steps] * (desired - pods)
         elif desired < pods:  # those that start are removed first
-            kept = max(0, desired - ready)
-            self._starting, self._queued = self._starting[:kept], self._queued[:desired]
+            still_starting = max(0, desired - ready)
+            self._starting, self._queued = self._starting[:still_starting], self._queued[:desired]
 
     def _bounded(self, replicas: int) -> int:
         return min(max(replicas, self._autoscaler.min_replicas), self._autoscaler.max_replicas)
@@ -265,22 +268,23 @@ def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, pods: int) 
         rate = share * capacity
         arrivals_s = fleet.traffic.replica_arrivals_s(rate * pods, pods, fleet.balancer, REQUESTS, fleet.seed)
         simulated = replica.serve(arrivals_s, slowdown)
-        quantiles_ms = [
-            1e3 * replica.latency_ratio * slowdown.latency_factor * getattr(simulated, name) for name in LEVELS
-        ]
+        ms_factor = 1e3 * replica.latency_ratio * slowdown.latency_factor
+        quantiles_ms = [ms_factor * getattr(simulated, name) for name in LATENCY_LEVELS]
         excess_ms = max(
             replica.latency_ms(simulated, bound.metric, slowdown.latency_factor) - bound.bound
             for bound in replica.sla
         )
         in_flight = rate * max(0.0, simulated.latency_avg_s - network_s)
         rows.append((rate, excess_ms, _over_bound_share(quantiles_ms, _shortest_bound_ms(fleet)), in_flight))
-    return _SteadyState(*np.array([(0.0, *rows[0][1:3], 0.0), *rows]).T)
+    _, lowest_excess_ms, lowest_share, _ = rows[0]
+    without_load = (0.0, lowest_excess_ms, lowest_share, 0.0)  # latencies as at the lowest rate
+    return _SteadyState(*np.array([without_load, *rows]).T)
 
 
 def _over_bound_share(quantiles_ms: list[float], bound_ms: float) -> float:
-    """Return the share of requests over the bound. The latency is taken to be log-normal between two LEVELS."""
-    logs, normal = np.log(quantiles_ms), special.ndtri(list(LEVELS.values()))
-    at = min(max(int(np.searchsorted(logs, math.log(bound_ms))), 1), len(logs) - 1)
-    width = max(float(logs[at] - logs[at - 1]), 1e-6)
-    value = normal[at] + (math.log(bound_ms) - logs[at]) * (normal[at] - normal[at - 1]) / width
-    return float(special.ndtr(-value))
+    """Return the share of requests over the bound. The latency is taken to be log-normal between two quantiles."""
+    logs, z_scores = np.log(quantiles_ms), special.ndtri(list(LATENCY_LEVELS.values()))
+    upper = min(max(int(np.searchsorted(logs, math.log(bound_ms))), 1), len(logs) - 1)
+    width = max(float(logs[upper] - logs[upper - 1]), 1e-6)
+    slope = (z_scores[upper] - z_scores[upper - 1]) / width
+    return float(special.ndtr(-(z_scores[upper] + (math.log(bound_ms) - logs[upper]) * slope)))

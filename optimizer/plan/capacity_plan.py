@@ -38,14 +38,14 @@ from optimizer.plan.fleet import (
 )
 from optimizer.plan.measured_capacity import MeasuredCapacity, derive_capacity
 from optimizer.plan.replica import fit_replica
-from optimizer.plan.traffic import HOURS, STEADY, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
+from optimizer.plan.traffic import CONSTANT_DAY, HOURS, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 
 HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
 BURST = 2.0  # factor on the planned rate
 FURTHER_SECONDS = 600.0  # of measuring, whose benefit is computed
-KIND = "a model that streams or keeps state"  # which is planned by measurements
+MEASURED_KIND = "a model that streams or keeps state"  # these are planned by measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class CapacityQuestion:
 
     traffic: Traffic
     balancer: Balancer
-    day: Day = STEADY
+    day: Day = CONSTANT_DAY
     rate: str | None = None
     replicas: int | None = None
     devices: int | None = None
@@ -253,7 +253,8 @@ class _Planner:
             return FleetPlan(self._configuration, 0, peak, unloaded_latency_ms=self._unloaded_latency_ms())
         by_hour: tuple[int, ...] = ()
         if day.peak_factor > 1:
-            by_hour = tuple(self._for_hour(mean_rate * day.busiest(hour), count.safe) for hour in range(HOURS))
+            rates = (mean_rate * day.hourly_peak(hour) for hour in range(HOURS))
+            by_hour = tuple(self._replicas_in_hour(hour_rate, count.safe) for hour_rate in rates)
         return self._plan(count.safe, peak, mean_rate, count=count, by_hour=by_hour)
 
     def _plan(
@@ -267,17 +268,19 @@ class _Planner:
         by_hour: tuple[int, ...] = (),
     ) -> FleetPlan:
         configuration, hour_cost = self._configuration, self._hour_cost
-        at_rate = self._forecast(rate, replicas)
         tightest_ms = max(self._latency_ms(rate, replicas, slowdown) for slowdown in self._safe)
         is_served = math.isfinite(tightest_ms)
         inferences = mean_rate * self._fleet.replica.request_batch_size if is_served else None
+        cost = None
+        if hour_cost is not None:
+            cost = compute_costs(hour_cost * configuration.devices, replicas, inferences, by_hour)
         return FleetPlan(
             configuration,
             replicas,
             rate,
-            count,
-            sustainable_rate,
-            at_rate,
+            count=count,
+            sustainable_rate=sustainable_rate,
+            at_rate=self._forecast(rate, replicas),
             tightest_bound_ms=tightest_ms,
             headroom=tuple(self._forecast(share * rate, replicas) for share in HEADROOM),
             one_lost=self._forecast(rate, replicas - 1) if replicas > 1 else None,
@@ -285,12 +288,10 @@ class _Planner:
             burst=self._forecast(BURST * rate, replicas),
             burst_replicas=self._burst_replicas(BURST * rate),
             replicas_by_hour=by_hour,
-            cost=None
-            if hour_cost is None
-            else compute_costs(hour_cost * configuration.devices, replicas, inferences, by_hour),
+            cost=cost,
             power=compute_power(configuration.watts, replicas, inferences),
             forecast_errors=self._fleet.replica.slowness_estimate.forecast,
-            further_measuring=self._further(rate, replicas, count, sustainable_rate),
+            further_measuring=self._further_measuring(rate, replicas, count, sustainable_rate),
             autoscaler_test=self._test_autoscaler(mean_rate),
         )
 
@@ -301,7 +302,7 @@ class _Planner:
         except BadInputError:
             return None
 
-    def _further(
+    def _further_measuring(
         self, rate: float, replicas: int, count: ReplicaCount | None, sustainable_rate: RateEstimate | None
     ) -> FurtherMeasuring | None:
         """Return the benefit of further measurements; None if the question asks for a bound."""
@@ -318,14 +319,15 @@ class _Planner:
         return FurtherMeasuring(deployments, sustainable_rate=estimate_rate(fleet, replicas))
 
     def _test_autoscaler(self, mean_rate: float) -> AutoscalerTest | None:
+        """Return the test on the recording or the day of the question; None if it has no autoscaler."""
         question, configuration, fleet = self._question, self._configuration, self._fleet
         if question.autoscaler is None:
             return None
-        is_day = not isinstance(fleet.traffic, RecordedTraffic)
-        if isinstance(fleet.traffic, RecordedTraffic):  # the rates of its steps have its peaks
-            rates, fleet = recorded_rates(fleet.traffic, mean_rate), replace(fleet, traffic=PoissonTraffic())
+        if isinstance(fleet.traffic, RecordedTraffic):
+            rates, repeats = recorded_rates(fleet.traffic, mean_rate), False
+            fleet = replace(fleet, traffic=PoissonTraffic())  # the rates of the steps have the peaks of the recording
         else:
-            rates = day_rates(mean_rate, question.day)
+            rates, repeats = day_rates(mean_rate, question.day), True
         return simulate_autoscaler(
             question.autoscaler,
             fleet,
@@ -333,7 +335,7 @@ class _Planner:
             rates,
             configuration.point.load,
             configuration.deploy_seconds,
-            repeats=is_day,
+            repeats=repeats,
         )
 
     def _forecast(self, rate: float, replicas: int) -> LoadForecast:
@@ -357,7 +359,7 @@ class _Planner:
     def _unloaded_latency_ms(self) -> float:
         return self._latency_ms(0.05 * self._fleet.replica.capacity(self._expected), 1, self._expected)
 
-    def _for_hour(self, rate: float, max_replicas: int) -> int:
+    def _replicas_in_hour(self, rate: float, max_replicas: int) -> int:
         if rate <= 0:
             return 1
         count = self._fleet.fewest_replicas_at_quantile(rate, SAFE)
@@ -383,16 +385,16 @@ def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]
     simulated = [run for run in runs if run.problem.is_simulated]
     if simulated:
         raise BadInputError(
-            f"{simulated[0].folder.path}: is no run of {KIND}, but another run is, and the two kinds are planned "
-            "differently; plan them with two commands"
+            f"{simulated[0].folder.path}: is no run of {MEASURED_KIND}, but another run is, and the two kinds are "
+            "planned differently; plan them with two commands"
         )
-    _check_measured(question, runs)
+    _check_needs_no_simulator(question, runs)
     configurations = [alternatives[0] for alternatives in choose_configurations(runs, question.sla)]
     for configuration in configurations:
         if len(configuration.runs) > 1:
             raise BadInputError(
-                f"{' and '.join(configuration.runs)}: have the same hardware, and runs of {KIND} are not combined; "
-                "give one of them"
+                f"{' and '.join(configuration.runs)}: have the same hardware, and runs of {MEASURED_KIND} are not "
+                "combined; give one of them"
             )
     answers = (
         _measured_answer(question, configuration, derive_capacity(run))
@@ -401,24 +403,25 @@ def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]
     return CapacityPlan(question, tuple(answers))
 
 
-def _check_measured(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> None:
+def _check_needs_no_simulator(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> None:
     """Raise BadInputError if the answer to ``question`` does not follow from the measurements of ``runs``."""
     if question.autoscaler is not None or not isinstance(question.traffic, PoissonTraffic):
         raise BadInputError(
-            f"--trace, --traffic constant and --traffic diurnal need the simulator, which does not describe {KIND}; "
-            "give the rate of the busiest time with --rate instead"
+            "--trace, --traffic constant and --traffic diurnal need the simulator, which does not describe "
+            f"{MEASURED_KIND}; give the rate of the busiest time with --rate instead"
         )
     if question.rate is not None and question.limits_replicas:
         raise BadInputError(
             f"--rate: the tightest bound of a number of replicas needs the simulator, which does not describe "
-            f"{KIND}; give only one of --rate, --replicas, --gpus and --max-cost"
+            f"{MEASURED_KIND}; give only one of --rate, --replicas, --gpus and --max-cost"
         )
     for run in runs:
         bounds = run.problem.sla.latencies
         if question.sla and set(map(str, question.sla)) != set(map(str, bounds)):
             raise BadInputError(
                 f"{run.folder.path}: was confirmed within {formatting.bounds(bounds)}, and other bounds need the "
-                f"simulator, which does not describe {KIND}; leave --sla-… out, or run `tune` with these bounds"
+                f"simulator, which does not describe {MEASURED_KIND}; leave --sla-… out, or run `tune` with these "
+                "bounds"
             )
 
 
@@ -453,8 +456,8 @@ def _measured_answer(
         configuration,
         replicas,
         rate,
-        count,
-        sustainable_rate,
+        count=count,
+        sustainable_rate=sustainable_rate,
         n_plus_1_replicas=None if count is None else replicas + 1,
         cost=None if price is None else compute_costs(price * configuration.devices, replicas, rate * size, ()),
         power=compute_power(configuration.watts, replicas, rate * size),

@@ -155,7 +155,7 @@ def _posterior(mean: float, count: int, squares: float, forecast: ForecastErrors
     return SlownessEstimate(mean, errors, weights / weights.sum(), count, squares, forecast)
 
 
-SAME_ASPECTS = ("machine", "server", "model", "requests")  # of runs that are combined, see compare_conditions
+SAME_ASPECTS = ("machine", "server", "model", "requests")  # aspects of compare_conditions that must not differ
 MeasuredServer: TypeAlias = tuple[Point, ...]  # the measurements of one started server, at each load
 
 
@@ -182,26 +182,27 @@ def collect_evidence(
 ) -> Evidence:
     """Return the evidence from several runs of one model on one hardware, without lost or overloaded measurements."""
     group = execution_settings(problem.space.canonical(candidate))
-    alike = [
+    trials_of_group = [
         trial
         for trials in runs
         for trial in trials
         if execution_settings(problem.space.canonical(trial.candidate)) == group
     ]
-    servers = (server for trial in alike for server in _deployments(trial))
+    servers = (server for trial in trials_of_group for server in _deployments(trial))
     return Evidence(candidate, problem, tuple(filter(None, servers)), arrivals)
 
 
 def _deployments(trial: Trial) -> Iterator[MeasuredServer]:
+    """Yield the usable measurements of the server of the search, and of each fresh server of the confirmation."""
     yield tuple(filter(_is_usable, all_points([trial])))
     for server in dict.fromkeys(window.server for window in trial.confirmations):
         windows = [window for window in trial.confirmations if window.server == server]
         loads = dict.fromkeys(window.load for window in windows)
-        points = (_pooled(trial, load, [w.measurement for w in windows if w.load == load]) for load in loads)
+        points = (_pool_windows(trial, load, [w.measurement for w in windows if w.load == load]) for load in loads)
         yield tuple(filter(_is_usable, points))
 
 
-def _pooled(trial: Trial, load: LoadPoint, windows: Sequence[Measurement]) -> Point:
+def _pool_windows(trial: Trial, load: LoadPoint, windows: Sequence[Measurement]) -> Point:
     """Return the windows of one server as one measurement."""
     counted = batch_stats.sum_by_size(batch_stats.from_text(window.batch_stats) for window in windows)
     measured = replace(pool_measurements(windows), batch_stats=batch_stats.to_text(counted))
@@ -279,7 +280,7 @@ def choose_configurations(runs: Sequence[FinishedRun], latencies: Sla) -> list[l
     by_hardware: dict[str, list[FinishedRun]] = {}
     for run in runs:
         by_hardware.setdefault(hardware_of(run), []).append(run)
-    return [_planned_for_hardware(hardware, alike, latencies) for hardware, alike in by_hardware.items()]
+    return [_configurations(hardware, same, latencies) for hardware, same in by_hardware.items()]
 
 
 def hardware_of(run: FinishedRun) -> str:
@@ -289,7 +290,7 @@ def hardware_of(run: FinishedRun) -> str:
     return ", ".join(names) or f"{hardware['cpu']}, {hardware['cpu_count']} CPUs"
 
 
-def _written(run: FinishedRun) -> float:
+def _written_seconds(run: FinishedRun) -> float:
     """Return the time at which the record was written, in seconds since the epoch; 0 if it is unknown."""
     try:
         return datetime.strptime(str(run.info.get("written")), WRITTEN_FORMAT).timestamp()
@@ -297,8 +298,9 @@ def _written(run: FinishedRun) -> float:
         return 0.0
 
 
-def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) -> list[PlannedConfiguration]:
-    newest = max(runs, key=_written)
+def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) -> list[PlannedConfiguration]:
+    """Return the configurations of the newest of ``runs``, which are all of one hardware. Raises BadInputError."""
+    newest = max(runs, key=_written_seconds)
     for run in runs:
         if run.outcome is None or run.outcome.recommended is None:
             raise BadInputError(

@@ -16,7 +16,7 @@ from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPla
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
 from optimizer.plan.fleet import HOURS_A_MONTH, MAX_REPLICAS
 from optimizer.plan.measured_capacity import RequestLengths
-from optimizer.plan.traffic import SPLIT, RecordedTraffic
+from optimizer.plan.traffic import BALANCER_SPLITS, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.terminal_output import plain_table, print_line, print_table, print_unwrapped, print_wrapped
@@ -69,10 +69,10 @@ def capacity_sentence(configuration: PlannedConfiguration, point: Point) -> str:
     samples = load.request_batch_size
     size = f" of {formatting.exact(samples)} sample{'' if samples == 1 else 's'}"
     rate = formatting.estimate(point.throughput_infer_per_sec, configuration.throughput, "infer/s")
-    return f"{_within(configuration.sla)} {subject} ({configuration.hardware}) {handles} {served}{size}, {rate}"
+    return f"{_bounds_text(configuration.sla)} {subject} ({configuration.hardware}) {handles} {served}{size}, {rate}"
 
 
-def _within(sla: Sla) -> str:
+def _bounds_text(sla: Sla) -> str:
     listed = " and ".join(
         f"a {formatting.exact(bound.bound)} ms bound on {formatting.short_metric(bound.metric)}" for bound in sla
     )
@@ -88,13 +88,13 @@ def document(plan: CapacityPlan, note: str = "") -> dict[str, Any]:
         "traffic": question.traffic.name,
         "peak_factor": question.day.peak_factor,
         "balancer": question.balancer,
-        "balancer_split": SPLIT[question.balancer],
+        "balancer_split": BALANCER_SPLITS[question.balancer],
         "note": note,
-        "answers": [_answer(answer) for answer in plan.answers],
+        "answers": [_answer_document(answer) for answer in plan.answers],
     }
 
 
-def _answer(answer: FleetPlan) -> dict[str, Any]:
+def _answer_document(answer: FleetPlan) -> dict[str, Any]:
     configuration, measured = answer.configuration, answer.configuration.measured
     size = configuration.request_batch_size
     published = PUBLISHED.get(configuration.builder)
@@ -116,16 +116,16 @@ def _answer(answer: FleetPlan) -> dict[str, Any]:
         "gpus": gpus or None,
         "gpus_per_replica": configuration.gpus,
         "count": None if answer.count is None else asdict(answer.count),
-        **_rates(answer.rate, size),
+        **_rate_fields(answer.rate, size),
         "sustainable_requests_per_sec": None if answer.sustainable_rate is None else asdict(answer.sustainable_rate),
-        "at_rate": _load(answer.at_rate, size),
+        "at_rate": _load_document(answer.at_rate, size),
         "tightest_bound_ms": None if answer.tightest_bound_ms is None else _finite(answer.tightest_bound_ms),
         "unloaded_latency_ms": answer.unloaded_latency_ms or None,
         "n_plus_1_replicas": answer.n_plus_1_replicas,
-        "one_lost": _load(answer.one_lost, size),
-        "burst": _load(answer.burst, size),
+        "one_lost": _load_document(answer.one_lost, size),
+        "burst": _load_document(answer.burst, size),
         "burst_replicas": answer.burst_replicas,
-        "headroom": [_load(load, size) for load in answer.headroom],
+        "headroom": [_load_document(load, size) for load in answer.headroom],
         "replicas_by_hour": list(answer.replicas_by_hour) or None,
         "cost": None if answer.cost is None else asdict(answer.cost),
         "power": None if answer.power is None else asdict(answer.power),
@@ -136,11 +136,11 @@ def _answer(answer: FleetPlan) -> dict[str, Any]:
     }
 
 
-def _load(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
+def _load_document(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
     if load is None:
         return None
     return {
-        **_rates(load.rate, size),
+        **_rate_fields(load.rate, size),
         "latency_ms": _finite(load.latency_ms),
         "utilization": round(load.utilization, 4),
         "busy": round(load.busy, 4),
@@ -150,7 +150,7 @@ def _load(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
     }
 
 
-def _rates(rate: float, size: float) -> dict[str, float]:
+def _rate_fields(rate: float, size: float) -> dict[str, float]:
     return {"rate_requests_per_sec": round(rate, 3), "rate_infer_per_sec": round(rate * size, 3)}
 
 
@@ -177,32 +177,32 @@ def print_plan(console: Console, plan: CapacityPlan) -> None:
 def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
     """Return an answer in one sentence."""
     configuration, goal = answer.configuration, formatting.bounds(answer.configuration.sla)
-    have, is_one = _replicas(configuration, answer.replicas), answer.replicas == 1
+    replicas, is_one = _replicas_text(configuration, answer.replicas), answer.replicas == 1
     if answer.count is not None:
-        return f"{configuration.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
+        return f"{configuration.model}: {replicas} for {_rate_text(answer, answer.rate)} within {goal}"
     if answer.sustainable_rate is None:
         if plan.question.devices is not None:
             needed = formatting.count(configuration.devices, configuration.device)
             return f"{configuration.model}: a replica needs {needed}, more than --gpus {plan.question.devices}"
         if plan.question.limits_replicas:
             return f"{configuration.model}: the budget is too small for one replica of {configuration.hardware}"
-        return f"{configuration.model}: no number of replicas meets {goal} safely{_alone(answer)}"
+        return f"{configuration.model}: no number of replicas meets {goal} safely{_reason_without_load(answer)}"
     if not answer.rate:
-        return f"{configuration.model}: {have} {'meets' if is_one else 'meet'} {goal} safely at no rate"
+        return f"{configuration.model}: {replicas} {'meets' if is_one else 'meet'} {goal} safely at no rate"
     if plan.question.rate is None:
-        return f"{configuration.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
+        return f"{configuration.model}: {replicas} for {_rate_text(answer, answer.rate)} within {goal}"
     assert answer.tightest_bound_ms is not None, "an answer for a rate and replicas has it"
     latency = formatting.short_metric(configuration.sla.judged_latency)
-    rate = _rate(answer, answer.rate)
+    rate = _rate_text(answer, answer.rate)
     if answer.is_overloaded:
         safe = answer.sustainable_rate.safe
-        less = f", but {_rate(answer, safe)} within {goal}" if safe else ""
-        return f"{configuration.model}: {have} cannot safely serve {rate} within any bound{less}"
+        less = f", but {_rate_text(answer, safe)} within {goal}" if safe else ""
+        return f"{configuration.model}: {replicas} cannot safely serve {rate} within any bound{less}"
     bound = f"{latency} <= {formatting.number(answer.tightest_bound_ms)} ms"
-    return f"{configuration.model}: {have} {'serves' if is_one else 'serve'} {rate} within {bound}"
+    return f"{configuration.model}: {replicas} {'serves' if is_one else 'serve'} {rate} within {bound}"
 
 
-def _alone(answer: FleetPlan) -> str:
+def _reason_without_load(answer: FleetPlan) -> str:
     """Return the latency without load as the reason why no number of replicas is enough; empty if unknown."""
     if not answer.unloaded_latency_ms:
         return ""
@@ -234,26 +234,32 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
     if count is not None:
         interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
         interval = "" if count.low == count.safe else interval
-        yield "replicas", f"{interval}{count.safe:,} with {_confidence(answer)} confidence"
+        yield "replicas", f"{interval}{count.safe:,} with {_confidence_text(answer)} confidence"
     if rates is not None and rates.likely:
-        safe, likely, high = (_infer(answer, rate) for rate in (rates.safe, rates.likely, rates.high))
-        yield "rate", f"{safe} with {_confidence(answer)} confidence, most likely {likely}, at most {high}"
+        safe, likely, high = (_infer_rate(answer, rate) for rate in (rates.safe, rates.likely, rates.high))
+        yield "rate", f"{safe} with {_confidence_text(answer)} confidence, most likely {likely}, at most {high}"
     if at_rate is not None:
         latency = formatting.short_metric(answer.configuration.sla.judged_latency)
-        expected = "" if answer.is_overloaded else f", {latency} {_latency(answer, at_rate)} ms"
-        yield "each", f"{at_rate.utilization:.0%} used{expected}, {_infer(answer, answer.rate / answer.replicas)}"
+        expected = "" if answer.is_overloaded else f", {latency} {_latency_text(answer, at_rate)} ms"
+        each = _infer_rate(answer, answer.rate / answer.replicas)
+        yield "each", f"{at_rate.utilization:.0%} used{expected}, {each}"
         if at_rate.refused is not None:
             yield "refused", f"{at_rate.refused:.2%} of the requests, by the limited queue"
         if not answer.is_overloaded:
-            yield "one lost", _one_lost(answer)
-            yield "burst, 2x", _burst(answer)
-    yield from (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer))
+            yield "one lost", _one_lost_text(answer)
+            yield "burst, 2x", _burst_text(answer)
+    yield from (
+        *_measured_capacity_lines(answer),
+        *_cost_and_power_lines(answer),
+        *_further_measuring_lines(answer),
+        *_autoscaler_lines(answer),
+    )
 
 
 def _configuration_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the inputs of the plan: traffic, configuration, hardware and measurements."""
     configuration, balancer = answer.configuration, plan.question.balancer
-    yield "traffic", f"{_traffic(plan)}; {balancer}: {SPLIT[balancer]}"
+    yield "traffic", f"{_traffic_text(plan)}; {balancer}: {BALANCER_SPLITS[balancer]}"
     yield "server", configuration_text.configuration(configuration.candidate)
     yield "hardware", configuration.hardware
     deployments = formatting.count(len(configuration.evidence.deployments), "deployment")
@@ -264,10 +270,10 @@ def _configuration_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tupl
     if configuration.measured is not None:
         yield "measured", capacity_sentence(configuration, configuration.measured)
         if answer.feasible and answer.replicas:
-            yield "planned", _planned(answer, configuration.measured)
+            yield "planned", _planned_share_text(answer, configuration.measured)
 
 
-def _planned(answer: FleetPlan, measured: Point) -> str:
+def _planned_share_text(answer: FleetPlan, measured: Point) -> str:
     """Return how the planned rate of a replica compares with the measured throughput, and why it differs."""
     configuration, replica_rate = answer.configuration, answer.rate / answer.replicas
     share = configuration.request_batch_size * replica_rate / measured.throughput_infer_per_sec
@@ -292,12 +298,12 @@ def _print_headroom(console: Console, answer: FleetPlan) -> None:
     table = plain_table(">of the rate", ">infer/s", f">{latency} ms", ">used", ">busy", "within the bound")
     for load in answer.headroom:
         within = "yes" if load.meets_safely else "likely" if load.meets else "no"
-        cells = (f"{load.rate / answer.rate:.0%}", formatting.number(_size(answer) * load.rate))
-        table.add_row(*cells, _latency(answer, load), f"{load.utilization:.0%}", f"{load.busy:.0%}", within)
+        cells = (f"{load.rate / answer.rate:.0%}", formatting.number(_request_size(answer) * load.rate))
+        table.add_row(*cells, _latency_text(answer, load), f"{load.utilization:.0%}", f"{load.busy:.0%}", within)
     print_table(console, table)
 
 
-def _latency(answer: FleetPlan, load: LoadForecast) -> str:
+def _latency_text(answer: FleetPlan, load: LoadForecast) -> str:
     """Return the expected latency in ms; a dash for an overload of replicas that cannot serve the rate."""
     is_unlimited = answer.is_overloaded and load.utilization > 1
     return "–" if is_unlimited else formatting.number(load.latency_ms)
@@ -308,43 +314,44 @@ def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
     for answer in plan.answers:
         count = "" if answer.count is None else f"{answer.count.low:,}–{answer.count.safe:,}"
         cost = answer.cost
-        per_million = "" if cost is None or cost.per_million is None else _amount(cost.per_million)
-        money = ("" if cost is None else _amount(cost.per_hour), per_million)
+        per_million = "" if cost is None or cost.per_million is None else _cost_text(cost.per_million)
+        money = ("" if cost is None else _cost_text(cost.per_hour), per_million)
         replicas = f"{answer.replicas:,}" if answer.feasible else "none"
-        table.add_row(answer.configuration.hardware, replicas, count, _infer_number(answer, answer.rate), *money)
+        infer_per_s = formatting.number(_request_size(answer) * answer.rate)
+        table.add_row(answer.configuration.hardware, replicas, count, infer_per_s, *money)
     print_table(console, table)
 
 
-def _one_lost(answer: FleetPlan) -> str:
+def _one_lost_text(answer: FleetPlan) -> str:
     lost, spare = answer.one_lost, answer.n_plus_1_replicas
-    needed = "" if spare is None else f"; {_replicas(answer.configuration, spare)} tolerate it (N+1)"
-    return f"no replica is left{needed}" if lost is None else f"{_survives(answer, lost)}{needed}"
+    needed = "" if spare is None else f"; {_replicas_text(answer.configuration, spare)} tolerate it (N+1)"
+    return f"no replica is left{needed}" if lost is None else f"{_outcome_text(answer, lost)}{needed}"
 
 
-def _burst(answer: FleetPlan) -> str:
+def _burst_text(answer: FleetPlan) -> str:
     assert answer.burst is not None, "set together with at_rate"
     more = f"no number up to {MAX_REPLICAS:,} is enough"
     if answer.burst_replicas is not None:
-        more = f"{_replicas(answer.configuration, answer.burst_replicas)} are enough"
-    return _survives(answer, answer.burst) + ("" if answer.burst.meets_safely else f"; {more}")
+        more = f"{_replicas_text(answer.configuration, answer.burst_replicas)} are enough"
+    return _outcome_text(answer, answer.burst) + ("" if answer.burst.meets_safely else f"; {more}")
 
 
-def _survives(answer: FleetPlan, load: LoadForecast) -> str:
+def _outcome_text(answer: FleetPlan, load: LoadForecast) -> str:
     latency = formatting.short_metric(answer.configuration.sla.judged_latency)
     verdict = "within the bound" if load.meets_safely else "likely within" if load.meets else "misses the bound"
     return f"{verdict} ({latency} {formatting.number(load.latency_ms)} ms)"
 
 
-def _money(answer: FleetPlan) -> list[tuple[str, str]]:
+def _cost_and_power_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     lines = []
     if answer.cost is not None:
         cost = answer.cost
-        text = f"{_amount(cost.per_hour)} per hour, {_amount(cost.per_month)} per month (730 hours)"
+        text = f"{_cost_text(cost.per_hour)} per hour, {_cost_text(cost.per_month)} per month (730 hours)"
         if cost.per_million is not None:
-            text += f", {_amount(cost.per_million)} per million inferences"
+            text += f", {_cost_text(cost.per_million)} per million inferences"
         lines.append(("cost", text))
         if cost.scaled_per_hour is not None and cost.scaled_per_million is not None:
-            scaled = f"{_amount(cost.scaled_per_hour)} per hour, {_amount(cost.scaled_per_million)} per million"
+            scaled = f"{_cost_text(cost.scaled_per_hour)} per hour, {_cost_text(cost.scaled_per_million)} per million"
             range_ = f"{min(answer.replicas_by_hour):,} to {max(answer.replicas_by_hour):,} replicas"
             lines.append(("scaled hourly", f"{scaled}, with {range_} over the day"))
     if answer.power is not None:
@@ -356,12 +363,12 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
     return lines
 
 
-def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
+def _measured_capacity_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     """Return the lines of a plan that follows from measurements alone: the load of a replica, and the assumptions."""
     capacity = answer.measured_capacity
     if capacity is None:
         return []
-    confirmed = f"{_infer(answer, capacity.confirmed)} were confirmed"
+    confirmed = f"{_infer_rate(answer, capacity.confirmed)} were confirmed"
     if capacity.concurrency:
         confirmed += (
             f" with {capacity.concurrency:,} in flight in a closed loop, "
@@ -369,21 +376,24 @@ def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
         )
     lines = [("method", f"measured capacity of a replica, not a simulation; {confirmed}")]
     if answer.feasible and capacity.mean_in_flight is not None and capacity.full_share is not None:
-        rate = answer.rate / answer.replicas
-        lines.append(("each", f"{_infer(answer, rate)}, {rate / capacity.confirmed:.0%} of the confirmed throughput"))
+        rate, safe_rate = answer.rate / answer.replicas, _infer_rate(answer, capacity.safe)
+        share = f"{rate / capacity.confirmed:.0%}"
+        lines.append(("each", f"{_infer_rate(answer, rate)}, {share} of the confirmed throughput"))
         in_flight = (
-            f"{formatting.number(capacity.mean_in_flight)} on average if each gets {_infer(answer, capacity.safe)}, "
-            f"the most that is safe; {capacity.full_share:.2%} of the requests find {capacity.concurrency:,} or more"
+            f"{formatting.number(capacity.mean_in_flight)} on average if each gets {safe_rate}, the most that is "
+            f"safe; {capacity.full_share:.2%} of the requests find {capacity.concurrency:,} or more"
         )
         lines.append(("in flight", in_flight))
     if answer.n_plus_1_replicas is not None:
-        lines.append(("one lost", f"{_replicas(answer.configuration, answer.n_plus_1_replicas)} tolerate it (N+1)"))
-    lines.append(("requests", _lengths(capacity.lengths)))
+        lines.append(
+            ("one lost", f"{_replicas_text(answer.configuration, answer.n_plus_1_replicas)} tolerate it (N+1)")
+        )
+    lines.append(("requests", _lengths_text(capacity.lengths)))
     lines += [("" if number else "assumed", text) for number, text in enumerate(capacity.assumptions)]
     return lines
 
 
-def _lengths(lengths: RequestLengths) -> str:
+def _lengths_text(lengths: RequestLengths) -> str:
     """Return the lengths of the requests of a run in words."""
     texts = [f"{name}s of {tokens}" for name, tokens in lengths.tokens.items()]
     if lengths.sequence:
@@ -391,31 +401,31 @@ def _lengths(lengths: RequestLengths) -> str:
     return " and ".join(texts) or "the input data of the run, whose lengths it did not record"
 
 
-def _confidence(answer: FleetPlan) -> str:
+def _confidence_text(answer: FleetPlan) -> str:
     return SAFE_CONFIDENCE if answer.measured_capacity is None else f"{100 * answer.measured_capacity.confidence:g} %"
 
 
-def _further(answer: FleetPlan) -> list[tuple[str, str]]:
+def _further_measuring_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     further = answer.further_measuring
     if further is None:
         return []
     deployments = formatting.count(further.deployments, "deployment")
     after = f"after {FURTHER_SECONDS / 60:g} minutes of further measurements ({deployments})"
     if further.sustainable_rate is not None:
-        rate = _infer(answer, further.sustainable_rate.safe)
+        rate = _infer_rate(answer, further.sustainable_rate.safe)
         return [("measure more", f"{rate} with {SAFE_CONFIDENCE} confidence {after}")]
     assert further.count is not None, "a further answer is one of the two"
     saved = answer.replicas - further.count.safe
     if saved <= 0:
         return [("measure more", f"the same number of replicas {after}")]
-    text = f"{_replicas(answer.configuration, further.count.safe)} {after}, {saved:,} fewer"
+    text = f"{_replicas_text(answer.configuration, further.count.safe)} {after}, {saved:,} fewer"
     if further.saved_per_hour is not None:
         monthly = HOURS_A_MONTH * further.saved_per_hour
-        text += f", which saves {_amount(further.saved_per_hour)} per hour, {_amount(monthly)} per month"
+        text += f", which saves {_cost_text(further.saved_per_hour)} per hour, {_cost_text(monthly)} per month"
     return [("measure more", text)]
 
 
-def _autoscaling(answer: FleetPlan) -> list[tuple[str, str]]:
+def _autoscaler_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     test = answer.autoscaler_test
     if test is None:
         return []
@@ -437,7 +447,7 @@ def _autoscaling(answer: FleetPlan) -> list[tuple[str, str]]:
     return lines
 
 
-def _traffic(plan: CapacityPlan) -> str:
+def _traffic_text(plan: CapacityPlan) -> str:
     traffic, day = plan.question.traffic, plan.question.day
     if isinstance(traffic, RecordedTraffic):
         return f"as recorded ({formatting.number(traffic.rate)} req/s), stretched to the rate"
@@ -446,29 +456,25 @@ def _traffic(plan: CapacityPlan) -> str:
     return traffic.name.capitalize()
 
 
-def _replicas(configuration: PlannedConfiguration, count: int) -> str:
+def _replicas_text(configuration: PlannedConfiguration, count: int) -> str:
     replicas = formatting.count(count, "replica")
     return f"{replicas} ({formatting.count(count * configuration.gpus, 'GPU')})" if configuration.gpus else replicas
 
 
-def _rate(answer: FleetPlan, rate: float) -> str:
+def _rate_text(answer: FleetPlan, rate: float) -> str:
     """Return a rate in inferences and, if requests have several samples, in requests."""
-    size = _size(answer)
+    size = _request_size(answer)
     requests = f" ({formatting.number(rate)} req/s of {formatting.exact(size)})" if size != 1 else ""
-    return f"{_infer(answer, rate)}{requests}"
+    return f"{_infer_rate(answer, rate)}{requests}"
 
 
-def _infer(answer: FleetPlan, rate: float) -> str:
-    return f"{_infer_number(answer, rate)} infer/s"
+def _infer_rate(answer: FleetPlan, rate: float) -> str:
+    return f"{formatting.number(_request_size(answer) * rate)} infer/s"
 
 
-def _infer_number(answer: FleetPlan, rate: float) -> str:
-    return formatting.number(_size(answer) * rate)
-
-
-def _size(answer: FleetPlan) -> float:
+def _request_size(answer: FleetPlan) -> float:
     return answer.configuration.request_batch_size
 
 
-def _amount(value: float) -> str:
+def _cost_text(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"

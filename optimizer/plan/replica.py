@@ -85,30 +85,30 @@ def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> Pl
         executions.update({batch.batch_size: batch.executions for batch in observation.batches})
     required = min(MIN_EXECUTIONS, max(executions.values()))
     sizes = [size for size, count in executions.items() if count >= required]
-    rows = np.arange(len(times))
+    rows = np.arange(len(times))  # row i has the times of batches of (i + 1) * step samples
     measured = np.unique(np.clip(np.rint(np.array(sizes) / step).astype(int) - 1, 0, len(times) - 1))
+    next_smaller = measured[np.maximum(np.searchsorted(measured, rows, "right") - 1, 0)]
+    next_larger = measured[np.minimum(np.searchsorted(measured, rows), len(measured) - 1)]
+    shortest, expected, longest = times[next_smaller], times.copy(), times[next_larger]
     first, last = measured[0], measured[-1]
-    share = ((rows[:first] + 1) / (first + 1))[:, np.newaxis]
-    shortest = times[measured[np.maximum(np.searchsorted(measured, rows, "right") - 1, 0)]]
-    longest = times[measured[np.minimum(np.searchsorted(measured, rows), len(measured) - 1)]]
-    expected = times.copy()
-    expected[:first] = np.maximum(times[:first], times[first] * (FIXED_SHARE + (1 - FIXED_SHARE) * share))
-    shortest[:first] = times[first] * share
+    shares_of_first = ((rows[:first] + 1) / (first + 1))[:, np.newaxis]
+    expected[:first] = np.maximum(times[:first], times[first] * (FIXED_SHARE + (1 - FIXED_SHARE) * shares_of_first))
+    shortest[:first] = times[first] * shares_of_first
     longest[last + 1 :] = times[last] * ((rows[last + 1 :] + 1) / (last + 1))[:, np.newaxis]
     return PlausibleTimes(np.minimum(shortest, expected), expected, np.maximum(longest, expected), step)
 
 
-SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that of a deployment is interpolated
-FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
-CLOSED_INTERVAL = MeasurementInterval(warm_up_requests=400, requests=4000)
-RATE_REQUESTS = 20_000
+SIMULATED_SLOWNESSES = np.geomspace(0.6, 1.7, 13)
+SLOWNESSES = np.geomspace(0.6, 1.7, 401)  # values of a deployment; between the simulated ones it is interpolated
+CLOSED_LOOP_INTERVAL = MeasurementInterval(warm_up_requests=400, requests=4000)
+RATE_REQUESTS = 20_000  # in a simulation of a load at a rate
 SEED = 0  # of the simulated jitter
 MIN_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
 SATURATING_BATCHES = 4  # batches in flight per instance; more do not raise the throughput
 FITS = 2  # the second one scales all deployments to the mean speed that the first one has estimated
 LATENCIES = tuple(f"latency_{name}_ms" for name in STATISTICS)
-PARTS = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
+SERVER_TIMES = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
 MAX_REFUSED_SHARE = 0.99  # share of the requests
 MAX_LATENCY_RATIO = 1.5  # a larger factor between measured and simulated latency is an outlier
 
@@ -188,7 +188,7 @@ class Replica:
             times = self.times.at(slowdown.unmeasured)
             model = replace(model, times=lambda _: times)
         samples_per_request = self.request_batch_size / model.request_batch_size
-        return _simulated(model, [(self.candidate, load)], slowdown.slowness, samples_per_request, refusals)[0]
+        return _simulate_jobs(model, [(self.candidate, load)], slowdown.slowness, samples_per_request, refusals)[0]
 
 
 def as_samples(arrivals_s: FloatArray, samples_per_request: float) -> FloatArray:
@@ -221,29 +221,31 @@ def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
         ]
         if problem.open_loop:
             measured = as_closed_loop(measured, problem)
-        with_latency = [point for point in measured if METRICS[latency].value(point.measurement)]
-        count = max(FITTED_POINTS, sum(point.candidate == candidate for point in with_latency))
-        # the points of the candidate are the last ones
-        chosen = sorted(with_latency, key=lambda point: point.candidate == candidate)[-count:]
-        model, times = _fitted(with_latency, chosen, problem, latency)
-        speeds = _Speeds(model, evidence, latency)
-        log_slowness = [speeds.log_slowness(server) for server in evidence.deployments]
-    latency_ratio, errors = speeds.ratio_and_errors()
-    slowness = estimate_slowness(log_slowness, errors)
-    closed = measured if problem.open_loop else [point for point in measured if point.load.concurrency]
-    refusals = RefusalForecast(model, closed, problem)
-    is_mix = problem.request_batch_size != model.request_batch_size  # the simulated queue would count samples
-    refuses = not is_mix and refusals.applies_to(problem.space.canonical(candidate))
+        model, times = _fit_model(measured, candidate, problem, latency)
+        simulated = _SimulatedDeployments(model, evidence, latency)
+        log_slowness = [simulated.log_slowness(server) for server in evidence.deployments]
+    latency_ratio, errors = simulated.ratio_and_errors()
     return Replica(
         candidate=candidate,
         model=model,
         request_batch_size=problem.request_batch_size,
         sla=sla,
-        slowness_estimate=slowness,
+        slowness_estimate=estimate_slowness(log_slowness, errors),
         latency_ratio=latency_ratio,
         times=times,
-        refusals=refusals if refuses else None,
+        refusals=_forecast_refusals(model, measured, candidate, problem),
     )
+
+
+def _forecast_refusals(
+    model: DynamicBatchingModel, measured: Sequence[Point], candidate: Candidate, problem: Problem
+) -> RefusalForecast | None:
+    """Return the forecast of the requests that the queue of ``candidate`` refuses; None if it is not simulated."""
+    if problem.request_batch_size != model.request_batch_size:  # the queue of a mix would count samples
+        return None
+    closed_loops = measured if problem.open_loop else [point for point in measured if point.load.concurrency]
+    refusals = RefusalForecast(model, closed_loops, problem)
+    return refusals if refusals.applies_to(problem.space.canonical(candidate)) else None
 
 
 def _at_mean_speed(point: Point, slowness: float) -> Point:
@@ -256,10 +258,10 @@ def _at_mean_speed(point: Point, slowness: float) -> Point:
     m = point.measurement
     assert m.latency_avg_ms, "evidence has only usable measurements"
     assert m.throughput_infer_per_sec, "evidence has only usable measurements"
-    inside = sum(part or 0.0 for part in (m.queue_ms, m.compute_input_ms, m.compute_infer_ms, m.compute_output_ms))
-    inside = min(inside or m.latency_avg_ms, m.latency_avg_ms)
-    factor = 1 - (1 - 1 / slowness) * inside / m.latency_avg_ms
-    factors = {**dict.fromkeys(LATENCIES, factor), **dict.fromkeys(PARTS, 1 / slowness)}
+    in_server_ms = sum(getattr(m, name) or 0.0 for name in SERVER_TIMES)
+    in_server_ms = min(in_server_ms or m.latency_avg_ms, m.latency_avg_ms)
+    factor = 1 - (1 - 1 / slowness) * in_server_ms / m.latency_avg_ms
+    factors = {**dict.fromkeys(LATENCIES, factor), **dict.fromkeys(SERVER_TIMES, 1 / slowness)}
     scaled: dict[str, Any] = {
         name: None if (value := getattr(m, name)) is None else value * scale for name, scale in factors.items()
     }
@@ -272,18 +274,22 @@ def _at_mean_speed(point: Point, slowness: float) -> Point:
     return replace(point, measurement=replace(m, batch_stats=batch_stats.to_text(batches), **scaled))
 
 
-def _fitted(
-    measured: Sequence[Point], chosen: Sequence[Point], problem: Problem, latency: str
+def _fit_model(
+    measured: Sequence[Point], candidate: Candidate, problem: Problem, latency: str
 ) -> tuple[DynamicBatchingModel, PlausibleTimes | None]:
     """Return the server model fitted to one combination of instances and fields only, and its plausible times.
 
-    Without the server's own statistics the times are None. The search fits one model to all combinations, and has
-    to assume how much instances slow each other down.
+    Only points with the metric ``latency`` count. The overheads are fitted to those of ``candidate``, and to others
+    up to FITTED_POINTS. Without the server's own statistics the times are None. The search fits one model to all
+    combinations, and has to assume how much instances slow each other down.
     """
+    measured = [point for point in measured if METRICS[latency].value(point.measurement)]
+    of_candidate_last = sorted(measured, key=lambda point: point.candidate == candidate)
+    fitted_points = of_candidate_last[-max(FITTED_POINTS, sum(p.candidate == candidate for p in measured)) :]
     observed = [observation for point in measured if (observation := observe_point(point)) is not None]
     network_s = estimate_network_s(measured)
     if network_s is None or not observed:
-        return fit(chosen, problem, latency, SEED), None
+        return fit(fitted_points, problem, latency, SEED), None
     size = problem.space.request_batch_size
     # no load fills a larger batch, and a table of its service times would exceed the memory
     largest = min(max(size, *(point.candidate.max_batch_size for point in measured)), size * MAX_CONCURRENCY)
@@ -299,13 +305,16 @@ def _fitted(
         queue=problem.queue,
     )
     overheads = fit_overheads(
-        lambda overheads, cells: replace(first, overheads=overheads).simulate(cells), first.overheads, chosen, latency
+        lambda overheads, cells: replace(first, overheads=overheads).simulate(cells),
+        first.overheads,
+        fitted_points,
+        latency,
     )
     return replace(first, overheads=overheads), plausible
 
 
-class _Speeds:
-    """Estimates the slowness of each deployment: the value whose simulation is closest to its measurements.
+class _SimulatedDeployments:
+    """The simulated loads of all deployments at SIMULATED_SLOWNESSES, compared with the measurements.
 
     Throughput is compared in a closed loop, latency in an open loop, where throughput does not depend on speed.
     """
@@ -314,14 +323,16 @@ class _Speeds:
         self._evidence, self._latency = evidence, latency
         samples_per_request = evidence.problem.request_batch_size / model.request_batch_size
         cells = list(dict.fromkeys((point.candidate, point.load) for point in evidence.points))
-        jobs = [(candidate, self._load(load)) for candidate, load in cells]
-        by_slowness = [_simulated(model, jobs, slowness, samples_per_request) for slowness in SLOWNESSES.tolist()]
-        self._simulated = {cell: [row[i] for row in by_slowness] for i, cell in enumerate(cells)}
+        jobs = [(candidate, self._simulated_load(load)) for candidate, load in cells]
+        by_slowness = [
+            _simulate_jobs(model, jobs, slowness, samples_per_request) for slowness in SIMULATED_SLOWNESSES.tolist()
+        ]
+        self._results = {cell: [row[i] for row in by_slowness] for i, cell in enumerate(cells)}
 
     def log_slowness(self, deployment: MeasuredServer) -> float:
-        """Return the logarithm of the slowness of ``deployment``."""
-        misfit = sum((self._difference(point) ** 2 for point in deployment), np.zeros(len(FINE)))
-        return math.log(FINE[int(np.argmin(misfit))])
+        """Return the logarithm of the slowness whose simulation is closest to the measurements of ``deployment``."""
+        misfit = sum((self._log_ratios(point) ** 2 for point in deployment), np.zeros(len(SLOWNESSES)))
+        return math.log(SLOWNESSES[int(np.argmin(misfit))])
 
     def ratio_and_errors(self) -> tuple[float, ForecastErrors]:
         """Return the median ratio of measured to simulated latency, and the errors of the simulation with this ratio.
@@ -332,46 +343,41 @@ class _Speeds:
         throughput, latency = defaultdict[LoadPoint, list[float]](list), defaultdict[LoadPoint, list[float]](list)
         for server in self._evidence.deployments:
             log_slowness = self.log_slowness(server)
-            at = int(np.argmin(np.abs(np.log(FINE) - log_slowness)))
+            index = int(np.argmin(np.abs(np.log(SLOWNESSES) - log_slowness)))
             for point in server:
-                value = METRICS[self._latency].value(point.measurement)
                 if point.candidate != self._evidence.candidate:
                     continue
                 if point.load.concurrency:
-                    throughput[point.load].append(float(self._difference(point)[at]))
-                if value:
-                    simulated_ms = 1e3 * np.interp(
-                        math.exp(log_slowness), SLOWNESSES, self._field(point, self._latency)
-                    )
-                    latency[point.load].append(math.log(value / float(simulated_ms)))
+                    throughput[point.load].append(float(self._log_ratios(point)[index]))
+                if measured_ms := METRICS[self._latency].value(point.measurement):
+                    simulated_ms = self._latency_ms(point, self._latency, math.exp(log_slowness))
+                    latency[point.load].append(math.log(measured_ms / float(simulated_ms)))
         logs = [log for at_load in latency.values() for log in at_load]
-        log_ratio = min(
-            max(float(np.median(logs or [0.0])), -math.log(MAX_LATENCY_RATIO)), math.log(MAX_LATENCY_RATIO)
-        )
+        limit = math.log(MAX_LATENCY_RATIO)
+        log_ratio = min(max(float(np.median(logs or [0.0])), -limit), limit)
         errors = forecast_errors(
             [statistics.fmean(at_load) for at_load in throughput.values()],
             [statistics.fmean(at_load) - log_ratio for at_load in latency.values()],
         )
         return math.exp(log_ratio), errors
 
-    def _difference(self, point: Point) -> FloatArray:
-        """Return log(measured / simulated) at each of FINE."""
+    def _log_ratios(self, point: Point) -> FloatArray:
+        """Return log(measured / simulated) at each of SLOWNESSES: of the throughput, or of the mean latency."""
         measured = point.measurement
         if point.load.concurrency:
             assert measured.throughput_infer_per_sec, "evidence has only usable measurements"
-            simulated = np.array(
-                [result.throughput_infer_per_sec for result in self._simulated[point.candidate, point.load]]
-            )
-            ratio = measured.throughput_infer_per_sec / np.interp(FINE, SLOWNESSES, simulated)
-            return np.asarray(np.log(ratio))
+            throughputs = [result.throughput_infer_per_sec for result in self._results[point.candidate, point.load]]
+            simulated = np.interp(SLOWNESSES, SIMULATED_SLOWNESSES, np.array(throughputs))
+            return np.asarray(np.log(measured.throughput_infer_per_sec / simulated))
         assert measured.latency_avg_ms, "evidence has only usable measurements"
-        simulated_ms = 1e3 * np.interp(FINE, SLOWNESSES, self._field(point, "latency-avg"))
-        return np.asarray(np.log(measured.latency_avg_ms / simulated_ms))
+        return np.asarray(np.log(measured.latency_avg_ms / self._latency_ms(point, "latency-avg", SLOWNESSES)))
 
-    def _field(self, point: Point, latency: str) -> FloatArray:
-        return np.array([result.latency_s(latency) for result in self._simulated[point.candidate, point.load]])
+    def _latency_ms(self, point: Point, latency: str, slowness: float | FloatArray) -> FloatArray:
+        """Return the simulated metric ``latency`` at the load of ``point``, of the shape of ``slowness``."""
+        latencies_s = np.array([result.latency_s(latency) for result in self._results[point.candidate, point.load]])
+        return np.asarray(1e3 * np.interp(slowness, SIMULATED_SLOWNESSES, latencies_s))
 
-    def _load(self, load: LoadPoint) -> SimulatedLoad:
+    def _simulated_load(self, load: LoadPoint) -> SimulatedLoad:
         if load.concurrency:
             return ClosedLoopLoad(load.concurrency)
         arrivals, rate = self._evidence.arrivals, load.request_rate
@@ -379,7 +385,7 @@ class _Speeds:
         return OpenLoopLoad(arrivals.plan(rate, arrivals.times.whole_periods(seconds, rate), seed=0))
 
 
-def _simulated(
+def _simulate_jobs(
     model: DynamicBatchingModel,
     jobs: Sequence[tuple[Candidate, SimulatedLoad]],
     slowness: float,
@@ -402,9 +408,9 @@ def _simulated(
     jitter, gaps_s = lognormal_jitter(fitted.jitter, model.seed), exponential_gaps(fitted.gap_s, model.seed)
     results: list[SimulationResult] = []
     for candidate, load in jobs:
-        interval = CLOSED_INTERVAL if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
+        interval = CLOSED_LOOP_INTERVAL if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
         times = service[execution_settings(candidate)]
-        process_load, servers = _of_process(candidate, load, samples_per_request)
+        process_load, servers = _process_load(candidate, load, samples_per_request)
         configured = with_queue(candidate, model.queue)
         job = Scenario(configured, process_load, times, overheads, size, model.fixed_shapes, refuses=False)
         if refusals is not None:
@@ -415,7 +421,9 @@ def _simulated(
     return results
 
 
-def _of_process(candidate: Candidate, load: SimulatedLoad, samples_per_request: float) -> tuple[SimulatedLoad, float]:
+def _process_load(
+    candidate: Candidate, load: SimulatedLoad, samples_per_request: float
+) -> tuple[SimulatedLoad, float]:
     """Return the simulated load of one of the server processes, and how many times as much they serve together."""
     if isinstance(load, ClosedLoopLoad):
         concurrency = concurrency_of_process(candidate, load.concurrency)

@@ -1,4 +1,8 @@
-"""Traffic of a fleet: arrival processes and recordings, their split by load balancers, and the course of a day."""
+"""Traffic of a fleet: arrival processes and recordings, their split by load balancers, and the course of a day.
+
+``replica_arrivals_s`` of each kind of traffic returns the arrivals that a plan simulates at one replica.
+``read_trace`` reads a recording.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +32,18 @@ class Day:
 
     peak_factor: float = 1.0
 
-    def busiest(self, hour: int) -> float:
+    def hourly_peak(self, hour: int) -> float:
         """Return the highest rate within hour ``hour``, counted from 0, as a multiple of the mean."""
         wave = max(math.sin(2 * math.pi * t / HOURS) for t in (hour, hour + 1))
         return 1 + (self.peak_factor - 1) * wave  # the peak is at 6:00, the end of an hour
 
 
-STEADY = Day()
+CONSTANT_DAY = Day()
 
 
 Balancer: TypeAlias = Literal["round-robin", "random", "least-outstanding"]
 BALANCERS: tuple[Balancer, ...] = ("round-robin", "random", "least-outstanding")
-SPLIT = {
+BALANCER_SPLITS = {
     "round-robin": "each replica gets every n-th request, so arrivals are more even than at random",
     "random": "each request goes to a random replica",
     "least-outstanding": "each request goes to the least busy replica; planned as random, which is no better",
@@ -138,7 +142,7 @@ MIN_TIMESTAMPS = 100  # fewer do not determine the rate
 MAX_GAPS = 10  # more long intervals are idle times of the traffic
 GAP_FACTOR = 50.0  # a gap is this many times as long as the interval around a random instant of the other intervals
 MIN_EQUAL_SHARE = 0.01  # of the timestamps, from which a note says that equal ones were spread
-EPOCH_UNITS = {"s": 1e11, "ms": 1e14, "us": 1e17}  # larger numbers are in the next smaller unit
+LARGEST_EPOCH_TIMES = (1e11, 1e14, 1e17)  # in s, ms and µs; larger numbers are in the next smaller unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,53 +160,58 @@ def read_trace(path: Path) -> RecordedTrace:
     BadInputError if fewer than MIN_TIMESTAMPS can be read.
     """
     name = show_path(path)
-    cells, first = _cells(read_bytes(path, MAX_BYTES, "give a shorter recording"), name)
+    cells, first_line = _timestamp_cells(read_bytes(path, MAX_BYTES, "give a shorter recording"), name)
     seconds = _seconds(cells)
-    unreadable = np.flatnonzero(np.isnan(seconds))
+    unreadable_rows = np.flatnonzero(np.isnan(seconds))
     times = np.sort(seconds[~np.isnan(seconds)])
-    if len(times) < MIN_TIMESTAMPS:
-        raise BadInputError(
-            f"{name}: has {formatting.count(len(times), 'readable timestamp')} in "
-            f"{formatting.count(len(cells), 'row')}; give at least {MIN_TIMESTAMPS}"
-        )
-    if times[0] == times[-1]:
-        raise BadInputError(f"{name}: all timestamps are equal; give the time of each request in finer units")
+    _check_times(times, len(cells), name)
     left_out, notes = [], []
-    if len(unreadable):
-        left_out.append(
-            f"{len(unreadable):,} rows without a timestamp, the first in line {first + int(unreadable[0])}"
-        )
-    times, equal, resolution_s = _spread(times)
+    if len(unreadable_rows):
+        line = first_line + int(unreadable_rows[0])
+        left_out.append(f"{len(unreadable_rows):,} rows without a timestamp, the first in line {line}")
+    steps = np.diff(times)
+    repeated_count, resolution_s = int((steps == 0).sum()), float(steps[steps > 0].min())
+    if repeated_count:
+        times = _spread_equal(times, resolution_s)
     intervals = np.diff(times)
-    gaps = _gaps(intervals)
-    if gaps.any():
-        left_out.append(
-            f"{int(gaps.sum()):,} gaps of {intervals[gaps].sum():,.4g} s in total in {times[-1] - times[0]:,.4g} s"
-        )
-        intervals = intervals[~gaps]
+    is_gap = _find_gaps(intervals)
+    if is_gap.any():
+        gaps = f"{int(is_gap.sum()):,} gaps of {intervals[is_gap].sum():,.4g} s in total"
+        left_out.append(f"{gaps} in {times[-1] - times[0]:,.4g} s")
+        intervals = intervals[~is_gap]
     if left_out:
         notes.append(f"{' and '.join(left_out)} left out")
-    if equal > MIN_EQUAL_SHARE * len(times):
-        notes.append(f"{equal:,} requests with the timestamp of another one were spread over {resolution_s:.3g} s")
+    if repeated_count > MIN_EQUAL_SHARE * len(times):
+        notes.append(
+            f"{repeated_count:,} requests with the timestamp of another one were spread over {resolution_s:.3g} s"
+        )
     return RecordedTrace(RecordedTraffic(intervals), f"{name}: {'; '.join(notes)}" if notes else "")
 
 
-def _spread(times: FloatArray) -> tuple[FloatArray, int, float]:
-    """Return ``times`` with equal ones at random places within the resolution, their number, and the resolution.
+def _check_times(times: FloatArray, row_count: int, name: str) -> None:
+    """Raise BadInputError if the ascending ``times``, read from ``row_count`` rows of a file, determine no rate."""
+    if len(times) < MIN_TIMESTAMPS:
+        raise BadInputError(
+            f"{name}: has {formatting.count(len(times), 'readable timestamp')} in "
+            f"{formatting.count(row_count, 'row')}; give at least {MIN_TIMESTAMPS}"
+        )
+    if times[0] == times[-1]:
+        raise BadInputError(f"{name}: all timestamps are equal; give the time of each request in finer units")
 
-    ``times`` are ascending. The resolution is the shortest time between two different ones: a log with whole seconds
-    has all requests of a second at its beginning.
+
+def _spread_equal(times: FloatArray, resolution_s: float) -> FloatArray:
+    """Return the ascending ``times``, from the first one on, with equal ones at random places within the resolution.
+
+    The resolution is the shortest time between two different ones: a log with whole seconds has all requests of a
+    second at its beginning.
     """
-    steps = np.diff(times)
-    equal, resolution_s = int((steps == 0).sum()), float(steps[steps > 0].min())
-    if not equal:
-        return times, 0, resolution_s
-    is_equal = np.append(steps == 0, False) | np.append(False, steps == 0)
-    within = np.random.default_rng(0).uniform(0.0, resolution_s, len(times))
-    return np.sort(times - times[0] + np.where(is_equal, within, 0.0)), equal, resolution_s
+    is_repeated = np.diff(times) == 0
+    is_equal = np.append(is_repeated, False) | np.append(False, is_repeated)
+    offsets_s = np.random.default_rng(0).uniform(0.0, resolution_s, len(times))
+    return np.sort(times - times[0] + np.where(is_equal, offsets_s, 0.0))
 
 
-def _gaps(intervals: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _find_gaps(intervals: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which intervals are gaps in the recording, at most MAX_GAPS.
 
     The interval around a random instant is long in traffic that comes in bursts, so that its idle times are no gaps.
@@ -216,7 +225,7 @@ def _gaps(intervals: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.zeros(len(intervals), dtype=np.bool_)
 
 
-def _cells(data: bytes, name: str) -> tuple[list[str], int]:
+def _timestamp_cells(data: bytes, name: str) -> tuple[list[str], int]:
     """Return the column of timestamps, and the line number of its first row."""
     try:
         rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
@@ -227,11 +236,11 @@ def _cells(data: bytes, name: str) -> tuple[list[str], int]:
     if not rows:
         raise BadInputError(f"{name}: empty; give a timestamp in each row")
     header = [cell.strip().lower() for cell in rows[0]]
-    named = next((header.index(column) for column in COLUMNS if column in header), None)
-    is_header = named is not None or bool(np.isnan(_seconds(rows[0][:1])).all())
-    column = named or 0
-    cells = [row[column] if column < len(row) else "" for row in rows[is_header:]]
-    return cells, 1 + is_header
+    named_column = next((header.index(column) for column in COLUMNS if column in header), None)
+    has_header = named_column is not None or bool(np.isnan(_seconds(rows[0][:1])).all())
+    column, header_rows = named_column or 0, 1 if has_header else 0
+    cells = [row[column] if column < len(row) else "" for row in rows[header_rows:]]
+    return cells, header_rows + 1
 
 
 def _seconds(cells: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -246,7 +255,7 @@ def _seconds(cells: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         since = (dates - pd.Timestamp("2000-01-01", tz="UTC")) / pd.Timedelta(1, "s")
         return np.asarray(since.to_numpy(np.float64))
     size = float(np.nanmedian(np.abs(numbers))) if len(numbers) else 0.0
-    per_second = 1.0
-    for largest in EPOCH_UNITS.values():
-        per_second *= 1e3 if size > largest else 1
-    return numbers / per_second
+    units_per_second = 1.0
+    for largest in LARGEST_EPOCH_TIMES:
+        units_per_second *= 1e3 if size > largest else 1
+    return numbers / units_per_second

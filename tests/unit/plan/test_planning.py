@@ -240,10 +240,10 @@ def test_quantiles_cover_the_true_slowness(deviation: float) -> None:
 
 def test_a_day_has_its_peak_and_its_mean() -> None:
     day = Day(1.8)
-    hours = [day.busiest(hour) for hour in range(24)]
+    hours = [day.hourly_peak(hour) for hour in range(24)]
     assert max(hours) == pytest.approx(1.8)
     assert min(hours) > 0.2
-    assert Day().busiest(3) == 1.0
+    assert Day().hourly_peak(3) == 1.0
 
 
 def test_the_cost_of_a_fleet() -> None:
