@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Literal
 
 from optimizer.cli.commands import COMMANDS
 from optimizer.core.errors import BadInputError
-from optimizer.options.command_line import COMPLETION_VARIABLE
+from optimizer.options.command_line import COMPLETION_VARIABLE, Parser
 from optimizer.options.values import quote
 
 FLAG = "--print-completion"
@@ -34,6 +35,12 @@ def requested_words() -> list[str]:
     if words and words[0] in COMMANDS:
         os.environ[COMPLETION_VARIABLE] = "2"  # the number of the word that names the parser's program
     return words
+
+
+def add_model(parser: Parser, text: str, nargs: Literal["?"] | None = None) -> None:
+    """Add the argument MODEL with the help ``text``, whose words a shell can complete; ``nargs`` as in argparse."""
+    argument = parser.add_argument("model", metavar="MODEL", nargs=nargs, help=text)
+    argument.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
 
 
 def complete_model(prefix: str, **_: object) -> list[str]:

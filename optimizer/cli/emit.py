@@ -12,7 +12,7 @@ from optimizer.cli.output import check_decided
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error
 from optimizer.core.safe_text import exists, show_path
-from optimizer.options.command_line import RUN_HELP, Parser, add_results
+from optimizer.options.command_line import RUN_HELP, Parser, add_results, value_of
 from optimizer.options.values import quote
 from optimizer.results.autoscaling import (
     DEFAULT_MAX_REPLICAS,
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("pbtxt", "per-device", "docker", "compose", "helm-values", "kserve", "kubernetes")
-ENGINE, CLUSTER = ("docker", "compose"), ("kubernetes", "helm-values", "kserve")
+ENGINE_FORMATS, CLUSTER_FORMATS = ("docker", "compose"), ("kubernetes", "helm-values", "kserve")
 FORMATS_OF = {  # the formats that take an option
     "--model-warmup": FORMATS,
     "--device": ("per-device",),
-    "--image": (*ENGINE, *CLUSTER),
-    "--model-repository": (*ENGINE, *CLUSTER),
-    "--name": (*ENGINE, *CLUSTER),
-    "--service-account": CLUSTER,
-    "--min-replicas": CLUSTER,
-    "--max-replicas": CLUSTER,
-    "--target-utilization": CLUSTER,
+    "--image": (*ENGINE_FORMATS, *CLUSTER_FORMATS),
+    "--model-repository": (*ENGINE_FORMATS, *CLUSTER_FORMATS),
+    "--name": (*ENGINE_FORMATS, *CLUSTER_FORMATS),
+    "--service-account": CLUSTER_FORMATS,
+    "--min-replicas": CLUSTER_FORMATS,
+    "--max-replicas": CLUSTER_FORMATS,
+    "--target-utilization": CLUSTER_FORMATS,
     "--autoscale-on": ("kubernetes", "helm-values"),
 }
 SCHEMES = {  # the model repositories that a format can refer to
-    **dict.fromkeys(ENGINE, ("path", "s3", "gs", "as")),
+    **dict.fromkeys(ENGINE_FORMATS, ("path", "s3", "gs", "as")),
     **dict.fromkeys(("kubernetes", "helm-values"), ("pvc", "s3", "gs", "as")),
     "kserve": ("pvc", "s3", "gs", "https"),
 }
@@ -133,7 +133,7 @@ def read_emit_arguments(argv: list[str]) -> argparse.Namespace:
     if arguments.format != "per-device" and len(arguments.runs) > 1:
         raise BadInputError(f"--format {arguments.format} takes one run; only --format per-device takes several")
     for flag, formats in FORMATS_OF.items():
-        if getattr(arguments, flag[2:].replace("-", "_")) and arguments.format not in formats:
+        if value_of(arguments, flag) and arguments.format not in formats:
             raise BadInputError(f"{flag}: --format {arguments.format} does not use it; leave it out")
     devices: list[str] = arguments.device or []
     for device in devices:
@@ -163,7 +163,7 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     return ProductionServer(
         recommendation,
         image=read_image(image) if image else "",
-        repository=_repository(arguments),
+        repository=_read_repository(arguments),
         name=read_name(arguments.name) if arguments.name else name_of(recommendation.model),
         service_account=read_name(account, "--service-account") if account else "",
         min_replicas=limits.min_replicas * processes,
@@ -173,7 +173,8 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     )
 
 
-def _repository(arguments: argparse.Namespace) -> ModelRepository:
+def _read_repository(arguments: argparse.Namespace) -> ModelRepository:
+    """Return the model repository of production. Raises BadInputError if the format cannot refer to it."""
     from optimizer.emit.production import read_repository
 
     schemes = SCHEMES[arguments.format]

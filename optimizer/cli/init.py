@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from optimizer.cli.completion import complete_model
+from optimizer.cli.completion import add_model
 from optimizer.cli.output import progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
@@ -38,10 +38,7 @@ def build_parser() -> Parser:
         "Write a profile of a model, with a comment for each key, to edit and tune.",
         EPILOG,
     )
-    model = parser.add_argument(
-        "model", metavar="MODEL", help="A model.onnx, a Triton model folder, or a name from `tune models`"
-    )
-    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
+    add_model(parser, "A model.onnx, a Triton model folder, or a name from `tune models`")
     parser.add_argument("--out", metavar="FILE", help="File of the profile; - prints it (default: ./NAME.yaml)")
     parser.add_argument("--force", action="store_true", help="Overwrite the profile if it exists")
     parser.add_options(OPTIONS)

@@ -15,7 +15,7 @@ from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_te
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.model.profile_lookup import find_profile
-from optimizer.options.command_line import Parser, add_json, add_results, values_of
+from optimizer.options.command_line import Parser, add_json, add_results, value_of, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
@@ -45,7 +45,7 @@ from optimizer.store.run_lookup import LATEST, list_command, runs_in
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
 AMOUNT = number_where(lambda value: 0 < value < math.inf, "write an amount above 0, such as 2.50")
-AUTOSCALER_OPTIONS = (
+AUTOSCALER_FLAGS = (
     "--min-replicas",
     "--max-replicas",
     "--target-utilization",
@@ -93,7 +93,7 @@ class PlanArguments:
         note: A remark on the recorded traffic; may be empty.
         as_json: Print one JSON document.
         sla: The latency bounds as option values by name.
-        names_traffic: Whether the traffic was given, rather than taken as Poisson.
+        names_traffic: Whether --traffic or --trace names the traffic; otherwise it is Poisson.
     """
 
     names: tuple[str, ...]
@@ -108,22 +108,7 @@ class PlanArguments:
 def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
     arguments = build_parser().read(list(argv))
-    if all(getattr(arguments, flag) is None for flag in ("rate", "gpus", "replicas", "max_cost", "trace")):
-        raise BadInputError(
-            "nothing to plan: give --rate 40000/s, or --gpus, --replicas or --max-cost for their rate"
-        )
-    several = [flag for flag in ("gpus", "replicas", "max_cost") if getattr(arguments, flag) is not None]
-    if len(several) > 1:
-        both = " and ".join(f"--{flag.replace('_', '-')}" for flag in several[:2])
-        raise BadInputError(f"{both} both set the number of replicas: give one of them")
-    if arguments.rate is not None:
-        parse_value("--rate", arguments.rate, lambda text: parse_rate(text, 1))
-    if arguments.trace is not None and arguments.traffic is not None:
-        raise BadInputError(f"--trace and --traffic {arguments.traffic} both set the traffic: give one of them")
-    if arguments.peak_factor is not None and arguments.traffic != "diurnal":
-        raise BadInputError(
-            f"--peak-factor {quote(arguments.peak_factor)}: works only with --traffic diurnal; give that too"
-        )
+    _check_combination(arguments)
     autoscaler = _autoscaler(arguments)
     costs = _hour_costs(arguments.gpu_hour_cost or [])
     if arguments.max_cost is not None and not costs:
@@ -149,6 +134,27 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     return PlanArguments(
         tuple(arguments.names), arguments.results, question, note, arguments.json, sla, names_traffic
     )
+
+
+def _check_combination(arguments: Namespace) -> None:
+    """Raise BadInputError if options that are given contradict each other, or ask no question."""
+    replica_flags = ("--gpus", "--replicas", "--max-cost")
+    set_replica_flags = [flag for flag in replica_flags if value_of(arguments, flag) is not None]
+    if arguments.rate is None and arguments.trace is None and not set_replica_flags:
+        raise BadInputError(
+            "nothing to plan: give --rate 40000/s, or --gpus, --replicas or --max-cost for their rate"
+        )
+    if len(set_replica_flags) > 1:
+        both = " and ".join(set_replica_flags[:2])
+        raise BadInputError(f"{both} both set the number of replicas: give one of them")
+    if arguments.rate is not None:
+        parse_value("--rate", arguments.rate, lambda text: parse_rate(text, 1))
+    if arguments.trace is not None and arguments.traffic is not None:
+        raise BadInputError(f"--trace and --traffic {arguments.traffic} both set the traffic: give one of them")
+    if arguments.peak_factor is not None and arguments.traffic != "diurnal":
+        raise BadInputError(
+            f"--peak-factor {quote(arguments.peak_factor)}: works only with --traffic diurnal; give that too"
+        )
 
 
 def build_parser() -> Parser:
@@ -249,7 +255,7 @@ def _add_autoscaler(parser: Parser) -> None:
 
 def _autoscaler(arguments: Namespace) -> Autoscaler | None:
     """Return the autoscaler to test; None without traffic whose rate changes. Raises BadInputError."""
-    flags = [flag for flag in AUTOSCALER_OPTIONS if getattr(arguments, flag[2:].replace("-", "_")) is not None]
+    flags = [flag for flag in AUTOSCALER_FLAGS if value_of(arguments, flag) is not None]
     if arguments.traffic != "diurnal" and arguments.trace is None:
         if flags:
             raise BadInputError(f"{flags[0]}: works only with --traffic diurnal or --trace; give one of them too")

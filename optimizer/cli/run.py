@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from optimizer.cli.completion import complete_model
+from optimizer.cli.completion import add_model
 from optimizer.cli.output import exit_code, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
@@ -104,13 +104,7 @@ def build_parser(names: Collection[str] = ()) -> Parser:
         EPILOG,
         add_help=False,
     )
-    model = parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="A name from `tune models`, a profile.yaml, a model.onnx, or a Triton model folder",
-    )
-    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
+    add_model(parser, "A name from `tune models`, a profile.yaml, a model.onnx, or a Triton model folder", "?")
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="Show the common options")
     parser.add_argument("--help-all", action=_Help, nargs=0, help="Show all options")
     parser.add_options(names)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from objectives.sla import parse_duration_ms
-from optimizer.cli.completion import complete_model
+from optimizer.cli.completion import add_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.errors import BadInputError
@@ -17,7 +17,7 @@ from optimizer.core.safe_text import is_file, is_folder, show_path
 from optimizer.core.signature import is_signed
 from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
-from optimizer.options.command_line import Parser, values_of
+from optimizer.options.command_line import Parser, value_of, values_of
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import external_names, external_values, resume_options
 from optimizer.options.run_options import RunOptions
@@ -88,10 +88,11 @@ class SweepArguments:
 def read_sweep_arguments(argv: list[str]) -> SweepArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
     arguments = build_parser().read(argv)
-    csv, as_json = None if arguments.csv is None else _csv(arguments.csv), arguments.json is True
+    csv = None if arguments.csv is None else _check_csv(arguments.csv)
+    as_json = arguments.json is True
     given = _given_options(arguments)
     if arguments.resume is None:
-        options, request = _read(given)
+        options, request = _read_request(given)
         return SweepArguments(options, request, None, csv, as_json)
     folder, options, request = _read_resumed(arguments.resume, given)
     return SweepArguments(options, request, folder, csv, as_json)
@@ -108,7 +109,7 @@ def _read_resumed(resume: str, given: GivenOptions) -> tuple[RunFolder, RunOptio
     RunFolder(folder).refuse_links()
     stored = read_document(folder)
     try:
-        options, request = _read(stored["options"])
+        options, request = _read_request(stored["options"])
     except BadInputError as error:
         raise BadInputError(f"{show_path(folder / SWEEP_FILE)}: {error}") from None
     if external_names(options) and not is_signed(external_values(options), stored.get("signature")):
@@ -124,7 +125,7 @@ def _read_resumed(resume: str, given: GivenOptions) -> tuple[RunFolder, RunOptio
 
 def _given_options(arguments: argparse.Namespace) -> dict[str, str | list[str] | bool]:
     """Return the options of the sweep that are given, and the model."""
-    sweep_values = {name: getattr(arguments, name.replace("-", "_")) for name in SWEEP_OPTIONS}
+    sweep_values = {name: value_of(arguments, name) for name in SWEEP_OPTIONS}
     values = {name: value for name, value in values_of(arguments).items() if name not in ("json", "resume")}
     given = sweep_values | values | {MODEL: arguments.model}
     return {name: value for name, value in given.items() if value is not None}
@@ -159,8 +160,7 @@ def build_parser() -> Parser:
         "spends in each stage.",
         epilog=EPILOG,
     )
-    model = parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")
-    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
+    add_model(parser, "The model, as in `tune run`", "?")
     configurations = parser.add_argument_group("Configurations")
     configurations.add_argument("--max-batch-size", metavar="LIST", help="Values of max_batch_size: 1,8")
     configurations.add_argument(
@@ -203,21 +203,15 @@ def build_parser() -> Parser:
     return parser
 
 
-def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
+def _read_request(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     """Return the options of the environment and the request of the sweep. Raises BadInputError."""
-    texts = {name: _text(given, name) for name in (*SWEEP_OPTIONS, SIZES, MODEL) if name != "config"}
+    texts = {name: _text_value(given, name) for name in (*SWEEP_OPTIONS, SIZES, MODEL) if name != "config"}
     if texts["request-rate"] is not None and texts["concurrency"] is not None:
         raise BadInputError("--concurrency and --request-rate are two kinds of load; give one of them")
     values: dict[str, object] = {
         name: value for name, value in given.items() if name not in (*SWEEP_OPTIONS, SIZES, MODEL)
     }
-    for name in values:
-        if name in REQUEST_TIME_OPTIONS and texts["request-rate"] is None:
-            raise BadInputError(f"--{name}: works only with --request-rate; give the rates, or leave --{name} out")
-        if name in OPTIONS_BY_NAME and "sweep" not in OPTIONS_BY_NAME[name].taken_by:
-            raise BadInputError(
-                f"--{name}: `tune sweep` measures only the listed cells and does not take it; leave it out"
-            )
+    _check_run_options(values, is_at_rate=texts["request-rate"] is not None)
     sizes = texts[SIZES]
     if not set(sizes or "").isdisjoint("*|"):  # a mix of sizes; 1..8 is a list here
         values[SIZES], sizes = sizes, None
@@ -228,10 +222,10 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     concurrency = texts["concurrency"] or DEFAULT_CONCURRENCY
     choices = SweepChoices(
         max_batch_size=_parse_numbers("--max-batch-size", texts["max-batch-size"], 0),
-        max_queue_delay_us=_parse_list("--max-queue-delay", texts["max-queue-delay"], _delay),
-        preferred_batch_size=_parse_list("--preferred-batch-size", texts["preferred-batch-size"], _policy),
+        max_queue_delay_us=_parse_list("--max-queue-delay", texts["max-queue-delay"], _parse_delay_us),
+        preferred_batch_size=_parse_list("--preferred-batch-size", texts["preferred-batch-size"], _parse_policy),
         instance_count=_parse_numbers("--instance-count", texts["instance-count"], 1, MAX_INSTANCES),
-        fields=_fields(_list(given, "config")),
+        fields=_parse_fields(_list_value(given, "config")),
     ).normalized()
     request = SweepRequest(
         choices=choices,
@@ -244,18 +238,29 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     return replace(options, output_check=False), request
 
 
+def _check_run_options(names: Iterable[str], *, is_at_rate: bool) -> None:
+    """Raise BadInputError if a sweep does not take an option of `tune run`, or only with --request-rate."""
+    for name in names:
+        if name in REQUEST_TIME_OPTIONS and not is_at_rate:
+            raise BadInputError(f"--{name}: works only with --request-rate; give the rates, or leave --{name} out")
+        if name in OPTIONS_BY_NAME and "sweep" not in OPTIONS_BY_NAME[name].taken_by:
+            raise BadInputError(
+                f"--{name}: `tune sweep` measures only the listed cells and does not take it; leave it out"
+            )
+
+
 def _without_secrets(name: str, value: str | list[str] | bool) -> str | list[str] | bool:
     return [redact_header(text) for text in value] if name == HEADER and isinstance(value, list) else value
 
 
-def _text(given: GivenOptions, name: str) -> str | None:
+def _text_value(given: GivenOptions, name: str) -> str | None:
     value = given.get(name)
     if isinstance(value, (bool, list)):
         raise BadInputError(f"not the record of a sweep: {name} is not text; begin it again without --resume")
     return value
 
 
-def _list(given: GivenOptions, name: str) -> list[str]:
+def _list_value(given: GivenOptions, name: str) -> list[str]:
     value = given.get(name, [])
     if not isinstance(value, list):
         raise BadInputError(f"not the record of a sweep: {name} is not a list; begin it again without --resume")
@@ -270,7 +275,8 @@ def _parse_list(flag: str, text: str | None, parse: Callable[[str], T]) -> tuple
     return parse_optional(flag, text, lambda list_: tuple(parse(word) for word in parse_words(list_))) or ()
 
 
-def _delay(text: str) -> int | None:
+def _parse_delay_us(text: str) -> int | None:
+    """Return a queue delay in microseconds; None for ``off``. Raises ValueError."""
     if text == "off":
         return None
     microseconds = float(text) if text.isdecimal() and len(text) < 20 else 1000 * parse_duration_ms(text, "5ms")
@@ -279,11 +285,12 @@ def _delay(text: str) -> int | None:
     return round(microseconds)
 
 
-def _policy(text: str) -> str:
+def _parse_policy(text: str) -> str:
     return parse_preferred_sizes(text.split("+"))
 
 
-def _field(text: str) -> tuple[str, tuple[FieldValue, ...]]:
+def _parse_field(text: str) -> tuple[str, tuple[FieldValue, ...]]:
+    """Return the path and the values of ``PATH=V1,V2``. Raises BadInputError."""
     path, equals, values = text.partition("=")
     if not equals or not path:
         raise BadInputError(f"--config {quote(text)}: write the path of a field and its values, PATH=V1,V2")
@@ -292,15 +299,15 @@ def _field(text: str) -> tuple[str, tuple[FieldValue, ...]]:
     return path, parse_value(f"--config {path}", values, parse_words)
 
 
-def _fields(texts: list[str]) -> FieldChoices:
+def _parse_fields(texts: list[str]) -> FieldChoices:
     """Return the values of each path, joined if it is given several times. Raises BadInputError."""
     fields: dict[str, tuple[FieldValue, ...]] = {}
-    for path, values in map(_field, texts):
+    for path, values in map(_parse_field, texts):
         fields[path] = tuple(dict.fromkeys((*fields.get(path, ()), *values)))
     return fields
 
 
-def _csv(text: str) -> Path:
+def _check_csv(text: str) -> Path:
     path = Path(text)
     if is_folder(path) or not is_folder(path.parent):
         raise BadInputError(f"--csv {quote(text)}: write the name of a file in a folder that exists")

@@ -127,22 +127,22 @@ class Parser(argparse.ArgumentParser):
         value ``--``.
         """
         actions = self._option_string_actions
-        awaiting = ""  # the flag whose value comes next; argparse itself reports a flag in place of a value
+        previous_flag = ""  # the flag whose value comes next; argparse itself reports a flag in place of a value
         for word in words:
             flag, _, value = word.partition("=")
-            if (awaiting and word == "--") or (value == "--" and flag in actions):
-                problem = f"{awaiting or flag} --: -- only marks the end of the options; write a value"
+            if (previous_flag and word == "--") or (value == "--" and flag in actions):
+                problem = f"{previous_flag or flag} --: -- only marks the end of the options; write a value"
                 raise BadInputError(f"{problem}; {self._advice()}")
             if word == "--":
                 return
             is_short = word[:2] in actions and f"-{flag}" not in actions  # with its value, as -b8
-            if _is_flag(word) and flag not in actions and not is_short and not awaiting:
+            if _is_flag(word) and flag not in actions and not is_short and not previous_flag:
                 shown = (name for name, action in actions.items() if action.help != argparse.SUPPRESS)
                 advice = flag_advice(flag, shown)
                 advice += " " if advice.endswith("?") else "; " if advice else ""
                 raise BadInputError(f"{quote(flag)} is not an option of `{self.prog}`; {advice}{self._advice()}")
             action = actions.get(word)
-            awaiting = word if action is not None and action.nargs is None else ""
+            previous_flag = word if action is not None and action.nargs is None else ""
 
     def _refuse_separate_units(self, words: Sequence[str]) -> None:
         """Raise BadInputError for a value whose unit is a word of its own, as in ``--sla-p95 20 ms``.
@@ -152,9 +152,9 @@ class Parser(argparse.ArgumentParser):
         types = {flag: option.type for option in OPTIONS for flag in option.flags if option.type is not None}
         words = list(words[: words.index("--")] if "--" in words else words)
         for index, unit in enumerate(words[1:], 1):
-            flag, sign, value = words[index - 1].partition("=")
-            if not sign and index > 1:
-                flag, value = words[index - 2], flag
+            flag, equals, value = words[index - 1].partition("=")
+            if not equals and index > 1:  # the word before the unit is a value, and the flag is before it
+                flag, value = words[index - 2], words[index - 1]
             if flag not in self._option_string_actions or (kind := types.get(flag)) is None:
                 continue
             if (
@@ -175,20 +175,22 @@ class Parser(argparse.ArgumentParser):
         if "--sla" not in actions:
             return [*words]
         end = words.index("--") if "--" in words else len(words)
-        joined, bounds, remaining_words = list[str](), list[tuple[str, str, str]](), iter(words[:end])
+        joined: list[str] = []
+        bounds: list[tuple[str, str, str]] = []  # flag, metric and bound
+        remaining_words = iter(words[:end])
         for word in remaining_words:
-            flag, sign, bound = word.partition("=")
+            flag, equals, bound = word.partition("=")
             match = _PERCENTILE_FLAG.fullmatch(flag)
             if match is None or flag in actions:
                 joined.append(word)
                 continue
-            bound = bound if sign else next(remaining_words, "")
+            bound = bound if equals else next(remaining_words, "")
             parse_value(flag, bound, functools.partial(_check_percentile, match[1]))
-            if not sign and (not bound or bound.startswith("--")):
+            if not equals and (not bound or bound.startswith("--")):
                 raise BadInputError(f"{quote(flag)}: expected one argument, as in {flag} 20ms; {self._advice()}")
             joined.append(f"--sla={match[1]}<={bound}")
             bounds.append((flag, match[1], bound))
-        for flag, metric, bound in bounds:
+        for flag, metric, bound in bounds:  # last, because a wrong flag is reported before a wrong bound
             parse_value(flag, bound, functools.partial(_check_bound, metric))
         return [*joined, *words[end:]]
 
@@ -244,6 +246,11 @@ def add_model_of_run(parser: argparse._ActionsContainer) -> None:
     """Add the argument that repeats the model of a run from someone else (see docs/running.md)."""
     text = "Model of the run. Needed only if another user or another machine wrote the run folder."
     parser.add_argument("model", metavar="MODEL", nargs="?", help=text)
+
+
+def value_of(namespace: argparse.Namespace, flag: str) -> Any:
+    """Return the value of ``flag``, such as ``--max-replicas``; None if it was not given and has no default."""
+    return getattr(namespace, flag.removeprefix("--").replace("-", "_"))
 
 
 def values_of(namespace: argparse.Namespace) -> dict[str, object]:

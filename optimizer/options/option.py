@@ -110,7 +110,7 @@ class Option:
         return f"{targets}{self.help} (default: {default})" if default else f"{targets}{self.help}"
 
     @property
-    def when_set(self) -> bool:
+    def switch_value(self) -> bool:
         """The value of a switch's field if the switch is given."""
         return not self.name.startswith("no-")
 

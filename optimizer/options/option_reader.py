@@ -28,18 +28,25 @@ SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write ru
     "--out": "--results",
     "--results": "--out",
 }
-_SEARCHED = "is searched; limit it in a profile, or measure given values with `tune sweep"
+
+
+def _advise_sweep(setting: str, flag: str) -> str:
+    """Return the advice on an option that would fix a ``setting``, and the ``flag`` of `tune sweep` for it."""
+    return f"{setting} is searched; limit it in a profile, or measure given values with `tune sweep {flag}`"
+
+
 SEARCH_ADVICE: Final = {  # for options of `tune sweep`, perf_analyzer and Model Analyzer that a search does not have
     **dict.fromkeys(
-        ("--concurrency", "--concurrency-range", "--max-concurrency"), f"the concurrency {_SEARCHED} --concurrency`"
+        ("--concurrency", "--concurrency-range", "--max-concurrency"),
+        _advise_sweep("the concurrency", "--concurrency"),
     ),
     **dict.fromkeys(
         ("--request-rate", "--request-rate-range"),
         "--load rate searches the highest rate; measure given rates with `tune sweep --request-rate`",
     ),
-    "--max-batch-size": f"max_batch_size {_SEARCHED} --max-batch-size`",
-    "--max-queue-delay": f"the queue delay {_SEARCHED} --max-queue-delay`",
-    "--instance-count": f"the number of instances {_SEARCHED} --instance-count`",
+    "--max-batch-size": _advise_sweep("max_batch_size", "--max-batch-size"),
+    "--max-queue-delay": _advise_sweep("the queue delay", "--max-queue-delay"),
+    "--instance-count": _advise_sweep("the number of instances", "--instance-count"),
     **dict.fromkeys(
         ("--latency", "--latency-threshold", "--latency-budget", "--percentile"),
         "a bound on the latency is written --sla-p95 20ms",
@@ -90,22 +97,24 @@ def _requires(flag: str, value: str, other: str) -> OptionError:
 
 
 def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
+    """Raise OptionError if a PEM file is of the other protocol than ``--url``, lacks its key, or has no effect."""
     address, url = server_address(options.url), quote(options.url or DEFAULT_URL)
     flags = SSL_FLAGS[address.protocol]
-    files = {"ca": options.tls_ca, "cert": options.tls_cert, "key": options.tls_key}
-    other: ProtocolName = "grpc" if address.protocol == "http" else "http"
-    for name, flag in SSL_FLAGS[other].items():
+    other_protocol: ProtocolName = "grpc" if address.protocol == "http" else "http"
+    for name, flag in SSL_FLAGS[other_protocol].items():
         if flag[2:] in explicit:
-            problem = f"{flag}: --url {url} does not begin with {other}s://"
-            raise OptionError(flag[2:], f"{problem}; begin the URL with {other}s://, or give {flags[name]}")
-    if (options.tls_cert is None) != (options.tls_key is None):
-        given, missing = ("key", "cert") if options.tls_cert is None else ("cert", "key")
-        problem = f"{flags[given]}: a client certificate needs its key; give {flags[missing]} too"
-        raise OptionError(flags[given][2:], problem)
-    given_flag = next((flags[name] for name, file in files.items() if file is not None), None)
-    if given_flag is not None and not address.tls:
-        problem = f"{given_flag}: --url {url} is not encrypted; begin it with {address.protocol}s://"
-        raise OptionError(given_flag[2:], problem)
+            begin = f"begin the URL with {other_protocol}s://"
+            problem = f"{flag}: --url {url} does not begin with {other_protocol}s://"
+            raise OptionError(flag[2:], f"{problem}; {begin}, or give {flags[name]}")
+    files = {"ca": options.tls_ca, "cert": options.tls_cert, "key": options.tls_key}
+    set_flags = [flags[name] for name, file in files.items() if file is not None]
+    if (flags["cert"] in set_flags) != (flags["key"] in set_flags):
+        present, missing = ("key", "cert") if options.tls_cert is None else ("cert", "key")
+        problem = f"{flags[present]}: a client certificate needs its key; give {flags[missing]} too"
+        raise OptionError(flags[present][2:], problem)
+    if set_flags and not address.tls:
+        problem = f"{set_flags[0]}: --url {url} is not encrypted; begin it with {address.protocol}s://"
+        raise OptionError(set_flags[0][2:], problem)
 
 
 def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
@@ -244,7 +253,8 @@ def flag_advice(flag: str, flags: Iterable[str]) -> str:
     It is from SEARCH_ADVICE if these are options of a search, else it proposes the flag of SIMILAR_FLAGS, or those
     that are spelled most alike; case, dashes and underscores do not count. It is empty if none is similar.
     """
-    flags, name = list(flags), flag if flag == "-m" else f"--{flag.lstrip('-').replace('_', '-')}"
+    flags = list(flags)
+    name = flag if flag == "-m" else f"--{flag.lstrip('-').replace('_', '-')}"
     if name in SEARCH_ADVICE and "--search" in flags:
         return SEARCH_ADVICE[name]
     if (similar := SIMILAR_FLAGS.get(name)) in flags:
@@ -422,7 +432,7 @@ def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
                     raise OptionError(name, f"{option.flag}: {key} has two bounds; give one of them")
                 of_field[key] = bound
         elif option.field:
-            fields[option.field] = option.when_set if option.type is None else value
+            fields[option.field] = option.switch_value if option.type is None else value
     return fields
 
 

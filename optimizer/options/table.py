@@ -42,7 +42,7 @@ SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT = "SLA and objective", "Model", "Load",
 GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)  # in the order of OPTIONS
 
 
-def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+def _checked_text(parse: Callable[[str], object]) -> Callable[[str], str]:
     """Return a parser that checks the text and returns it unchanged: its meaning depends on the model."""
 
     def keep(text: str) -> str:
@@ -68,7 +68,7 @@ _BOUND = ValueType(
 )
 _INTERVAL = ValueType("TIME", values.parse_interval_ms, _LATENCY.write)
 _BUDGET = ValueType("TIME", values.parse_budget_seconds, lambda value: f"{values.format_number(value)}s")
-_RATE = ValueType("RATE", _checked(lambda text: parse_rate(text, 1)))
+_RATE = ValueType("RATE", _checked_text(lambda text: parse_rate(text, 1)))
 _BYTES = ValueType("SIZE", parse_bytes, lambda value: f"{values.format_number(value)}B")
 _SCORE = ValueType("SCORE", values.parse_number, values.format_number, "str | int | float")
 _SHARE = ValueType(
@@ -78,7 +78,11 @@ _OBJECTIVES = ValueType("NAME[,NAME]", values.parse_objectives, ",".join)
 _MODELS = ValueType("NAMES", values.parse_model_names, ",".join)
 _CPUS = ValueType("CPUS", values.parse_usable_cpus)
 _LENGTHS = ValueType(
-    "LENGTHS", _checked(parse_token_lengths), annotation="str | int", is_path=True, move=values.move_token_lengths
+    "LENGTHS",
+    _checked_text(parse_token_lengths),
+    annotation="str | int",
+    is_path=True,
+    move=values.move_token_lengths,
 )
 _FOLDER = ValueType("DIR", values.parse_path, is_path=True)
 _RUN = ValueType("RUN", values.parse_path, is_path=True, move=values.move_run)
@@ -92,10 +96,12 @@ def _choice(*names: str) -> ValueType:
 
 
 def _program(metavar: str) -> ValueType:
+    """Return the type of a path, or of a plain name that is looked up on PATH."""
     return ValueType(metavar, values.parse_text, is_path=True, move=values.move_program)
 
 
-def _moved(metavar: str) -> ValueType:
+def _path(metavar: str) -> ValueType:
+    """Return the type of a path; a relative one is moved to another working folder."""
     return ValueType(metavar, values.parse_path, is_path=True, move=values.move_path)
 
 
@@ -154,7 +160,7 @@ _TARGET_DECLARATIONS: Final = (
     ),
     Option(
         "url",
-        ValueType("URL", _checked(server_address)),
+        ValueType("URL", _checked_text(server_address)),
         "HOST:PORT of gRPC, or a URL with grpcs://, http:// or https://",
         default=DEFAULT_URL,
         targets=_REMOTE,
@@ -296,7 +302,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
     ),
     MODEL: (
-        Option("model-repository", _moved("DIR"), "Triton model repository that contains MODEL", is_common=True),
+        Option("model-repository", _path("DIR"), "Triton model repository that contains MODEL", is_common=True),
         Option("bls-composing-models", _MODELS, "Models that MODEL, a Python model, calls, separated by commas"),
         Option("concurrent-models", _MODELS, "Models that get the same load at the same time, separated by commas"),
         Option("variants", _MODELS, "Models that may be served in place of MODEL, separated by commas"),
@@ -310,7 +316,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option("model-warmup", None, "Let the server run each batch size once before it accepts requests"),
         Option(
             "from-model-analyzer",
-            _moved("FILE"),
+            _path("FILE"),
             "Model Analyzer configuration file; MODEL is one of its models",
             taken_by=("python", "sweep"),
             is_common=True,
@@ -366,7 +372,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "priorities",
-            ValueType("SHARES", _checked(parse_priorities)),
+            ValueType("SHARES", _checked_text(parse_priorities)),
             "Priorities of the requests and their shares, such as 1*20|2*80; 1 is the highest (see docs/queues.md)",
             default="the default level of the model",
         ),
@@ -385,7 +391,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "shape",
-            ValueType("NAME:SIZES", _checked(parse_input_shape)),
+            ValueType("NAME:SIZES", _checked_text(parse_input_shape)),
             "Shape of an input with variable dimensions: ids:128, a mix ids:16..128 or ids:16*3|128*1, "
             "or the same for several inputs a,b:16..128; repeatable",
             stored_as="shapes",
@@ -394,7 +400,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "input-range",
-            ValueType("NAME:LOW..HIGH", _checked(parse_range)),
+            ValueType("NAME:LOW..HIGH", _checked_text(parse_range)),
             "Range of random values, such as ids:0..30521; repeatable",
             stored_as="input_ranges",
             repeatable=True,
