@@ -121,27 +121,27 @@ def emit_compose(server: ProductionServer) -> dict[str, str]:
     config with a file. Raises BadInputError.
     """
     _check_mount_points(server.recommendation, server.repository)
-    is_mounted = server.repository.is_mounted
-    names = (
-        {path: f"config-{name}" for path, name in numbered_names(server.recommendation).items()} if is_mounted else {}
-    )
-    document: dict[str, Any] = {
-        "name": server.name,
-        "services": {
-            f"{server.name}-{place + 1}" if server.recommendation.server_processes > 1 else server.name: _service(
-                server, names, PORT_STEP * place
-            )
-            for place in range(server.recommendation.server_processes)
-        },
+    recommendation, processes = server.recommendation, server.recommendation.server_processes
+    files: dict[str, str] = {}
+    config_names: dict[str, str] = {}
+    if server.repository.is_mounted:
+        files = repository_files(recommendation)
+        config_names = {path: f"config-{name}" for path, name in numbered_names(recommendation).items()}
+    service_names = [server.name] if processes == 1 else [f"{server.name}-{i + 1}" for i in range(processes)]
+    services = {
+        name: _service(server, config_names, PORT_STEP * process) for process, name in enumerate(service_names)
     }
-    if names:
-        document["configs"] = {name: {"file": _literal(f"./{path}")} for path, name in names.items()}
-    text = to_yaml(document, header=deployment_header(server, SERVES_ON))
-    return {COMPOSE_FILE: text, **(repository_files(server.recommendation) if is_mounted else {})}
+    document: dict[str, Any] = {"name": server.name, "services": services}
+    if config_names:
+        document["configs"] = {name: {"file": _literal(f"./{path}")} for path, name in config_names.items()}
+    return {COMPOSE_FILE: to_yaml(document, header=deployment_header(server, SERVES_ON)), **files}
 
 
 def _service(server: ProductionServer, configs: dict[str, str], port_offset: int) -> dict[str, Any]:
-    """Return the service of a server. ``port_offset`` is added to its ports on the machine."""
+    """Return the service of a server.
+
+    ``configs`` has the name of each mounted file by its path. ``port_offset`` is added to the ports on the machine.
+    """
     repository = server.repository
     ports = (HTTP_PORT, GRPC_PORT, METRICS_PORT)
     service: dict[str, Any] = {

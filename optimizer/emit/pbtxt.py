@@ -22,7 +22,7 @@ from optimizer.options.values import quote
 from optimizer.results.finished_run import FinishedRun
 
 MAX_DEVICE_CHARACTERS = 60
-_MADE_BY_TUNE = "tritune: "
+_MADE_BY_TUNE = "tritune: "  # beginning of the names of warm-up requests that `tune` adds
 
 
 def emit_pbtxt(recommendation: Recommendation) -> dict[str, str]:
@@ -90,8 +90,8 @@ def device_name(recommendation: Recommendation) -> str:
             f"{recommendation.run.name}: its server ran on another machine, whose device is unknown; name it with "
             "--device"
         )
-    kept = re.sub(r"\((?:r|tm)\)|@.*", "", recommendation.device.lower())
-    return re.sub(r"[^a-z0-9]+", "-", kept).strip("-")[:MAX_DEVICE_CHARACTERS].strip("-") or "device"
+    name = re.sub(r"\((?:r|tm)\)|@.*", "", recommendation.device.lower())  # without trademarks and the clock rate
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:MAX_DEVICE_CHARACTERS].strip("-") or "device"
 
 
 def with_warm_up(recommendation: Recommendation) -> Recommendation:
@@ -103,7 +103,7 @@ def with_warm_up(recommendation: Recommendation) -> Recommendation:
     shapes = [_read_shape(recommendation.run, text) for text in recommendation.run.options.shapes]
     dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}
     configs = {
-        name: _warmed_up(config, dims if name == recommendation.model else {})
+        name: _add_warm_up(config, dims if name == recommendation.model else {})
         for name, config in recommendation.configs.items()
     }
     return replace(recommendation, configs=configs, warms_up=True)
@@ -119,9 +119,10 @@ def _read_shape(run: FinishedRun, text: str) -> InputShape:
         ) from None
 
 
-def _warmed_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelConfig:
-    by_tune = any(request.name.startswith(_MADE_BY_TUNE) for request in config.model_warmup)
-    if by_tune or config.HasField("ensemble_scheduling"):
+def _add_warm_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelConfig:
+    """Return ``config`` with warm-up requests; ``dims`` has the size of each input of variable size."""
+    has_requests_of_tune = any(request.name.startswith(_MADE_BY_TUNE) for request in config.model_warmup)
+    if has_requests_of_tune or config.HasField("ensemble_scheduling"):
         return config
     reason = ""
     if config.HasField("sequence_batching"):

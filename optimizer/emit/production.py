@@ -106,9 +106,15 @@ class ProductionServer:
         """
         measured = self.recommendation
         memory, cpus, processes = measured.memory_bytes, measured.cpus, measured.server_processes
-        rounded = None if memory is None else ceil(memory / processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
-        shared = min(measured.shared_memory_bytes, rounded or inf)
-        return ResourceLimits(None if cpus is None else cpus / processes, rounded, measured.gpus, int(shared))
+        memory_limit = None
+        if memory is not None:
+            memory_limit = ceil(memory / processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
+        return ResourceLimits(
+            cpus=None if cpus is None else cpus / processes,
+            memory_bytes=memory_limit,
+            gpus=measured.gpus,
+            shared_memory_bytes=int(min(measured.shared_memory_bytes, memory_limit or inf)),
+        )
 
     def arguments(self) -> list[str]:
         """Return the options of tritonserver except the model repository."""
@@ -127,20 +133,26 @@ class ProductionServer:
 def read_repository(text: str) -> ModelRepository:
     """Parse ``--model-repository``. Raises BadInputError."""
     if not text or not text.isprintable() or len(text) > 2000:
-        raise _refused(text, "give a folder, pvc://CLAIM, s3://BUCKET/PATH or gs://BUCKET/PATH")
+        raise _repository_error(text, "give a folder, pvc://CLAIM, s3://BUCKET/PATH or gs://BUCKET/PATH")
     if text.startswith("pvc:"):
         claim = _CLAIM.fullmatch(text)
         path = (claim[2] or "").strip("/") if claim else ""
         if claim is None or ".." in path.split("/"):
-            raise _refused(text, "write pvc://CLAIM or pvc://CLAIM/PATH, with the name of the claim in lower case")
+            raise _repository_error(
+                text, "write pvc://CLAIM or pvc://CLAIM/PATH, with the name of the claim in lower case"
+            )
         return ModelRepository(text, "pvc", claim[1], path)
     if url := _URL.fullmatch(text):
         scheme: Scheme = url[1]  # type: ignore[assignment]
         return ModelRepository(text, scheme)
     if "://" in text:
-        raise _refused(text, "write s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/PATH, pvc://CLAIM or a folder")
+        raise _repository_error(
+            text, "write s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/PATH, pvc://CLAIM or a folder"
+        )
     if any(mark in text for mark in ':,"'):
-        raise _refused(text, "a container engine cannot mount a folder with a colon, comma or quote in its name")
+        raise _repository_error(
+            text, "a container engine cannot mount a folder with a colon, comma or quote in its name"
+        )
     return ModelRepository(str(expand_home(text).absolute()), "path")
 
 
@@ -163,9 +175,9 @@ def read_name(text: str, flag: str = "--name") -> str:
 
 def name_of(model: str) -> str:
     """Return a Kubernetes name for the service of ``model``: ``Tiny_Model v2`` gives ``tiny-model-v2``."""
-    plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
-    named = plain if plain[:1].isalpha() else f"model-{plain}"
-    return named[:MAX_NAME_CHARACTERS].strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    name = words if words[:1].isalpha() else f"model-{words}"
+    return name[:MAX_NAME_CHARACTERS].strip("-")
 
 
 def numbered_names(recommendation: Recommendation) -> dict[str, str]:
@@ -175,7 +187,7 @@ def numbered_names(recommendation: Recommendation) -> dict[str, str]:
     return {path: f"{number}-{name}" for number, (path, name) in enumerate(names.items(), 1)}
 
 
-def _refused(text: str, advice: str) -> BadInputError:
+def _repository_error(text: str, advice: str) -> BadInputError:
     return BadInputError(f"--model-repository {quote(text)}: {advice}")
 
 
@@ -246,24 +258,12 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
 
     ``mounts_configs``: the format mounts its own config.pbtxt files into a mounted repository.
     """
-    recommendation = server.recommendation
-    names, where = ", ".join(recommendation.configs), server.repository.text
-    files = "config.pbtxt and model.json" if recommendation.files else "config.pbtxt"
-    if mounts_configs and server.repository.is_mounted:
-        before = (
-            f"{where} contains {names}; the {files} given here is mounted over the one of each model, which must "
-            "exist there (it may be empty)"
-        )
-    else:
-        command = ["tune", "emit", str(recommendation.run.folder.path), "--format", "pbtxt"]
-        command += ["--model-warmup"] * recommendation.warms_up + ["--force"] * recommendation.is_undecided
-        folder = where if len(recommendation.configs) > 1 else f"{where.rstrip('/')}/{recommendation.model}"
-        before = f"copy the {files} of {names} from `{shlex.join(command)}` into {folder}"
+    recommendation, names = server.recommendation, ", ".join(server.recommendation.configs)
     is_strict = "--disable-auto-complete-config" in recommendation.arguments
     incomplete = ", such as one whose config.pbtxt is not complete" if is_strict else ""
     image = "" if server.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
     lines = [
-        f"before: {before}",
+        f"before: {_preparation(server, mounts_configs=mounts_configs)}",
         f"models: the server loads all models of the repository and ends if one cannot be loaded{incomplete}; give "
         f"it a repository with only {names}",
         f"image: {image}needs the measured Triton {recommendation.triton_version} or newer, and the backends of the "
@@ -284,6 +284,23 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
             "several servers must send all requests of a client, or of a sequence, to one of them"
         )
     return [*header(recommendation, *lines), *more]
+
+
+def _preparation(server: ProductionServer, *, mounts_configs: bool) -> str:
+    """Return what has to be in the model repository before the server starts."""
+    recommendation, repository = server.recommendation, server.repository.text
+    names = ", ".join(recommendation.configs)
+    files = "config.pbtxt and model.json" if recommendation.files else "config.pbtxt"
+    if mounts_configs and server.repository.is_mounted:
+        return (
+            f"{repository} contains {names}; the {files} given here is mounted over the one of each model, which "
+            "must exist there (it may be empty)"
+        )
+    command = ["tune", "emit", str(recommendation.run.folder.path), "--format", "pbtxt"]
+    command += ["--model-warmup"] * recommendation.warms_up + ["--force"] * recommendation.is_undecided
+    is_single = len(recommendation.configs) == 1
+    folder = f"{repository.rstrip('/')}/{recommendation.model}" if is_single else repository
+    return f"copy the {files} of {names} from `{shlex.join(command)}` into {folder}"
 
 
 def _quantile_lines(recommendation: Recommendation) -> list[str]:
@@ -312,7 +329,7 @@ def commented(lines: Iterable[str]) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _YAML_KEYWORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 
 
@@ -323,13 +340,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _YAML_KEYWORDS
-    style = "|" if "\n" in text else None if plain else '"'
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    is_plain = _PLAIN_TEXT.fullmatch(text) and text.lower() not in _YAML_KEYWORDS
+    style = "|" if "\n" in text else None if is_plain else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(*documents: Any, header: Iterable[str] = ()) -> str:

@@ -256,12 +256,11 @@ def _check_measured(
     """
     measured = replace(point.candidate, fields=point.candidate.config_fields)
     model_settings = point.candidate.model_json
-    lacks_keys = any(not model_settings.items() <= json.loads(text).items() for text in files.values())
-    if (
-        all(model_config.differences(measured, config) for config in configs.values())
-        or lacks_keys
-        or bool(model_settings) != bool(files)
-    ):
+    has_measured_config = any(not model_config.differences(measured, config) for config in configs.values())
+    has_measured_settings = bool(model_settings) == bool(files) and all(
+        model_settings.items() <= json.loads(text).items() for text in files.values()
+    )
+    if not (has_measured_config and has_measured_settings):
         raise BadInputError(
             f"{run.folder.best}: differs from the configuration that the run measured, because it was edited or "
             f"written by another version of tune; `tune --resume {run.folder.path}` writes it again"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
 import time
 from collections import deque
@@ -133,23 +134,22 @@ def read_counters(
         compute_us=sum(map(duration, COMPUTE_DURATIONS)),
         pending=total(PENDING) + of_steps(PENDING),
         step_requests=of_steps(SUCCESSES),
-        latencies_us=_by_number(of_model.get(REQUEST_SUMMARY, ()), "quantile", largest=True),
-        first_responses=_by_number(of_model.get(FIRST_RESPONSE_BUCKETS, ()), "le"),
+        latencies_us=_combine_by_number(of_model.get(REQUEST_SUMMARY, ()), "quantile", max),
+        first_responses=_combine_by_number(of_model.get(FIRST_RESPONSE_BUCKETS, ()), "le", operator.add),
     )
 
 
-def _by_number(
-    values: Sequence[tuple[Mapping[str, str], float]], label: str, *, largest: bool = False
+def _combine_by_number(
+    values: Sequence[tuple[Mapping[str, str], float]], label: str, combine: Callable[[float, float], float]
 ) -> dict[float, float]:
-    """Return the sum, or the largest, of ``values`` by the number in ``label``."""
+    """Return the ``values`` of each number in ``label``, combined from 0 on; values without one are left out."""
     by_number: dict[float, float] = {}
     for labels, value in values:
         try:
             number = float(labels[label])
         except (KeyError, ValueError):
             continue
-        earlier = by_number.get(number, 0.0)
-        by_number[number] = max(earlier, value) if largest else earlier + value
+        by_number[number] = combine(by_number.get(number, 0.0), value)
     return by_number
 
 
@@ -225,8 +225,29 @@ def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCount
 
     Raises EnvironmentFault if the page cannot be read, and BadInputError if it is not Triton's or lacks the model.
     """
+    text = _fetch_text(url)
+    at_seconds = time.monotonic()
+    if not is_triton(text):
+        raise BadInputError(
+            f"--url {url}: has no metrics of Triton; give its page of metrics, http://HOST:8002/metrics by default"
+        )
+    page = parse_metrics_page(text)
+    counters = read_counters(page, model, at_seconds, steps)
+    if counters is None:
+        models = models_of(page)
+        names = ", ".join(map(one_line, models[:MAX_LISTED_MODELS]))
+        names += ", …" if len(models) > MAX_LISTED_MODELS else ""
+        raise BadInputError(
+            f"--url {url}: the server has no metrics of the model {one_line(model)} (it has: {names or 'none'}); "
+            "give the server of this model, or --model with its name there"
+        )
+    return counters
+
+
+def _fetch_text(url: str) -> str:
+    """Return the page at ``url``. Raises EnvironmentFault or, if it is no page of metrics, BadInputError."""
     try:
-        text = fetch_metrics_page(url)
+        return fetch_metrics_page(url)
     except HTTPError as error:
         if error.code >= MIN_SERVER_ERROR:
             raise EnvironmentFault(f"--url {url}: the server answers with HTTP status {error.code}") from None
@@ -246,22 +267,6 @@ def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCount
             f"--url {url}: the metrics cannot be read ({one_line(str(reason)) or type(error).__name__}); "
             "check the address and that the server runs"
         ) from None
-    at_seconds = time.monotonic()
-    if not is_triton(text):
-        raise BadInputError(
-            f"--url {url}: has no metrics of Triton; give its page of metrics, http://HOST:8002/metrics by default"
-        )
-    page = parse_metrics_page(text)
-    counters = read_counters(page, model, at_seconds, steps)
-    if counters is None:
-        models = models_of(page)
-        names = ", ".join(map(one_line, models[:MAX_LISTED_MODELS]))
-        names += ", …" if len(models) > MAX_LISTED_MODELS else ""
-        raise BadInputError(
-            f"--url {url}: the server has no metrics of the model {one_line(model)} (it has: {names or 'none'}); "
-            "give the server of this model, or --model with its name there"
-        )
-    return counters
 
 
 def observe_loads(
