@@ -441,7 +441,7 @@ def _measured_answer(
         replicas = count.safe
     else:
         sustainable_rate = RateEstimate(
-            *(replicas * replica_rate for replica_rate in (capacity.safe, capacity.likely, capacity.high))
+            safe=replicas * capacity.safe, likely=replicas * capacity.likely, high=replicas * capacity.high
         )
         rate = sustainable_rate.safe
         if not rate:
@@ -472,10 +472,11 @@ def replicas_for(rate: float, capacity: MeasuredCapacity) -> ReplicaCount:
     """
     if rate > MAX_REPLICAS * capacity.safe:
         raise too_many_replicas(rate)
-    low, likely, safe = (
-        math.ceil(rate / replica_rate) for replica_rate in (capacity.high, capacity.likely, capacity.safe)
+    return ReplicaCount(
+        low=math.ceil(rate / capacity.high),
+        likely=math.ceil(rate / capacity.likely),
+        safe=math.ceil(rate / capacity.safe),
     )
-    return ReplicaCount(low, likely, safe)
 
 
 def requested_rate(question: CapacityQuestion, request_batch_size: float) -> float | None:

@@ -300,15 +300,8 @@ def _written_seconds(run: FinishedRun) -> float:
 
 def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) -> list[PlannedConfiguration]:
     """Return the configurations of the newest of ``runs``, which are all of one hardware. Raises BadInputError."""
-    newest = max(runs, key=_written_seconds)
-    for run in runs:
-        if run.outcome is None or run.outcome.recommended is None:
-            raise BadInputError(
-                f"{run.folder.path}: recommends no configuration; run `tune` again, with a looser bound or a "
-                "longer --budget, or give another run"
-            )
-    outcome = newest.outcome
-    assert outcome is not None, "checked above"
+    outcomes = [_outcome_of(run) for run in runs]
+    newest, outcome = max(zip(runs, outcomes, strict=True), key=lambda pair: _written_seconds(pair[0]))
     latencies = latencies or newest.problem.sla.latencies
     if not latencies:
         raise BadInputError(f"{newest.folder.path}: has no latency bound; give one, such as --sla-p95 20ms")
@@ -345,6 +338,16 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
             )
         )
     return configurations
+
+
+def _outcome_of(run: FinishedRun) -> Outcome:
+    """Return the outcome of ``run``. Raises BadInputError if it recommends nothing."""
+    if run.outcome is None or run.outcome.recommended is None:
+        raise BadInputError(
+            f"{run.folder.path}: recommends no configuration; run `tune` again, with a looser bound or a longer "
+            "--budget, or give another run"
+        )
+    return run.outcome
 
 
 def _check_same_conditions(run: FinishedRun, newest: FinishedRun) -> None:

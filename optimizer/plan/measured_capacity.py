@@ -172,14 +172,14 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
 
     Raises BadInputError if it was not confirmed, or if a bound is not on a percentile.
     """
-    confirmed, size = run.outcome and run.outcome.confirmed, run.problem.request_batch_size
-    throughput = confirmed and confirmed.point.throughput_infer_per_sec
-    if not confirmed or not throughput or not 0 < confirmed.throughput.low <= confirmed.throughput.high < math.inf:
+    confirmed = run.outcome.confirmed if run.outcome is not None else None
+    if confirmed is None or not _has_throughput(confirmed):
         command = resume_command(run) or summary.verify_command(run.folder.path)
         raise BadInputError(
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
             f"that streams or keeps state needs; `{command}` makes it"
         )
+    size, throughput = run.problem.request_batch_size, confirmed.point.throughput_infer_per_sec
     lower, upper = confirmed.throughput.low, confirmed.throughput.high
     middle = min(max(throughput, lower), upper)  # the mean of all windows is not that of the servers
     interval = ConfidenceInterval(lower / size, upper / size)
@@ -213,6 +213,12 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
         lengths=_lengths(run),
         assumptions=assumed if load.concurrency else RATE_ASSUMPTIONS,
     )
+
+
+def _has_throughput(confirmed: ConfirmedLoad) -> bool:
+    """Return whether the confirmed load has a throughput with a finite confidence interval."""
+    interval = confirmed.throughput
+    return bool(confirmed.point.throughput_infer_per_sec) and 0 < interval.low <= interval.high < math.inf
 
 
 def _lengths(run: FinishedRun) -> RequestLengths:

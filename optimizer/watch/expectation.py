@@ -115,12 +115,10 @@ class ServerValues:
         return self._around_mean(1 / len(self.logs) + 1 / servers, error) if self.logs else None
 
     def _around_mean(self, variance_factor: float, error: float) -> Range:
-        deviation = math.sqrt(self.spread.variance * variance_factor)
-        half, middle = (
-            -float(special.stdtrit(self.spread.degrees_of_freedom, error)) * deviation,
-            float(np.mean(self.logs)),
-        )
-        low, high = (min(max(end, -LARGEST_LOG), LARGEST_LOG) for end in (middle - half, middle + half))
+        quantile = -float(special.stdtrit(self.spread.degrees_of_freedom, error))
+        half_width = quantile * math.sqrt(self.spread.variance * variance_factor)
+        mean = float(np.mean(self.logs))
+        low, high = (min(max(end, -LARGEST_LOG), LARGEST_LOG) for end in (mean - half_width, mean + half_width))
         return Range(math.exp(low), math.exp(high))
 
 
@@ -224,9 +222,9 @@ class Expectation:
         ]
         independent = [simulate_poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
         results = [*closed_loops, *independent]
-        deviations = -float(special.ndtri(error))
-        batch_size_factor = math.exp(deviations * self.batch_size_error)
-        time_factor = math.exp(deviations * estimate.forecast.latency)
+        z_score = -float(special.ndtri(error))
+        batch_size_factor = math.exp(z_score * self.batch_size_error)
+        time_factor = math.exp(z_score * estimate.forecast.latency)
         batch_size = Range.around([result.mean_batch_size for result in results], batch_size_factor)
         smallest_batch = min(self.request_samples, self.largest_batch)
         is_overloaded = any(result.overloaded for result in independent)

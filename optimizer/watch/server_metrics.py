@@ -115,7 +115,7 @@ def read_counters(
     def duration(name: str) -> float:
         return total(name) if of_model.get(name) else math.nan
 
-    def of_steps(name: str) -> float:
+    def total_of_steps(name: str) -> float:
         return sum(value for labels, value in page.get(name, ()) if labels.get("model") in steps)
 
     failures: dict[str, float] = {}
@@ -132,8 +132,8 @@ def read_counters(
         request_us=duration(f"{PREFIX}request_duration_us"),
         queue_us=duration(f"{PREFIX}queue_duration_us"),
         compute_us=sum(map(duration, COMPUTE_DURATIONS)),
-        pending=total(PENDING) + of_steps(PENDING),
-        step_requests=of_steps(SUCCESSES),
+        pending=total(PENDING) + total_of_steps(PENDING),
+        step_requests=total_of_steps(SUCCESSES),
         latencies_us=_combine_by_number(of_model.get(REQUEST_SUMMARY, ()), "quantile", max),
         first_responses=_combine_by_number(of_model.get(FIRST_RESPONSE_BUCKETS, ()), "le", operator.add),
     )
@@ -269,6 +269,20 @@ def _fetch_text(url: str) -> str:
         ) from None
 
 
+def _read_servers(
+    urls: Sequence[str], model: str, steps: Collection[str]
+) -> tuple[dict[str, ModelCounters], TuneError | None]:
+    """Return the counters of each server that can be read, and the last error; None if there was none."""
+    counters: dict[str, ModelCounters] = {}
+    fault: TuneError | None = None
+    for url in urls:
+        try:
+            counters[url] = read_server(url, model, steps)
+        except TuneError as error:
+            fault = error
+    return counters, fault
+
+
 def observe_loads(
     urls: Sequence[str],
     model: str,
@@ -291,13 +305,7 @@ def observe_loads(
     stalled_seconds: dict[str, float] = {}
     for number in itertools.count(1):
         sleep(max(0.0, started + number * interval_seconds - time.monotonic()))
-        after: dict[str, ModelCounters] = {}
-        fault: TuneError | None = None
-        for url in urls:
-            try:
-                after[url] = read_server(url, model, steps)
-            except TuneError as error:
-                fault = error
+        after, fault = _read_servers(urls, model, steps)
         load_of_url: dict[str, ServedLoad] = {}
         for url in before.keys() & after.keys():
             load = compute_load(before[url], after[url], stalled_seconds.get(url, 0.0))
