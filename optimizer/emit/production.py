@@ -287,7 +287,7 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
 
 
 def _preparation(server: ProductionServer, *, mounts_configs: bool) -> str:
-    """Return what has to be in the model repository before the server starts."""
+    """Return how to prepare the model repository before the server starts."""
     recommendation, repository = server.recommendation, server.repository.text
     names = ", ".join(recommendation.configs)
     files = "config.pbtxt and model.json" if recommendation.files else "config.pbtxt"
