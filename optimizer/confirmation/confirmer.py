@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from objectives.confidence import Verdict
 from objectives.metrics import Measurement
@@ -54,8 +55,7 @@ class FreshServerMeasurement:
         fresh: Its number and the error of the test.
         windows_before: Windows of the trial on earlier servers.
         attempts: How often the load was begun.
-        is_checked: Whether the last deployment that was reached passed its checks.
-        has_failed_check: Whether it did not pass them.
+        check_result: Result of the checks of the last deployment that was reached; ``pending`` before the first one.
     """
 
     measurer: Measurer
@@ -63,19 +63,18 @@ class FreshServerMeasurement:
     fresh: FreshServer
     windows_before: int
     attempts: int = 0
-    is_checked: bool = False
-    has_failed_check: bool = False
+    check_result: Literal["pending", "passed", "failed"] = "pending"
 
     @property
     def is_under_test(self) -> bool:
         """Whether a deployment of a test passed its checks, so that a crash decides about the load."""
-        return self.is_checked and self.server_plan.error > 0
+        return self.check_result == "passed" and self.server_plan.error > 0
 
     def check(self, endpoint: Endpoint) -> None:
         """Check a deployment before its load. Raises DeploymentError."""
-        self.is_checked, self.has_failed_check = False, True
+        self.check_result = "failed"  # until it has passed
         self.measurer.check_deployment(endpoint)
-        self.is_checked, self.has_failed_check = True, False
+        self.check_result = "passed"
 
     def next_load(self, trial: Trial) -> LoadPoint | None:
         """Return the load to measure; None after it was measured, or lost MAX_ATTEMPTS times."""
@@ -98,16 +97,18 @@ class FreshServerMeasurement:
         The candidate fails if its first fresh server cannot be deployed, or if one has wrong outputs. If a later one
         cannot be deployed, its measurement is lost. So is that of a server that crashes after its checks.
         """
-        has_crashed = isinstance(error, ServerCrashed)  # in a test, or at the end of the time
-        is_lost = self.is_checked if has_crashed else self.windows_before > 0 and not self.has_failed_check
         table, load = self.measurer.table, self.server_plan.load
-        if is_lost:
-            lost = Measurement(reason=str(error), server_crashed=has_crashed)
-            if not (has_crashed and self.attempts):  # otherwise the table has it
+        if isinstance(error, ServerCrashed):  # in a test, or at the end of the time
+            if self.check_result != "passed":
+                return trial
+            lost = Measurement(reason=str(error), server_crashed=True)
+            if not self.attempts:  # otherwise the table has it
                 table.append(trial, load, lost, self.fresh)
             return trial.with_row(load, lost, self.fresh)
-        if has_crashed:
-            return trial
+        if self.windows_before > 0 and self.check_result != "failed":
+            lost = Measurement(reason=str(error))
+            table.append(trial, load, lost, self.fresh)
+            return trial.with_row(load, lost, self.fresh)
         trial = trial.with_failure(error)
         table.append_failure(trial)
         return trial

@@ -112,13 +112,14 @@ def compared_points(
         if point is not None:
             chosen[candidate] = point
     compared = {execution_settings(candidate) for candidate in (best[0].candidate, *chosen)}
-    least = MIN_RUNNER_UP_SHARE * (best[0].throughput_infer_per_sec or 0.0)
-    others = [
+    min_throughput = MIN_RUNNER_UP_SHARE * best[0].throughput_infer_per_sec
+    different = [
         point
         for point in best[1:]
-        if point.throughput_infer_per_sec >= least and execution_settings(point.candidate) not in compared
+        if point.throughput_infer_per_sec >= min_throughput and execution_settings(point.candidate) not in compared
     ]
-    chosen |= {point.candidate: point for point in (others or best[1:])[:1]}
+    for runner_up in (different or best[1:])[:1]:
+        chosen[runner_up.candidate] = runner_up
     return [point for candidate, point in chosen.items() if candidate != best[0].candidate]
 
 

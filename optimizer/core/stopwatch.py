@@ -74,9 +74,8 @@ def _added_to(seconds: dict[Kind, float], kind: Kind) -> Iterator[None]:
 def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> dict[str, float | None]:
     """Return the sum of ``times``, a report of ``Stopwatch``, and the times of earlier sessions of the run.
 
-    The peak memory is the maximum.
-
-    ``earlier`` is ``times`` of the record in run.json. Values other than numbers are left out.
+    The peak memory is the maximum. ``earlier`` is ``times`` of the record in run.json. Values other than numbers are
+    left out.
     """
     before = earlier if isinstance(earlier, dict) else {}
     total = dict(times)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import expand_home
-from optimizer.core.process import FinishedProcess, log_command, this_process, wait_and_stop
+from optimizer.core.process import FinishedProcess, log_command, wait_and_stop
+from optimizer.core.process_owner import this_process
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors
 from optimizer.deploy.server_process import temporary_folder

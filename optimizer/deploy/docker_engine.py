@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.process import read_owner
+from optimizer.core.process_owner import read_owner
 from optimizer.core.safe_text import shorten
 
 if TYPE_CHECKING:

@@ -143,7 +143,7 @@ class Fingerprint:
         """Return the differences to ``other`` as text; empty if there are none."""
         names = (field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name))
         return "; ".join(
-            f"{name.replace('_', ' ')} {_shown(getattr(other, name))} there, {_shown(getattr(self, name))} here"
+            f"{name.replace('_', ' ')} {_as_text(getattr(other, name))} there, {_as_text(getattr(self, name))} here"
             for name in names
         )
 
@@ -184,15 +184,19 @@ def make_fingerprint(
         at: Address of a server on an unknown machine; empty for a server on this machine.
         perf_analyzer: Version of perf_analyzer or ID of its image; empty if it does not measure.
     """
-    named = tuple(sorted({_versioned(name) if target == "embedded" else name for name in backends}))
-    if at:
-        return Fingerprint("", 0, hardware.gpus, target, server, named, at, perf_analyzer)
     return Fingerprint(
-        hardware.cpu, hardware.cpu_count, hardware.gpus, target, server, named, perf_analyzer=perf_analyzer
+        cpu="" if at else hardware.cpu,
+        cpu_count=0 if at else hardware.cpu_count,
+        gpus=hardware.gpus,
+        target=target,
+        server=server,
+        backends=tuple(sorted({_with_version(name) if target == "embedded" else name for name in backends})),
+        at=at,
+        perf_analyzer=perf_analyzer,
     )
 
 
-def _versioned(backend: str) -> str:
+def _with_version(backend: str) -> str:
     from importlib import metadata
 
     for package in BACKEND_PACKAGES.get(backend, ()):
@@ -203,6 +207,6 @@ def _versioned(backend: str) -> str:
     return backend
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     text = ", ".join(value) if isinstance(value, tuple) else str(value)
     return one_line(text, 80) or "none"

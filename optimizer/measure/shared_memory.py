@@ -1,7 +1,7 @@
 """System shared memory between a load generator and a server on the same machine, and the tensors in it.
 
 A region is a file in /dev/shm, which the server maps when it is registered. It is named after this process, see
-``optimizer.core.process``, so that a later run removes it if this process is killed.
+``optimizer.core.process_owner``, so that a later run removes it if this process is killed.
 
 All inputs of tune's own load client are in one region, which the server reads. The outputs are in another one, with a
 slot for each request in flight. The client appends the outputs in a slot to the serialized request, because protobuf
@@ -26,7 +26,7 @@ from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
 from optimizer.core.files import SHARED_MEMORY_FOLDER, cache_folder, write_error
 from optimizer.core.locks import file_lock
-from optimizer.core.process import is_leftover, this_process
+from optimizer.core.process_owner import is_leftover, this_process
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.server_client import CallError, ServerClient

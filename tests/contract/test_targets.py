@@ -22,7 +22,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Target
-from optimizer.core.process import this_process
+from optimizer.core.process_owner import this_process
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime
 from optimizer.deploy.docker_engine import OWNER, connect

@@ -23,7 +23,7 @@ from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint, ProtocolName, SharedMemory
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
 from optimizer.core.interfaces import LoadGenerator
-from optimizer.core.process import this_process
+from optimizer.core.process_owner import this_process
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

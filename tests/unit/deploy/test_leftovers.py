@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.core.process import Owner, this_process
+from optimizer.core.process_owner import Owner, this_process
 from optimizer.deploy.server_process import new_folder, remove_leftovers, shared_memory_prefix
 
 

@@ -16,7 +16,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelMetadataRespon
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.files import SHARED_MEMORY_FOLDER
-from optimizer.core.process import is_leftover, this_process
+from optimizer.core.process_owner import is_leftover, this_process
 from optimizer.core.trial import Candidate
 from optimizer.measure import server_calls, shared_memory
 from optimizer.measure.server_client import CallError, CallFailure
