@@ -164,15 +164,17 @@ def compare_load_generators(
             undisturbed.append(ServerPair(windows, pair.perf_analyzer))
         else:
             reason = reason or pair.perf_analyzer.reason or "its windows were disturbed"
-    ratios = [_ratio(undisturbed, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics]
+    ratios = [
+        _metric_ratio(undisturbed, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics
+    ]
     return Agreement(len(pairs), len(undisturbed), tuple(filter(None, ratios)), reason)
 
 
-def _ratio(
+def _metric_ratio(
     pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float, *, shares_cpus: bool
 ) -> MetricRatio | None:
     """Return the ratio of a metric over all ``pairs``; None if fewer than MIN_PAIRS have it."""
-    values = [(METRICS[metric].value(pair.perf_analyzer), _pooled(pair.windows, metric)) for pair in pairs]
+    values = [(METRICS[metric].value(pair.perf_analyzer), _pooled_value(pair.windows, metric)) for pair in pairs]
     compared = [
         (perf_analyzer, own_client) for perf_analyzer, own_client in values if perf_analyzer and own_client > 0
     ]
@@ -191,7 +193,7 @@ def _ratio(
     )
 
 
-def _pooled(windows: Sequence[Measurement], metric: str) -> float:
+def _pooled_value(windows: Sequence[Measurement], metric: str) -> float:
     """Return the own client's value over all windows of a server, which have the same length; nan if unknown."""
     level, timing = METRICS[metric].quantile, METRICS[metric].timing
     if timing is not None:

@@ -87,18 +87,18 @@ def pool(texts: Sequence[str]) -> str:
     windows = [{statistic.priority: statistic for statistic in from_text(text)} for text in texts]
     pooled = []
     for priority in sorted({priority for window in windows for priority in window}):
-        present = [window[priority] for window in windows if priority in window]
-        sketches = [statistic.sketch for statistic in present if statistic.sketch]
-        rate = math.fsum(statistic.throughput_infer_per_sec for statistic in present) / len(windows)
+        statistics = [window[priority] for window in windows if priority in window]
+        sketches = [statistic.sketch for statistic in statistics if statistic.sketch]
+        rates = [statistic.throughput_infer_per_sec for statistic in statistics]
         pooled.append(
             PriorityStatistic(
                 priority,
-                sum(statistic.served for statistic in present),
-                sum(statistic.rejected for statistic in present),
-                sum(statistic.timed_out for statistic in present),
-                sum(statistic.failed for statistic in present),
-                rate,
-                latency_sketch.merge(sketches) if sketches else "",
+                served=sum(statistic.served for statistic in statistics),
+                rejected=sum(statistic.rejected for statistic in statistics),
+                timed_out=sum(statistic.timed_out for statistic in statistics),
+                failed=sum(statistic.failed for statistic in statistics),
+                throughput_infer_per_sec=math.fsum(rates) / len(windows),
+                sketch=latency_sketch.merge(sketches) if sketches else "",
             )
         )
     return to_text(pooled)

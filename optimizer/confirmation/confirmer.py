@@ -138,7 +138,7 @@ class Confirmer:
     recorded_plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
-    # by trial, the first server whose measurement is repeated; the next server has its number
+    # number of the first lost server of each trial, which the server that repeats its measurement gets
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
     _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
     _start_seconds: list[float] = field(default_factory=list, init=False)  # start times of the fresh servers so far
@@ -213,8 +213,8 @@ class Confirmer:
         A server that crashes under the load of a test is not started again, because the load can no longer pass.
         """
         trial = self.trial(server_plan.trial)
-        begun = self.budget.seconds_left()
-        if begun <= 0 or trial.status == "failed":
+        seconds_left = self.budget.seconds_left()
+        if seconds_left <= 0 or trial.status == "failed":
             return False
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
         new_number = max(last_server(self.trials), self._last_server) + 1
@@ -233,8 +233,8 @@ class Confirmer:
         if isinstance(error, ServerCrashed):
             return False
         if error is None and measurement.attempts == 1:
-            taken = begun - self.budget.seconds_left()
-            self._start_seconds.append(server_plan.start_seconds + taken - server_plan.server_seconds)
+            taken_seconds = seconds_left - self.budget.seconds_left()
+            self._start_seconds.append(server_plan.start_seconds + taken_seconds - server_plan.server_seconds)
         speed = fit_speed_correction(self.trials, self.problem)
         best = speed.best_point(latest_points(self.trials), self.problem.best_point)
         self.measurer.observer.trial_finished(trial, best)
@@ -377,7 +377,7 @@ class Confirmer:
         """Return those ``comparisons`` that lack servers, without the last ones if they take over ``seconds``."""
         affordable, needed_seconds = list[ServerPlan](), 0.0
         for server_plan in comparisons:
-            missing = COMPARED_SERVERS - self._servers(server_plan)
+            missing = COMPARED_SERVERS - self._measured_servers(server_plan)
             if missing <= 0:
                 continue
             needed_seconds += missing * server_plan.server_seconds
@@ -409,10 +409,10 @@ class Confirmer:
     def _add_servers(self, comparisons: Sequence[ServerPlan], servers: int) -> None:
         """Measure one more server of each of ``comparisons`` that has fewer than ``servers``."""
         for server_plan in comparisons:
-            if self._servers(server_plan) < servers:
+            if self._measured_servers(server_plan) < servers:
                 self.measure(server_plan)
 
-    def _servers(self, server_plan: ServerPlan) -> int:
+    def _measured_servers(self, server_plan: ServerPlan) -> int:
         return len(server_windows(self.trial(server_plan.trial), server_plan.load))
 
 

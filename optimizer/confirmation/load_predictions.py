@@ -24,9 +24,9 @@ MIN_LOAD_FACTOR, MAX_LOAD_FACTOR = 0.3, 1.4  # tested loads, relative to the bes
 # the search estimates them less well, and a test on few servers passes only well inside the bound.
 STREAM_CAUTION = 0.2
 NO_BOUND = -1e3  # log of the latency over its bound if there is none
-# of the load at which the test of a compared candidate begins, over the load of the comparison
+# highest load at which the test of a compared candidate begins, relative to the load of its comparison
 MAX_RIVAL_LOAD_FACTOR = 1.5
-ROUNDING = 1e-9  # difference between a prediction and a measurement that is none
+ROUNDING = 1e-9  # a smaller difference between a prediction and a measurement is a rounding error
 THROUGHPUT_MARGIN_FACTOR = 1.05  # on the throughput bound; a load that serves less can hardly pass its test
 COMPARED_LOADS = 3  # most loads of a candidate that is measured for comparison
 

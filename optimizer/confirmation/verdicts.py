@@ -145,7 +145,8 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
     A false disagreement has the error probability of the run.
     """
     windows = windows_by_server(trial, load)
-    pairs = [ServerPair(windows.get(c.server, []), c.measurement) for c in trial.cross_checks if c.load == load]
+    checks = [check for check in trial.cross_checks if check.load == load]
+    pairs = [ServerPair(windows.get(check.server, []), check.measurement) for check in checks]
     if not pairs:
         return None
     return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)

@@ -1,4 +1,7 @@
-"""The windows on fresh servers: those of one candidate and load, and those of all that were confirmed."""
+"""Selections of the windows on fresh servers: by candidate and load, counted, undisturbed, tested or lost.
+
+Pooled measurements and the variance between servers are computed from them.
+"""
 
 from __future__ import annotations
 

@@ -103,10 +103,10 @@ class SizeDistribution:
         import numpy as np  # the options are parsed without it, so that help and errors of the command are fast
 
         lows, highs, weights = (np.array(column) for column in zip(*self.choices, strict=True))
-        edges = np.cumsum(weights) / weights.sum()
-        places = (rng.permutation(count) + rng.random(count)) / count
-        chosen = np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)
-        shares = (places - (edges - weights / weights.sum())[chosen]) / (weights / weights.sum())[chosen]
+        probabilities, ends = weights / weights.sum(), np.cumsum(weights) / weights.sum()
+        levels = (rng.permutation(count) + rng.random(count)) / count  # of the drawn quantiles
+        chosen = np.minimum(np.searchsorted(ends, levels, side="right"), len(ends) - 1)
+        shares = (levels - (ends - probabilities)[chosen]) / probabilities[chosen]  # of the chosen interval
         spans = (highs - lows + 1)[chosen]
         sizes: npt.NDArray[np.int64] = lows[chosen] + np.clip((shares * spans).astype(np.int64), 0, spans - 1)
         return sizes
