@@ -41,26 +41,23 @@ def wrap(text: str, width: int, *, first_indent: str = "", indent: str = "") -> 
 
     A word that is longer than a line, such as a path, is kept whole.
     """
-    lines = textwrap.wrap(
-        _JOINED.sub(lambda match: match[0].replace(" ", _UNBROKEN_BLANK), text),
-        width,
-        initial_indent=first_indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    whole = [line.replace(_UNBROKEN_BLANK, " ") for line in lines]
-    return [part for line in whole for part in _fitting(line, width, indent)]
+    joined = _JOINED.sub(lambda match: match[0].replace(" ", _UNBROKEN_BLANK), text)
+    lines = [line.replace(_UNBROKEN_BLANK, " ") for line in _wrap_words(joined, width, first_indent, indent)]
+    return [part for line in lines for part in _fitting(line, width, indent)]
 
 
 def _fitting(line: str, width: int, indent: str) -> list[str]:
     if len(line) <= width:
         return [line]
-    at = len(line) - len(line.lstrip())
+    text = line.lstrip()
+    return _wrap_words(text, width, line[: len(line) - len(text)], indent)
+
+
+def _wrap_words(text: str, width: int, first_indent: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        line.lstrip(),
+        text,
         width,
-        initial_indent=line[:at],
+        initial_indent=first_indent,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,

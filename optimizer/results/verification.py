@@ -104,7 +104,14 @@ def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], pro
     if not measured or measured[0].point.trial != plans[0].trial:
         is_undecided = by_number[plans[0].trial].status == "ok"  # the time ended
         reason = f"the recommendation could not be measured: {failed[0][1]}"
-        return Verification(tuple(measured), tuple(failed), False, None, reason, is_undecided)
+        return Verification(
+            measured=tuple(measured),
+            failed=tuple(failed),
+            verdict_holds=False,
+            ranking_holds=None,
+            reason=reason,
+            is_undecided=is_undecided,
+        )
     recommended, *runners_up = measured
     judged = recommended.judged
     verdict_holds = judged.verdict is Verdict.PASS
@@ -119,7 +126,12 @@ def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], pro
     is_undecided = not better and (may_pass or (verdict_holds and bool(unmeasured)))
     ranking_holds = False if better else None if unmeasured else True
     return Verification(
-        tuple(measured), tuple(failed), verdict_holds, ranking_holds, "; ".join(reasons), is_undecided
+        measured=tuple(measured),
+        failed=tuple(failed),
+        verdict_holds=verdict_holds,
+        ranking_holds=ranking_holds,
+        reason="; ".join(reasons),
+        is_undecided=is_undecided,
     )
 
 

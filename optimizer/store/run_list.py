@@ -167,7 +167,7 @@ def _check_is_run(named: str, path: Path, out: str) -> None:
     if not _has_record(path) and not (is_in_out and _is_run(path)):
         shown = list_command(out)
         raise BadInputError(f"{named}: no {RUN_FILE} there; give the folder of a run (`{shown}` lists runs)")
-    fault = _read_record(path)[1]
+    _, fault = _read_record(path)
     if fault and not is_in_out and STAMP.fullmatch(path.name) is None:
         raise BadInputError(f"{named}: may be no run, so remove it with rm; {fault}")
 
@@ -188,16 +188,16 @@ def _describe(path: Path) -> ListedRun:
     problem, result = _mapping(info.get("problem")), _mapping(info.get("result"))
     bounds = problem.get("constraints")
     return ListedRun(
-        folder,
-        _kind(path),
-        status,
-        _text(info.get("verdict") or result.get("verdict")),
-        _throughput(_mapping(result.get("recommended")).get("throughput_infer_per_sec")),
-        _interval(_mapping(result.get("confirmation")).get("throughput_infer_per_sec")),
-        tuple(filter(None, map(_text, bounds))) if isinstance(bounds, list) else (),
-        _text(info.get("written") or info.get("began")),
-        stored_bytes(path),
-        fault,
+        folder=folder,
+        kind=_kind(path),
+        status=status,
+        verdict=_text(info.get("verdict") or result.get("verdict")),
+        throughput_infer_per_sec=_throughput(_mapping(result.get("recommended")).get("throughput_infer_per_sec")),
+        throughput_interval=_interval(_mapping(result.get("confirmation")).get("throughput_infer_per_sec")),
+        bounds=tuple(filter(None, map(_text, bounds))) if isinstance(bounds, list) else (),
+        written=_text(info.get("written") or info.get("began")),
+        size_bytes=stored_bytes(path),
+        fault=fault,
     )
 
 

@@ -290,7 +290,14 @@ class Environment:
     def server_resources(self, task: Task) -> ServerResources:
         """Return the CPUs and GPUs that the server of ``task`` has."""
         if self._is_remote:
-            return ServerResources(None, "", "", None, None, None)
+            return ServerResources(
+                server_cpus=None,
+                server_cpu_list="",
+                client_cpu_list="",
+                client_shares_cpus=None,
+                cpu_quota=None,
+                server_uses_gpus=None,
+            )
         placement, is_here = self.placement(task), self.node_placement is None
         count = len(placement.server)
         return ServerResources(

@@ -146,11 +146,16 @@ def preview(options: RunOptions, on_progress: Callable[[str], None]) -> RunPrevi
     if has_server or options.target != "embedded":
         target_factory.check_server_options(task.problem.space, options, on_progress)
     transferred, transfer_notes = load_warm_start(options, task, None)
-    notes = (*task.notes, *map(str, (*environment.notes(task), *transfer_notes)))
-    resources = environment.server_resources(task)
-    first = _first_trials(options, task, transferred)
-    hardware = environment.hardware
-    return RunPreview(options, task, hardware, resources, first, notes, has_server, bool(undeclared))
+    return RunPreview(
+        options=options,
+        task=task,
+        hardware=environment.hardware,
+        resources=environment.server_resources(task),
+        first=_first_trials(options, task, transferred),
+        notes=(*task.notes, *map(str, (*environment.notes(task), *transfer_notes))),
+        has_server=has_server,
+        started_server=bool(undeclared),
+    )
 
 
 def _undeclared(environment: Environment) -> list[str]:

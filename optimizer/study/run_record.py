@@ -205,13 +205,17 @@ class RunRecord:
         with interrupts.deferred():
             from optimizer.results.report.writer import write_page  # takes a second
 
-            compared = self.task.baseline, self.task.dynamic_batching
-            info = self.folder.read_info()
-            write_page(
-                FinishedRun(
-                    self.folder, self.environment.options, info, self.task.problem, *compared, tuple(trials), outcome
-                )
+            run = FinishedRun(
+                folder=self.folder,
+                options=self.environment.options,
+                info=self.folder.read_info(),
+                problem=self.task.problem,
+                baseline=self.task.baseline,
+                dynamic_batching=self.task.dynamic_batching,
+                trials=tuple(trials),
+                outcome=outcome,
             )
+            write_page(run)
             self._write_info(status, "", document)
 
     def _write_info(self, status: str, reason: str, document: Mapping[str, Any]) -> None:

@@ -281,7 +281,13 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     if request.request_batch_size and trace_sizes(options) is not None:
         raise sizes_given_twice(request.request_batch_size[0], options)
     mix = None if request.request_batch_size else task.problem.request_mix
-    plan = SweepPlan(candidates, _loads(request, sizes), request.repeat, mix.largest if mix else 0, left_out)
+    plan = SweepPlan(
+        configurations=candidates,
+        loads=_loads(request, sizes),
+        repeat=request.repeat,
+        largest_mixed=mix.largest if mix else 0,
+        left_out=left_out,
+    )
     largest = max(candidate.max_batch_size for candidate in candidates)
     if not len(plan):
         smallest = mix.largest if mix else min(sizes)

@@ -188,17 +188,17 @@ class _Session:
             status = _status(result, outcome)
             recorded = self._recorded_status(status, outcome)
             ended = RunResult(
-                status,
-                outcome,
-                task,
-                environment.hardware,
-                record.notes,
-                folder,
-                options,
-                record.write(recorded, outcome),
-                self._continue_command(folder),
-                folder.report if report or is_file(folder.report) else None,
-                result.continued_by if result else "",
+                status=status,
+                outcome=outcome,
+                task=task,
+                hardware=environment.hardware,
+                notes=record.notes,
+                folder=folder,
+                options=options,
+                document=record.write(recorded, outcome),
+                continue_command=self._continue_command(folder),
+                report_path=folder.report if report or is_file(folder.report) else None,
+                continued_by=result.continued_by if result else "",
             )
             try:
                 yield ended
@@ -231,22 +231,22 @@ class _Session:
         self, folder: RunFolder, task: Task, fingerprint: Fingerprint, transfer_notes: Sequence[Note]
     ) -> RunRecord:
         """Return the record of the run, which continues that of its earlier sessions."""
-        before = self.resumed.read_info() if self.resumed and self.resumed.info.exists() else {}
+        earlier = self.resumed.read_info() if self.resumed and self.resumed.info.exists() else {}
         reason = choose_clients(self.environment.options, task).perf_analyzer_reason
-        planned = before.get("confirmation_plan")
+        planned = earlier.get("confirmation_plan")
         notes = [*self.environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]
         return RunRecord(
-            folder,
-            self.environment,
-            task,
-            fingerprint,
-            present([*notes, *read_lasting(before.get("lasting_notes"))]),
-            before.get("search_ended") if self.mode is RunMode.CONFIRM else None,
-            reason,
-            versions=current_versions(before),
+            folder=folder,
+            environment=self.environment,
+            task=task,
+            fingerprint=fingerprint,
+            notes=present([*notes, *read_lasting(earlier.get("lasting_notes"))]),
+            search_ended=earlier.get("search_ended") if self.mode is RunMode.CONFIRM else None,
+            perf_analyzer_reason=reason,
+            versions=current_versions(earlier),
             planned=dict(planned) if isinstance(planned, dict) else {},
-            earlier_times=before.get("times"),
-            spent=read_spent_time(before.get("spent")),
+            earlier_times=earlier.get("times"),
+            spent=read_spent_time(earlier.get("spent")),
         )
 
     def _measure(self, setup: StudySetup) -> StudyResult | None:

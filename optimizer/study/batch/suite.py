@@ -172,11 +172,11 @@ def _read_entry(name: str, model: str, sla: SlaSection, values: Mapping[str, Any
     latencies = [f"{name}<={format_number(bound_ms)}ms" for name, bound_ms in bounds_ms.items()]
     options = run_options(model, {"sla": latencies, **values})
     return SuiteEntry(
-        name,
-        str(Sla.from_bounds(bounds_ms)),
-        _target_label(options),
-        with_found_run(move_options(folder, options), options.warm_start, folder),
-        command_line(options),
+        model=name,
+        sla=str(Sla.from_bounds(bounds_ms)),
+        target=_target_label(options),
+        options=with_found_run(move_options(folder, options), options.warm_start, folder),
+        command=command_line(options),
     )
 
 

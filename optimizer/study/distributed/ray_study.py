@@ -191,11 +191,11 @@ def _environment_of(
     server, client = info.placement.server, info.placement.client
     note = ShareOfNode(str(share), 0 if server & client else len(client))
     return Environment(
-        options,
-        info.hardware,
-        VisibleGpus(info.hardware.gpus, fault=info.gpus_fault),
-        stopwatch,
-        on_progress,
-        CpuPlacement(server, client, note),
-        info.cpu_quota,
+        options=options,
+        hardware=info.hardware,
+        gpus=VisibleGpus(info.hardware.gpus, fault=info.gpus_fault),
+        stopwatch=stopwatch,
+        on_progress=on_progress,
+        node_placement=CpuPlacement(server, client, note),
+        cpu_quota=info.cpu_quota,
     )

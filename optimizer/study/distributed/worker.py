@@ -99,13 +99,13 @@ class Worker:
         self._folder = server_process.new_folder()
         self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         return WorkerInfo(
-            socket.gethostname(),
-            metadata.version("tritune"),
-            environment.hardware,
-            environment.gpus.fault,
-            environment.placement(),
-            environment.cpu_quota,
-            note,
+            host=socket.gethostname(),
+            version=metadata.version("tritune"),
+            hardware=environment.hardware,
+            gpus_fault=environment.gpus.fault,
+            placement=environment.placement(),
+            cpu_quota=environment.cpu_quota,
+            note=note,
         )
 
     def prepare(self, bundle: TaskBundle) -> Fingerprint:
