@@ -36,18 +36,22 @@ class StandIn:
         lines += [f"- devices {len(devices)}"] if "devices" not in library else []
         for i, device in enumerate(devices):
             for key, value in ({"uuid": f"GPU-{i}0000000-0000"} | dict(device)).items():
-                lines += [f"{i} {key} {one}" for one in (value if isinstance(value, list) else [value])]
+                lines += [f"{i} {key} {item}" for item in (value if isinstance(value, list) else [value])]
         self.answers.write_text("\n".join(lines) + "\n")
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment of a process whose pynvml loads the stand-in."""
         paths = [str(self.library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        own = {"LD_LIBRARY_PATH": os.pathsep.join(paths), "STAND_IN_NVML": str(self.answers), "PYTHONPATH": str(ROOT)}
-        return kept | own | more
+        inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        variables = {
+            "LD_LIBRARY_PATH": os.pathsep.join(paths),
+            "STAND_IN_NVML": str(self.answers),
+            "PYTHONPATH": str(ROOT),
+        }
+        return inherited | variables | more
 
     def run(self, program: str, **environment: str) -> Any:
-        """Run ``program`` with this Python and return what it prints, parsed as JSON."""
+        """Run ``program`` with this Python and return its output, parsed as JSON."""
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=self.environment(**environment),

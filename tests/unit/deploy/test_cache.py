@@ -1,4 +1,4 @@
-"""The content of a cache folder, and its removal. The user's own cache is not used."""
+"""Tests of the content of a cache folder and of its removal. The user's cache is not used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from optimizer.model.requests import RequestBatching, RequestOptions, prepare_re
 from tests.repositories import doubler, serialized
 
 CONFIG = 'name: "m" max_batch_size: 8 input { name: "x" data_type: TYPE_INT64 dims: -1 }'
-HAVE_A_SERVER = """\
+PROGRAM_WITH_A_SERVER = """\
 import sys
 from optimizer.deploy.server_process import new_folder
 
@@ -31,7 +31,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder for temporary files, in which no other test has a server."""
     folder = tmp_path / "tmp"
     folder.mkdir()
@@ -62,7 +62,7 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def refuse(holder: str) -> None:
+def fail_if_held(holder: str) -> None:
     raise AssertionError(f"held by {holder}")
 
 
@@ -91,16 +91,16 @@ def test_what_tune_stores_is_of_a_known_kind(tmp_path: Path) -> None:
     prepare_requests(RequestOptions("random", ("x:4..7",)), config, RequestBatching(), cache)
     (tmp_path / "model.onnx").write_bytes(serialized(doubler()))
     read_bare_onnx(tmp_path / "model.onnx", gpu=False, largest_batch=8, cache=cache)
-    found = sizes(cache)
-    assert found["requests"] > 0
-    assert found["onnx"] > 0
-    assert "other" not in found
+    sizes_by_kind = sizes(cache)
+    assert sizes_by_kind["requests"] > 0
+    assert sizes_by_kind["onnx"] > 0
+    assert "other" not in sizes_by_kind
 
 
 def test_the_chosen_kinds_are_removed_and_nothing_else(cache: Path) -> None:
-    found = find_removable(cache, ("models", "requests", "remote", "other"))
-    assert [files.kind.name for files in found] == ["models", "requests"]
-    remove_cached(cache, found)
+    removable = find_removable(cache, ("models", "requests", "remote", "other"))
+    assert [files.kind.name for files in removable] == ["models", "requests"]
+    remove_cached(cache, removable)
     assert {path.name for path in cache.iterdir()} == {
         *("runtime-2.51.0-abc", "openvino-1.24.1-abc", "bare", "compiled", "remote", "my files"),
         *(path.name for path in cache.glob("numpy-*")),
@@ -119,21 +119,21 @@ def test_a_link_is_removed_but_not_what_it_leads_to(cache: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("lock", [LOCK, "models/.mlp-1.lock", "requests/.lock", "remote/triton_8001.lock"])
 def test_a_cache_in_use_is_not_removed(lock: str, cache: Path) -> None:
-    found = find_removable(cache, REMOVABLE)
+    removable = find_removable(cache, REMOVABLE)
     before = sorted(cache.rglob("*"))
-    with file_lock(cache / lock, refuse), pytest.raises(EnvironmentFault) as caught:
-        remove_cached(cache, found)
+    with file_lock(cache / lock, fail_if_held), pytest.raises(EnvironmentFault) as caught:
+        remove_cached(cache, removable)
     assert " uses the cache; wait until it ends, or stop it" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert sorted(cache.rglob("*")) == before
 
 
-def test_a_cache_is_in_use_while_another_process_has_a_server(cache: Path, temporary: Path) -> None:
-    command = [sys.executable, "-c", HAVE_A_SERVER]
+def test_a_cache_is_in_use_while_another_process_has_a_server(cache: Path, temporary_folder: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM_WITH_A_SERVER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert Path(process.stdout.readline().strip()).parent == temporary
+            assert Path(process.stdout.readline().strip()).parent == temporary_folder
             with pytest.raises(EnvironmentFault, match=f"^process {process.pid} uses the cache; wait until it ends"):
                 check_unused(cache)
         finally:

@@ -33,6 +33,7 @@ from optimizer.deploy.docker_target import ContainerTelemetry, MountedCopy, read
 from optimizer.options.run_options import RunOptions
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 from tests.repositories import doubler, serialized, stored, write_model
+from tests.telemetry_fakes import FixedTelemetry
 
 __all__ = ["nvml", "nvml_library"]
 
@@ -50,7 +51,7 @@ def test_gpus_are_none_all_or_ids(text: str, ids: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "0,0", "all,0", "0;1", "none,1", "--x", "0, ,1"])
-def test_other_gpus_are_refused(text: str) -> None:
+def test_invalid_gpus_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match=r"^--docker-gpus .*: write "):
         read_gpus(text)
 
@@ -87,7 +88,7 @@ def test_a_mount_is_a_host_folder_and_a_container_folder(tmp_path: Path) -> None
         ("{0}/nowhere:/data", "there is no"),
     ],
 )
-def test_other_mounts_are_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_mounts_are_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=message) as caught:
         read_mount(text.format(tmp_path), reserved=["/models"])
     assert "\n" not in str(caught.value)
@@ -101,13 +102,13 @@ def test_the_last_limit_of_a_name_counts() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "memlock", "memlock=", "memlock=x", "memlock=-2", "MEM=1", "nofile=1:2:3"])
-def test_other_limits_are_refused(text: str) -> None:
+def test_invalid_limits_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match=r"^--docker-ulimit .*: write NAME=LIMIT"):
         read_ulimits([text])
 
 
 @pytest.mark.parametrize("text", ["", "0", "1gb", "-1", "1.5g", "x"])
-def test_other_sizes_are_refused(text: str) -> None:
+def test_invalid_sizes_of_shared_memory_are_refused(text: str) -> None:
     assert read_shm_size("512m") == "512m"
     with pytest.raises(BadInputError, match=r"^--docker-shm-size .*: write bytes"):
         read_shm_size(text)
@@ -153,7 +154,7 @@ def test_shared_memory_is_that_of_this_machine() -> None:
 
 
 @pytest.fixture
-def linked(tmp_path: Path) -> ModelSource:
+def linked_model(tmp_path: Path) -> ModelSource:
     """Return a model whose weights and labels are an absolute and a relative link."""
     weights = tmp_path / "weights"
     weights.mkdir()
@@ -170,16 +171,16 @@ def linked(tmp_path: Path) -> ModelSource:
 
 
 @pytest.fixture
-def mounted(linked: ModelSource) -> Iterator[MountedCopy]:
-    repository = MountedCopy(linked)
+def mounted_copy(linked_model: ModelSource) -> Iterator[MountedCopy]:
+    repository = MountedCopy(linked_model)
     yield repository
     repository.remove()
 
 
-def seen(path: str, binds: tuple[Bind, ...]) -> Path:
+def file_in_container(path: str, binds: tuple[Bind, ...]) -> Path:
     """Return the file of this machine that a container sees at ``path``, with links followed inside."""
     for _ in range(10):
-        bind = max((one for one in binds if Path(path).is_relative_to(one.at)), key=lambda one: len(one.at))
+        bind = max((bind for bind in binds if Path(path).is_relative_to(bind.at)), key=lambda bind: len(bind.at))
         file = bind.source / Path(path).relative_to(bind.at)
         if not file.is_symlink():
             return file
@@ -188,12 +189,12 @@ def seen(path: str, binds: tuple[Bind, ...]) -> Path:
 
 
 @pytest.mark.parametrize("file", ["1/model.onnx", "1/first.onnx", "1/again.onnx"])
-def test_link_targets_of_the_repository_are_mounted(file: str, mounted: MountedCopy) -> None:
-    assert seen(f"/models/doubler/{file}", mounted.binds).read_bytes() == serialized(doubler())
+def test_link_targets_of_the_repository_are_mounted(file: str, mounted_copy: MountedCopy) -> None:
+    assert file_in_container(f"/models/doubler/{file}", mounted_copy.binds).read_bytes() == serialized(doubler())
 
 
-def test_files_next_to_the_versions_are_mounted(mounted: MountedCopy) -> None:
-    assert seen("/models/doubler/labels.txt", mounted.binds).read_text() == "a\n"
+def test_files_next_to_the_versions_are_mounted(mounted_copy: MountedCopy) -> None:
+    assert file_in_container("/models/doubler/labels.txt", mounted_copy.binds).read_text() == "a\n"
 
 
 def test_link_targets_in_models_that_are_not_served_are_mounted(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_link_targets_in_models_that_are_not_served_are_mounted(tmp_path: Path) 
     with contextlib.ExitStack() as undo:
         undo.callback(repository.remove)
         for version in ("1", "2"):
-            file = seen(f"/models/b/{version}/model.onnx", repository.binds)
+            file = file_in_container(f"/models/b/{version}/model.onnx", repository.binds)
             assert file.read_bytes() == serialized(doubler())
         assert all(bind.source.exists() for bind in repository.binds)
         for bind in repository.binds[1:]:
@@ -223,17 +224,17 @@ def test_link_targets_in_models_that_are_not_served_are_mounted(tmp_path: Path) 
 
 
 def test_the_configuration_is_a_private_one_and_nothing_can_be_written(
-    mounted: MountedCopy, linked: ModelSource
+    mounted_copy: MountedCopy, linked_model: ModelSource
 ) -> None:
-    config = seen("/models/doubler/config.pbtxt", mounted.binds)
-    assert config.is_relative_to(mounted.path)
-    assert all(bind.read_only for bind in mounted.binds)
-    for bind in mounted.binds[1:]:
+    config = file_in_container("/models/doubler/config.pbtxt", mounted_copy.binds)
+    assert config.is_relative_to(mounted_copy.path)
+    assert all(bind.read_only for bind in mounted_copy.binds)
+    for bind in mounted_copy.binds[1:]:
         if Path(bind.at).is_relative_to("/models"):  # a mount point must exist and be of the same kind
-            place = mounted.repository / Path(bind.at).relative_to("/models")
+            place = mounted_copy.repository / Path(bind.at).relative_to("/models")
             assert place.is_dir() == bind.source.is_dir()
             assert place.exists()
-    assert len({bind.at for bind in mounted.binds}) == len(mounted.binds)
+    assert len({bind.at for bind in mounted_copy.binds}) == len(mounted_copy.binds)
 
 
 # -- errors of the engine ---------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def _sdk() -> None:
 
 @pytest.mark.usefixtures("_sdk")
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("refusal", "advice"),
     [
         ("No such image: nvcr.io/nvidia/tritonserver:25.01-py3", "docker pull img:1"),
         ("img:1: image not known", "docker pull img:1"),
@@ -277,9 +278,9 @@ def _sdk() -> None:
         ),
     ],
 )
-def test_a_refusal_is_one_line_with_advice(said: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_one_line_with_advice(refusal: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    message = explain_error(said, "img:1")
+    message = explain_error(refusal, "img:1")
     assert "\n" not in message
     assert re.search(advice, message)
 
@@ -307,8 +308,8 @@ def test_a_missing_engine_is_reported(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_sdk")
 def test_an_engine_that_has_ended_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "left.sock"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as ended_engine:
+        ended_engine.bind(str(path))
     with pytest.raises(EnvironmentFault, match=rf"^Docker does not run at unix://{path}; start it"):
         connect(f"unix://{path}")
 
@@ -322,24 +323,14 @@ def test_a_missing_docker_package_is_reported(monkeypatch: pytest.MonkeyPatch) -
 # -- memory -----------------------------------------------------------------------------------------------------
 
 
-class Recorded:
-    """Telemetry that reports ``memory`` of the server."""
-
-    def __init__(self, memory: float | None) -> None:
-        self._memory = memory
-
-    @contextlib.contextmanager
-    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
-        yield ResourceUsage(server_memory_bytes=self._memory)
-
-
 @pytest.mark.parametrize(
-    ("seen_here", "counted", "expected"), [(None, 5.0, 5.0), (3.0, 5.0, 3.0), (None, None, None)]
+    ("process_bytes", "container_bytes", "expected_bytes"), [(None, 5.0, 5.0), (3.0, 5.0, 3.0), (None, None, None)]
 )
 def test_the_engine_gives_the_memory_that_telemetry_cannot_read(
-    seen_here: float | None, counted: float | None, expected: float | None
+    process_bytes: float | None, container_bytes: float | None, expected_bytes: float | None
 ) -> None:
-    endpoint = Endpoint("m", Candidate(1), memory_bytes=lambda: counted)
-    with ContainerTelemetry(Recorded(seen_here)).record(endpoint) as samples:
+    endpoint = Endpoint("m", Candidate(1), memory_bytes=lambda: container_bytes)
+    telemetry = FixedTelemetry(ResourceUsage(server_memory_bytes=process_bytes))
+    with ContainerTelemetry(telemetry).record(endpoint) as samples:
         pass
-    assert samples.server_memory_bytes == expected
+    assert samples.server_memory_bytes == expected_bytes

@@ -1,4 +1,4 @@
-"""Leftovers of killed runs are removed, those of running processes are kept, even if a process id is reused."""
+"""Tests of the removal of leftovers: those of killed runs are removed, those of running processes are kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optimizer.deploy.server_process import new_folder, remove_leftovers, shared
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -48,17 +48,17 @@ def other_host(ended_process: Owner) -> Owner:
 
 
 @pytest.fixture
-def created_paths(temporary: Path) -> Iterator[list[Path]]:
+def created_paths(temporary_folder: Path) -> Iterator[list[Path]]:
     paths: list[Path] = []
     yield paths
     for path in paths:
-        if path.parent != temporary:
+        if path.parent != temporary_folder:
             path.unlink(missing_ok=True)
 
 
-def create_leftovers(created_paths: list[Path], temporary: Path, owner: object) -> list[Path]:
+def create_leftovers(created_paths: list[Path], temporary_folder: Path, owner: object) -> list[Path]:
     """Create a shared-memory region and a folder with a file, named after ``owner``."""
-    folder = temporary / f"tritune-{owner}-te_st"
+    folder = temporary_folder / f"tritune-{owner}-te_st"
     folder.mkdir()
     (folder / "config.pbtxt").touch()
     region = Path("/dev/shm", f"{shared_memory_prefix(folder)}region")
@@ -69,36 +69,36 @@ def create_leftovers(created_paths: list[Path], temporary: Path, owner: object) 
 
 @pytest.mark.parametrize("owner", ["ended_process", "process_with_reused_id"])
 def test_leftovers_of_an_ended_process_are_removed(
-    owner: str, temporary: Path, created_paths: list[Path], request: pytest.FixtureRequest
+    owner: str, temporary_folder: Path, created_paths: list[Path], request: pytest.FixtureRequest
 ) -> None:
-    paths = create_leftovers(created_paths, temporary, request.getfixturevalue(owner))
+    paths = create_leftovers(created_paths, temporary_folder, request.getfixturevalue(owner))
     remove_leftovers()
     assert [path for path in paths if path.exists()] == []
 
 
-def test_files_of_a_running_process_are_kept(temporary: Path, created_paths: list[Path]) -> None:
-    paths = create_leftovers(created_paths, temporary, this_process())
+def test_files_of_a_running_process_are_kept(temporary_folder: Path, created_paths: list[Path]) -> None:
+    paths = create_leftovers(created_paths, temporary_folder, this_process())
     remove_leftovers()
     assert all(path.exists() for path in paths)
 
 
 @pytest.mark.parametrize("owner", ["other_container", "other_host"])
 def test_files_of_another_container_or_host_are_kept(
-    owner: str, temporary: Path, created_paths: list[Path], request: pytest.FixtureRequest
+    owner: str, temporary_folder: Path, created_paths: list[Path], request: pytest.FixtureRequest
 ) -> None:
-    paths = create_leftovers(created_paths, temporary, request.getfixturevalue(owner))
+    paths = create_leftovers(created_paths, temporary_folder, request.getfixturevalue(owner))
     remove_leftovers()
     assert all(path.exists() for path in paths)
 
 
 @pytest.mark.parametrize("name", ["", "1", "999999999-x", "999999999-1-x", "-1-1-1", "a-b-c"])
-def test_files_without_an_owner_are_kept(name: str, temporary: Path, created_paths: list[Path]) -> None:
-    paths = create_leftovers(created_paths, temporary, name)
+def test_files_without_an_owner_are_kept(name: str, temporary_folder: Path, created_paths: list[Path]) -> None:
+    paths = create_leftovers(created_paths, temporary_folder, name)
     remove_leftovers()
     assert all(path.exists() for path in paths)
 
 
-def test_a_process_that_ended_unasked_is_gone() -> None:
+def test_a_killed_process_has_ended_although_its_parent_has_not_waited() -> None:
     process = subprocess.Popen(["sleep", "600"])
     start = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
     owner = replace(this_process(), pid=process.pid, start=start)
@@ -109,9 +109,9 @@ def test_a_process_that_ended_unasked_is_gone() -> None:
     process.wait()
 
 
-def test_a_new_folder_is_private_and_kept(temporary: Path) -> None:
+def test_a_new_folder_is_private_and_kept(temporary_folder: Path) -> None:
     folder = new_folder()
-    assert folder.parent == temporary
+    assert folder.parent == temporary_folder
     assert folder.stat().st_mode & 0o777 == 0o700
     remove_leftovers()
     assert folder.exists()

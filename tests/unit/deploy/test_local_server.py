@@ -21,6 +21,7 @@ from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import MIN_VERSION, is_older, last_output, startup_failure
 from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
 from optimizer.measure.failure_causes import missing_module
+from tests.programs import write_program
 
 HELP = """\
 Usage: tritonserver [options]
@@ -35,16 +36,13 @@ Model Repository:
 """
 
 
-def program(folder: Path, says: str = HELP, code: int = 1) -> Path:
+def write_server(folder: Path, output: str = HELP, exit_code: int = 1) -> Path:
     """Return a script that prints ``says`` and exits with ``code``, in place of ``tritonserver --help``."""
-    path = folder / "tritonserver"
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}END\nexit {code}\n")
-    path.chmod(0o755)
-    return path
+    return write_program(folder / "tritonserver", f"#!/bin/sh\ncat <<'END'\n{output}END\nexit {exit_code}\n")
 
 
 def test_the_known_options_are_those_of_the_help(tmp_path: Path) -> None:
-    installation = find_installation(str(program(tmp_path)), arguments=("--rate-limit=off",))
+    installation = find_installation(str(write_server(tmp_path)), arguments=("--rate-limit=off",))
     assert installation.options == frozenset({"help", "model-repository", "model-control-mode", "rate-limit"})
     assert installation.knows("--rate-limit=off")
     assert not installation.knows("--http-restricted-api=x")
@@ -52,7 +50,7 @@ def test_the_known_options_are_those_of_the_help(tmp_path: Path) -> None:
     with pytest.raises(
         BadInputError, match=r"--server-arg --other=1: not an option of .*/tritonserver; `tritonserver --help`"
     ):
-        find_installation(str(program(tmp_path)), arguments=("--other=1",))
+        find_installation(str(write_server(tmp_path)), arguments=("--other=1",))
 
 
 def test_the_server_on_path_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +61,14 @@ def test_the_server_on_path_is_the_default(tmp_path: Path, monkeypatch: pytest.M
         find_installation()
     with pytest.raises(BadInputError, match="--tritonserver tritonserver: no such program on PATH"):
         find_installation("tritonserver")
-    path = program(tmp_path)
+    path = write_server(tmp_path)
     assert find_installation().tritonserver == find_installation("tritonserver").tritonserver == path
 
 
 def test_the_error_of_a_server_that_was_started_for_the_inputs_names_no_removed_log(tmp_path: Path) -> None:
     (tmp_path / "models" / "m" / "1").mkdir(parents=True)
     source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m"))
-    failing = program(tmp_path, HELP + "no such library\n")
+    failing = write_server(tmp_path, HELP + "no such library\n")
     with pytest.raises(ServerFault, match="tritonserver did not start: no such library") as caught:
         complete_config(source, lambda: find_installation(str(failing)), 20.0)
     assert caught.value.log is None
@@ -80,7 +78,7 @@ def test_backends_next_to_the_server_are_used(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "backends").mkdir()
     (tmp_path / "others").mkdir()
-    path = str(program(tmp_path / "bin"))
+    path = str(write_server(tmp_path / "bin"))
     assert find_installation(path).backends == tmp_path / "backends"
     assert find_installation(path, str(tmp_path / "others")).backends == tmp_path / "others"
     with pytest.raises(BadInputError, match="--backend-directory /nowhere: no such folder"):
@@ -90,15 +88,15 @@ def test_backends_next_to_the_server_are_used(tmp_path: Path) -> None:
 def test_a_program_that_is_no_tritonserver_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=f"--tritonserver {tmp_path}/no: no such file"):
         find_installation(f"{tmp_path}/no")
-    path = program(tmp_path)
+    path = write_server(tmp_path)
     path.chmod(0o644)
     with pytest.raises(BadInputError, match=r"not executable; chmod \+x it"):
         find_installation(str(path))
-    said = "error while loading shared libraries: libdcgm.so.3: cannot open shared object file\n"
+    error = "error while loading shared libraries: libdcgm.so.3: cannot open shared object file\n"
     with pytest.raises(
         EnvironmentFault, match=r"--help ended \(exit code 127\): .*libdcgm.so.3.*; name a tritonserver"
     ):
-        find_installation(str(program(tmp_path, said, 127)))
+        find_installation(str(write_server(tmp_path, error, 127)))
 
 
 def test_a_program_for_another_machine_is_reported(tmp_path: Path) -> None:
@@ -112,16 +110,16 @@ def test_a_program_for_another_machine_is_reported(tmp_path: Path) -> None:
 def test_a_missing_backend_is_reported_with_the_folder(tmp_path: Path) -> None:
     (tmp_path / "backends" / "python").mkdir(parents=True)
     (tmp_path / "models" / "m").mkdir(parents=True)
-    own = Installation(tmp_path / "tritonserver", {}, tmp_path / "backends")
+    installation = Installation(tmp_path / "tritonserver", {}, tmp_path / "backends")
     config = ModelConfig(name="m", platform="tensorrt_plan")
     source = ModelSource(tmp_path / "models", "m", config)
     with pytest.raises(
         EnvironmentFault, match=f"m: backend 'tensorrt' is not in {tmp_path}/backends, which has python"
     ):
-        LocalTarget(source, own, TargetSettings(tmp_path / "log"))
+        LocalTarget(source, installation, TargetSettings(tmp_path / "log"))
     (tmp_path / "models" / "m" / "1").mkdir()
     (tmp_path / "models" / "m" / "1" / "libtriton_tensorrt.so").touch()  # a model may contain its backend
-    LocalTarget(source, own, TargetSettings(tmp_path / "log")).close()
+    LocalTarget(source, installation, TargetSettings(tmp_path / "log")).close()
 
 
 def test_models_in_python_need_bash_and_backends_on_a_plain_path(tmp_path: Path) -> None:
@@ -133,8 +131,8 @@ def test_models_in_python_need_bash_and_backends_on_a_plain_path(tmp_path: Path)
 
     def check(backend: str, **environment: str) -> None:
         source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend=backend))
-        own = Installation(tmp_path / "tritonserver", environment, backends)
-        LocalTarget(source, own, TargetSettings(tmp_path / "log")).close()
+        installation = Installation(tmp_path / "tritonserver", environment, backends)
+        LocalTarget(source, installation, TargetSettings(tmp_path / "log")).close()
 
     check("onnxruntime", PATH="/nowhere")
     with pytest.raises(EnvironmentFault, match=r"^bash is missing"):
@@ -151,7 +149,7 @@ def test_a_load_takes_no_longer_than_the_budget(budget: float, limit: float) -> 
 @pytest.mark.parametrize(
     ("version", "old"), [("2.29.0", True), ("1.15.0", True), ("2.30.0", False), ("2.51.0", False), ("", False)]
 )
-def test_versions(version: str, old: bool) -> None:
+def test_only_versions_below_the_minimum_are_older(version: str, old: bool) -> None:
     assert is_older(version, MIN_VERSION) is old
 
 
@@ -163,7 +161,7 @@ def test_versions(version: str, old: bool) -> None:
         ("I1 first] fine\nE1 a.cc:7] no such thing\nI2 a] bye\n", "no such thing"),
     ],
 )
-def test_last_words_of_a_server_that_does_not_start(tmp_path: Path, text: str, message: str) -> None:
+def test_the_failure_of_a_start_is_the_error_in_the_log(tmp_path: Path, text: str, message: str) -> None:
     log = tmp_path / "log"
     log.write_text(text)
     assert message in startup_failure(log)
@@ -185,29 +183,28 @@ def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_
     backend.joinpath("libtriton_onnxruntime.so").touch()
     (tmp_path / "models" / "m").mkdir(parents=True)
     source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend="onnxruntime"))
-    own = Installation(program(tmp_path, "error: no memory is left\n"), {}, tmp_path / "backends")
-    two = Candidate(8, fields=((SERVER_PROCESSES, 2),))
-    with contextlib.closing(LocalTarget(source, own, TargetSettings(tmp_path / "log"))) as target:
+    installation = Installation(write_server(tmp_path, "error: no memory is left\n"), {}, tmp_path / "backends")
+    two_processes = Candidate(8, fields=((SERVER_PROCESSES, 2),))
+    with contextlib.closing(LocalTarget(source, installation, TargetSettings(tmp_path / "log"))) as target:
         message = "^tritonserver did not start as one of 2 server processes: error: no memory is left$"
-        with pytest.raises(DeploymentError, match=message), target.deploy(two):
+        with pytest.raises(DeploymentError, match=message), target.deploy(two_processes):
             pass
         with pytest.raises(ServerFault, match=r"^tritonserver did not start: "), target.deploy(Candidate(8)):
             pass
 
 
-@pytest.mark.parametrize("chosen", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
+@pytest.mark.parametrize("environment", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
 def test_the_server_numbers_gpus_as_nvml_does_unless_the_user_chose_an_order(
-    chosen: dict[str, str], tmp_path: Path
+    environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "models" / "m" / "1").mkdir(parents=True)
     (tmp_path / "models" / "m" / "1" / "libtriton_own.so").touch()
     source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend="own"))
-    server = program(tmp_path, "order $CUDA_DEVICE_ORDER\n")
-    server.write_text('#!/bin/sh\necho "the order is $CUDA_DEVICE_ORDER"; exit 1\n')
-    own = Installation(server, chosen, tmp_path / "backends")
-    order = chosen.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    server = write_program(tmp_path / "tritonserver", '#!/bin/sh\necho "the order is $CUDA_DEVICE_ORDER"; exit 1\n')
+    installation = Installation(server, environment, tmp_path / "backends")
+    order = environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     with (
-        contextlib.closing(LocalTarget(source, own, TargetSettings(tmp_path / "log"))) as target,
+        contextlib.closing(LocalTarget(source, installation, TargetSettings(tmp_path / "log"))) as target,
         pytest.raises(ServerFault, match=f"the order is {order}$"),
         target.deploy(Candidate(8)),
     ):
@@ -220,8 +217,8 @@ def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> Non
     assert missing_module("ImportError: libGL.so.1") == ""
     folder, settings = SimpleNamespace(path=tmp_path), TargetSettings(tmp_path / "log")
     local, embedded = (
-        TritonServer(folder, Installation(Path("t"), {}, runtime=own), settings)  # type: ignore[arg-type]
-        for own in (None, Runtime(tmp_path))
+        TritonServer(folder, Installation(Path("t"), {}, runtime=runtime), settings)  # type: ignore[arg-type]
+        for runtime in (None, Runtime(tmp_path))
     )
     assert local.package_advice("cv2").endswith("this server: python3 -m pip install PACKAGE")
     assert embedded.package_advice("cv2").endswith(f"of tune: {sys.executable} -m pip install PACKAGE")

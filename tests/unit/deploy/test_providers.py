@@ -18,20 +18,20 @@ from optimizer.deploy.backends.onnxruntime.providers import (
     providers,
 )
 
-EVERY = [TENSORRT, CUDA, CPU]
+ALL_PROVIDERS = [TENSORRT, CUDA, CPU]
 
 
 def accelerated(*accelerators: dict[str, Any]) -> dict[str, Any]:
     return {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": list(accelerators)}}}
 
 
-def test_on_the_cpu() -> None:
-    assert providers(accelerated({"name": "tensorrt"}), {}, None, [CPU]) == [(CPU, {})]
-
-
 def on_cpu(name: str, **parameters: str) -> dict[str, Any]:
     accelerator = {"name": name, "parameters": parameters}
     return {"optimization": {"execution_accelerators": {"cpu_execution_accelerator": [accelerator]}}}
+
+
+def test_without_a_gpu_only_the_provider_of_the_cpu_is_used() -> None:
+    assert providers(accelerated({"name": "tensorrt"}), {}, None, [CPU]) == [(CPU, {})]
 
 
 def test_openvino_gets_the_threads_of_the_model_unless_it_has_its_own() -> None:
@@ -52,7 +52,7 @@ def test_openvino_gets_the_threads_of_the_model_unless_it_has_its_own() -> None:
         (on_cpu("tensorrt"), None, [CPU], "'tensorrt' is not known on a CPU; write openvino"),
         (on_cpu("openvino"), None, [CPU], "openvino: this ONNX Runtime has CPUExecutionProvider only"),
         (on_cpu("openvino", threads="1"), None, [OPENVINO, CPU], "'threads' is not a parameter .* num_of_threads"),
-        (on_cpu("openvino"), 0, EVERY, "it computes on a CPU; write kind: KIND_CPU"),
+        (on_cpu("openvino"), 0, ALL_PROVIDERS, "it computes on a CPU; write kind: KIND_CPU"),
     ],
 )
 def test_an_accelerator_that_a_cpu_does_not_have_is_reported(
@@ -63,13 +63,13 @@ def test_an_accelerator_that_a_cpu_does_not_have_is_reported(
 
 
 def test_cuda_is_first_and_the_cpu_takes_the_rest() -> None:
-    assert providers({}, {}, 1, EVERY) == [(CUDA, {"device_id": "1"}), (CPU, {})]
+    assert providers({}, {}, 1, ALL_PROVIDERS) == [(CUDA, {"device_id": "1"}), (CPU, {})]
 
 
-def test_options_of_cuda_among_the_parameters_and_of_the_accelerator() -> None:
+def test_options_of_cuda_come_from_the_parameters_and_from_the_accelerator() -> None:
     parameters = {"cudnn_conv_algo_search": "1", "arena_extend_strategy": "1", "gpu_mem_limit": "99", "other": "x"}
     accelerator = {"name": "cuda", "parameters": {"gpu_mem_limit": "77", "enable_cuda_graph": "1"}}
-    (_, options), _ = providers(accelerated(accelerator), parameters, 0, EVERY)
+    (_, options), _ = providers(accelerated(accelerator), parameters, 0, ALL_PROVIDERS)
     assert options == {
         "device_id": "0",
         "cudnn_conv_algo_search": "HEURISTIC",
@@ -79,7 +79,7 @@ def test_options_of_cuda_among_the_parameters_and_of_the_accelerator() -> None:
     }
 
 
-def test_options_of_tensorrt() -> None:
+def test_options_of_tensorrt_are_those_of_the_accelerator() -> None:
     accelerator = {
         "name": "tensorrt",
         "parameters": {
@@ -89,17 +89,19 @@ def test_options_of_tensorrt() -> None:
             "trt_min_subgraph_size": "1",
         },
     }
-    result = providers(accelerated(accelerator), {}, 2, EVERY)
-    assert [name for name, _ in result] == EVERY
-    assert result[0][1] == {
+    chain = providers(accelerated(accelerator), {}, 2, ALL_PROVIDERS)
+    assert [name for name, _ in chain] == ALL_PROVIDERS
+    assert chain[0][1] == {
         "device_id": "2",
         "trt_fp16_enable": "True",
         "trt_max_workspace_size": "1073741824",
         "trt_engine_cache_enable": "True",
         "trt_min_subgraph_size": "1",
     }
-    plain = providers(accelerated({"name": "tensorrt", "parameters": {"precision_mode": "FP32"}}), {}, 2, EVERY)
-    assert plain[0] == (TENSORRT, {"device_id": "2"})
+    default_chain = providers(
+        accelerated({"name": "tensorrt", "parameters": {"precision_mode": "FP32"}}), {}, 2, ALL_PROVIDERS
+    )
+    assert default_chain[0] == (TENSORRT, {"device_id": "2"})
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,14 @@ def test_options_of_tensorrt() -> None:
     [
         ({"name": "cuda"}, [CPU], r"KIND_GPU needs onnxruntime-gpu; .* has CPUExecutionProvider"),
         ({"name": "tensorrt"}, [CUDA, CPU], "tensorrt: this ONNX Runtime has CUDAExecutionProvider"),
-        ({"name": "gpu_io"}, EVERY, "'gpu_io' is not known"),
-        ({"name": "tensorrt", "parameters": {"precision_mode": "FP8"}}, EVERY, "precision_mode 'FP8'"),
-        ({"name": "tensorrt", "parameters": {"workspace": "1"}}, EVERY, "'workspace' is not a parameter"),
-        ({"name": "tensorrt", "parameters": {"trt_dla_enable": "2"}}, EVERY, "trt_dla_enable of tensorrt is '2'"),
+        ({"name": "gpu_io"}, ALL_PROVIDERS, "'gpu_io' is not known"),
+        ({"name": "tensorrt", "parameters": {"precision_mode": "FP8"}}, ALL_PROVIDERS, "precision_mode 'FP8'"),
+        ({"name": "tensorrt", "parameters": {"workspace": "1"}}, ALL_PROVIDERS, "'workspace' is not a parameter"),
+        (
+            {"name": "tensorrt", "parameters": {"trt_dla_enable": "2"}},
+            ALL_PROVIDERS,
+            "trt_dla_enable of tensorrt is '2'",
+        ),
     ],
 )
 def test_an_unavailable_provider_is_reported(accelerator: dict[str, Any], available: list[str], problem: str) -> None:
@@ -120,13 +126,13 @@ def test_an_unavailable_provider_is_reported(accelerator: dict[str, Any], availa
 
 def test_the_libraries_of_cuda_are_loaded_for_a_gpu() -> None:
     calls: list[dict[str, bool]] = []
-    newer = SimpleNamespace(preload_dlls=lambda **options: calls.append(options))
-    for module, device in ((newer, None), (SimpleNamespace(), 0), (newer, 1)):
+    newer_module = SimpleNamespace(preload_dlls=lambda **options: calls.append(options))
+    for module, device in ((newer_module, None), (SimpleNamespace(), 0), (newer_module, 1)):
         load_cuda_libraries(module, device)
     assert calls == [{"msvc": False}]
 
 
-def test_onnxruntime_has_the_function_that_loads_them() -> None:
+def test_onnxruntime_has_the_function_that_loads_the_libraries_of_cuda() -> None:
     """The build of the tests is that for CPUs, which loads nothing."""
     load_cuda_libraries(onnxruntime, 0)
     assert callable(onnxruntime.preload_dlls)

@@ -23,7 +23,9 @@ from optimizer.options.run_options import RunOptions
 
 
 @contextlib.contextmanager
-def counting(step: int, *, is_ready: bool = True, gives_statistics: bool = True) -> Iterator[RemoteServer]:
+def serve_counted_requests(
+    step: int, *, is_ready: bool = True, gives_statistics: bool = True
+) -> Iterator[RemoteServer]:
     """Serve a model whose second version has ``step`` more requests each time that the statistics are read."""
     counts = itertools.count(100, step)
 
@@ -58,7 +60,7 @@ def counting(step: int, *, is_ready: bool = True, gives_statistics: bool = True)
 
 
 def test_requests_of_other_clients_are_noticed() -> None:
-    with counting(50) as server:
+    with serve_counted_requests(50) as server:
         began = time.monotonic()
         rate = server.requests_per_second(["m"])
         assert 50 / (time.monotonic() - began) <= rate <= 50 / OBSERVED_SECONDS
@@ -68,7 +70,7 @@ def test_requests_of_other_clients_are_noticed() -> None:
     ("step", "is_ready", "gives_statistics"), [(0, True, True), (50, False, True), (50, True, False)]
 )
 def test_an_unused_server_has_no_rate(step: int, is_ready: bool, gives_statistics: bool) -> None:
-    with counting(step, is_ready=is_ready, gives_statistics=gives_statistics) as server:
+    with serve_counted_requests(step, is_ready=is_ready, gives_statistics=gives_statistics) as server:
         assert server.requests_per_second(["m"]) == 0
 
 
@@ -84,7 +86,7 @@ def test_a_tunnel_is_not_taken_for_the_server(host: str) -> None:
     assert other_machine_address(RunOptions("mlp", target="remote", url=address)) == ""
 
 
-def test_the_process_of_a_server_is_known_by_its_name(tmp_path: Path) -> None:
+def test_the_process_of_a_server_is_found_by_the_name_of_its_program(tmp_path: Path) -> None:
     """A program of that name listens."""
     program = tmp_path / SERVER_PROGRAM
     program.symlink_to(sys.executable)

@@ -26,21 +26,32 @@ from optimizer.deploy.perf_analyzer_release import (
 from optimizer.deploy.runtime import PINNED_PERF_ANALYZER, Runtime
 from optimizer.deploy.wheels import LOCK
 from optimizer.model.repository import PYTHON_BACKEND_VERSIONS
+from tests.programs import write_program
 
 LIBPYTHON = f"libpython{runtime.running_python()}.so.1.0"
 
 
 @pytest.fixture
-def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """The folders of an unpacked runtime, on a machine without libpython."""
+def unpacked_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """Return an unpacked runtime on a machine without libpython."""
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
     monkeypatch.setattr(runtime, "_library_folders", list)
     root = tmp_path / f"runtime-{runtime.TRITON_VERSION}-{runtime.WHEELS[0].sha256[:12]}"
     root.mkdir()
-    one = Runtime(root)
-    if one.stub_packages is not None:
-        one.stub_packages.mkdir()
-    return one
+    unpacked_runtime = Runtime(root)
+    if unpacked_runtime.stub_packages is not None:
+        unpacked_runtime.stub_packages.mkdir()
+    return unpacked_runtime
+
+
+@pytest.fixture
+def newer_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of the newer perf_analyzer on a system whose C library is new enough."""
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(perf_analyzer_release, "glibc_problem", lambda: "")
+    start_problem.cache_clear()
+    wheel = perf_analyzer_release.NEWER_WHEEL
+    return tmp_path / f"perf_analyzer-{NEWER_VERSION}-{wheel.sha256[:12]}" / wheel.members[0]
 
 
 def test_models_in_python_are_accepted_where_the_stub_has_its_numpy() -> None:
@@ -63,30 +74,30 @@ def _without_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_without_index")
 @pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="the stub needs no other numpy")
-def test_numpy_that_cannot_be_downloaded_is_named(unpacked: Runtime) -> None:
-    assert unpacked.stub_packages is not None
-    unpacked.stub_packages.rmdir()
+def test_numpy_that_cannot_be_downloaded_is_named(unpacked_runtime: Runtime) -> None:
+    assert unpacked_runtime.stub_packages is not None
+    unpacked_runtime.stub_packages.rmdir()
     with pytest.raises(EnvironmentFault, match=r"^pip could not fetch numpy for the server's Python backend: "):
         runtime.ensure(lambda _: None)
 
 
 @pytest.mark.usefixtures("_without_index")
 def test_the_newer_release_is_not_added_to_a_server_that_another_process_unpacked(
-    unpacked: Runtime, newer: Path
+    unpacked_runtime: Runtime, newer_program: Path
 ) -> None:
-    missing = unpacked.stub_packages or unpacked.root
+    missing = unpacked_runtime.stub_packages or unpacked_runtime.root
     missing.rmdir()
-    said = list[str]()
+    messages = list[str]()
     with contextlib.ExitStack() as other_process:
-        other_process.enter_context(file_lock(newer.parents[3] / LOCK, lambda _: None))
+        other_process.enter_context(file_lock(newer_program.parents[3] / LOCK, lambda _: None))
 
         def unpack(line: str) -> None:
-            said.append(line)
+            messages.append(line)
             missing.mkdir()
             other_process.close()
 
-        assert runtime.ensure(lambda line: said.append(line) if said else unpack(line)) == unpacked
-    assert not any("perf_analyzer" in line for line in said)
+        assert runtime.ensure(lambda line: messages.append(line) if messages else unpack(line)) == unpacked_runtime
+    assert not any("perf_analyzer" in line for line in messages)
     assert newer_problem() == "it is not unpacked"
 
 
@@ -110,42 +121,42 @@ def test_openvino_that_cannot_be_downloaded_leaves_nothing(tmp_path: Path, monke
 
 
 @pytest.mark.skipif(runtime.running_python() == runtime.PYTHON_STUBS[-1], reason="the wheel has this libpython")
-def test_without_any_libpython_the_server_has_no_environment(unpacked: Runtime) -> None:
+def test_without_any_libpython_the_server_has_no_environment(unpacked_runtime: Runtime) -> None:
     with pytest.raises(EnvironmentFault, match=LIBPYTHON):
-        server_environment(unpacked)
+        server_environment(unpacked_runtime)
 
 
 @pytest.mark.parametrize(("builtin", "is_included"), [((), True), (("math",), False)])
 def test_the_libpython_of_the_wheel_needs_modules_in_files(
-    builtin: tuple[str, ...], is_included: bool, unpacked: Runtime, monkeypatch: pytest.MonkeyPatch
+    builtin: tuple[str, ...], is_included: bool, unpacked_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "running_python", lambda: runtime.PYTHON_STUBS[-1])
     monkeypatch.setattr(sys, "builtin_module_names", builtin)
-    assert runtime.libpython_folder() == (unpacked.libraries if is_included else None)
+    assert runtime.libpython_folder() == (unpacked_runtime.libraries if is_included else None)
 
 
-def test_a_packed_libpython_is_used_with_its_own_standard_library(unpacked: Runtime) -> None:
-    library = unpacked.stub_python / "lib" / LIBPYTHON
+def test_a_packed_libpython_is_used_with_its_own_standard_library(unpacked_runtime: Runtime) -> None:
+    library = unpacked_runtime.stub_python / "lib" / LIBPYTHON
     library.parent.mkdir(parents=True)
     library.touch()
-    environment = server_environment(unpacked)
-    assert environment["PYTHONHOME"] == str(unpacked.stub_python)
+    environment = server_environment(unpacked_runtime)
+    assert environment["PYTHONHOME"] == str(unpacked_runtime.stub_python)
     assert str(library.parent) in environment["LD_LIBRARY_PATH"].split(":")
 
 
 def test_a_libpython_of_the_machine_is_preferred(
-    unpacked: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpacked_runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in (unpacked.stub_python / "lib", tmp_path / "own"):
+    for folder in (unpacked_runtime.stub_python / "lib", tmp_path / "own"):
         folder.mkdir(parents=True)
         (folder / LIBPYTHON).touch()
     monkeypatch.setattr(runtime, "_library_folders", lambda: [str(tmp_path / "own")])
     monkeypatch.delenv("PYTHONHOME", raising=False)
-    assert "PYTHONHOME" not in server_environment(unpacked)
+    assert "PYTHONHOME" not in server_environment(unpacked_runtime)
 
 
 def test_the_server_finds_cuda_where_only_the_loader_path_names_it(
-    unpacked: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpacked_runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "libpython_folder", lambda: tmp_path / "own")
     folders = {"other": "libz.so.1", "driver": "libcuda.so.1", "toolkit": "libcublas.so.13"}
@@ -153,17 +164,20 @@ def test_the_server_finds_cuda_where_only_the_loader_path_names_it(
         (tmp_path / name).mkdir()
         (tmp_path / name / library).touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(str(tmp_path / name) for name in (*folders, "missing")))
-    expected = f"{unpacked.libraries}:{tmp_path / 'own'}:{tmp_path / 'driver'}:{tmp_path / 'toolkit'}"
-    assert server_environment(unpacked)["LD_LIBRARY_PATH"] == expected
+    expected = f"{unpacked_runtime.libraries}:{tmp_path / 'own'}:{tmp_path / 'driver'}:{tmp_path / 'toolkit'}"
+    assert server_environment(unpacked_runtime)["LD_LIBRARY_PATH"] == expected
 
 
 def test_a_python_model_finds_the_packages_of_the_user(
-    unpacked: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpacked_runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "libpython_folder", lambda: tmp_path / "own")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/opt/helpers::lib")
-    assert server_environment(unpacked)["PYTHONPATH"].split(":")[-2:] == ["/opt/helpers", str(tmp_path / "lib")]
+    assert server_environment(unpacked_runtime)["PYTHONPATH"].split(":")[-2:] == [
+        "/opt/helpers",
+        str(tmp_path / "lib"),
+    ]
 
 
 @pytest.mark.parametrize("version", ["2.38", "2.41", "3.0"])
@@ -172,54 +186,37 @@ def test_the_newer_release_needs_a_newer_c_library(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("libc", "named"),
+    ("libc", "name"),
     [(("glibc", "2.36"), "glibc 2.36"), (("glibc", "2.9"), "glibc 2.9"), (("", ""), "another C library")],
 )
-def test_the_reason_names_the_c_library(libc: tuple[str, str], named: str) -> None:
-    assert glibc_problem(libc) == f"it needs glibc 2.38, this is {named}"
-
-
-def program(path: Path, line: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{line}\n")
-    path.chmod(0o755)
-    return path
+def test_the_reason_names_the_c_library(libc: tuple[str, str], name: str) -> None:
+    assert glibc_problem(libc) == f"it needs glibc 2.38, this is {name}"
 
 
 def test_the_reason_names_what_a_program_lacks_to_start(tmp_path: Path) -> None:
-    assert start_problem(program(tmp_path / "good", "exit 0")) == ""
+    assert start_problem(write_program(tmp_path / "good", "#!/bin/sh\nexit 0\n")) == ""
     lacking = "error while loading shared libraries: libssl.so.3: cannot open shared object file"
-    bad = program(tmp_path / "bad", f'echo "$0: {lacking}" >&2; exit 127')
+    bad = write_program(tmp_path / "bad", f'#!/bin/sh\necho "$0: {lacking}" >&2; exit 127\n')
     assert start_problem(bad) == f"it does not start: {lacking}"
-    assert start_problem(program(tmp_path / "mute", "exit 3")) == "it does not start: exit code 3"
+    assert start_problem(write_program(tmp_path / "mute", "#!/bin/sh\nexit 3\n")) == "it does not start: exit code 3"
     assert "No such file" in start_problem(tmp_path / "none")
 
 
-@pytest.fixture
-def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the path of the newer release on a system whose C library is new enough."""
-    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
-    monkeypatch.setattr(perf_analyzer_release, "glibc_problem", lambda: "")
-    start_problem.cache_clear()
-    wheel = perf_analyzer_release.NEWER_WHEEL
-    return tmp_path / f"perf_analyzer-{NEWER_VERSION}-{wheel.sha256[:12]}" / wheel.members[0]
-
-
-def test_the_newer_release_measures_where_it_is_unpacked(tmp_path: Path, newer: Path) -> None:
+def test_the_newer_release_measures_where_it_is_unpacked(tmp_path: Path, newer_program: Path) -> None:
     runtime = Runtime(tmp_path / "runtime")
     assert newer_problem() == "it is not unpacked"
     assert (runtime.perf_analyzer, runtime.perf_analyzer_version) == (
         runtime.pinned_perf_analyzer,
         PINNED_PERF_ANALYZER,
     )
-    program(newer, "exit 0")
+    write_program(newer_program, "#!/bin/sh\nexit 0\n")
     assert newer_problem() == ""
-    assert newer_perf_analyzer() == newer
-    assert (runtime.perf_analyzer, runtime.perf_analyzer_version) == (newer, NEWER_VERSION)
+    assert newer_perf_analyzer() == newer_program
+    assert (runtime.perf_analyzer, runtime.perf_analyzer_version) == (newer_program, NEWER_VERSION)
 
 
-def test_the_pinned_release_measures_where_the_newer_one_does_not_start(tmp_path: Path, newer: Path) -> None:
-    program(newer, "exit 127")
+def test_the_pinned_release_measures_where_the_newer_one_does_not_start(tmp_path: Path, newer_program: Path) -> None:
+    write_program(newer_program, "#!/bin/sh\nexit 127\n")
     assert Runtime(tmp_path / "runtime").perf_analyzer_version == PINNED_PERF_ANALYZER
 
 

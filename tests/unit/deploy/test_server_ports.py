@@ -43,11 +43,13 @@ def test_given_ports_are_used(occupy: Occupy) -> None:
     assert choose_ports(2, {"grpc": 9000}) == (ServerPorts(8000, 9000, 8002), ServerPorts(8010, 9010, 8012))
 
 
-@pytest.mark.parametrize("given", [{"grpc": 8000}, {"metrics": 8000}, {"metrics": 8001}, {"http": 8012}])
-def test_a_usual_port_that_is_given_for_another_purpose_is_replaced(occupy: Occupy, given: dict[str, int]) -> None:
+@pytest.mark.parametrize("given_ports", [{"grpc": 8000}, {"metrics": 8000}, {"metrics": 8001}, {"http": 8012}])
+def test_a_usual_port_that_is_given_for_another_purpose_is_replaced(
+    occupy: Occupy, given_ports: dict[str, int]
+) -> None:
     occupy()
-    servers = choose_ports(2, given)
-    for name, port in given.items():
+    servers = choose_ports(2, given_ports)
+    for name, port in given_ports.items():
         assert [getattr(ports, name) for ports in servers] == [port, port + 10]
     assert len({port for ports in servers for port in vars(ports).values()}) == 6
 
@@ -77,7 +79,7 @@ def test_a_given_port_whose_connections_have_just_ended_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given_ports", "message"),
     [
         ({"http": 9000, "grpc": 9000}, "--grpc-port 9000: port 9000 cannot be used (it is given twice)"),
         (
@@ -86,7 +88,7 @@ def test_a_given_port_whose_connections_have_just_ended_is_used() -> None:
         ),
     ],
 )
-def test_ports_that_cannot_be_used_are_refused(given: dict[str, int], words: str) -> None:
+def test_ports_that_cannot_be_used_are_refused(given_ports: dict[str, int], message: str) -> None:
     with pytest.raises(BadInputError) as refused:
-        choose_ports(2, given)
-    assert str(refused.value).startswith(words)
+        choose_ports(2, given_ports)
+    assert str(refused.value).startswith(message)

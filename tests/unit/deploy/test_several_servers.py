@@ -1,4 +1,4 @@
-"""Which of several servers is blamed for a crash, and which are stopped: servers that only play their states."""
+"""Tests of which of several servers is named as the cause of a crash, and which are stopped, without processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from optimizer.deploy.several_servers import ServerProcesses
 
 
 @dataclass
-class PlayedTarget(ManagedTarget):
-    """The target of a server without a process; it can be dead, have a logged error or refuse to serve."""
+class TargetWithoutProcess(ManagedTarget):
+    """A target whose server is only its state: it can be dead, have a logged error or refuse to serve."""
 
     source: ModelSource
     log: Path
@@ -51,12 +51,12 @@ class PlayedTarget(ManagedTarget):
 
 
 @pytest.fixture
-def played(tmp_path: Path) -> list[PlayedTarget]:
+def targets(tmp_path: Path) -> list[TargetWithoutProcess]:
     source = ModelSource(tmp_path, "sums", ModelConfig(name="sums"))
-    return [PlayedTarget(source, tmp_path / f"{number}.log") for number in (1, 2)]
+    return [TargetWithoutProcess(source, tmp_path / f"{number}.log") for number in (1, 2)]
 
 
-def crash(targets: Sequence[PlayedTarget]) -> ServerCrashed:
+def crash_error(targets: Sequence[TargetWithoutProcess]) -> ServerCrashed:
     """Return the error after one of the load generator while ``targets`` serve."""
     candidate = Candidate(8, fields=((SERVER_PROCESSES, len(targets)),))
     with pytest.raises(ServerCrashed) as caught, ServerProcesses(targets).deploy(candidate):
@@ -66,11 +66,11 @@ def crash(targets: Sequence[PlayedTarget]) -> ServerCrashed:
 
 def causes(error: BaseException) -> list[BaseException]:
     """Return the errors that led to ``error``; an endless chain fails."""
-    found = [error]
-    while (cause := found[-1].__cause__) is not None:
-        assert cause not in found
-        found.append(cause)
-    return found
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        assert cause not in chain
+        chain.append(cause)
+    return chain
 
 
 @pytest.mark.parametrize(
@@ -86,29 +86,29 @@ def causes(error: BaseException) -> list[BaseException]:
     ids=["dead", "both dead", "a dead one first", "one error", "two errors", "nothing"],
 )
 def test_one_server_is_blamed_and_all_stop(
-    played: list[PlayedTarget], dead: tuple[int, ...], erring: tuple[int, ...], message: str, log: str
+    targets: list[TargetWithoutProcess], dead: tuple[int, ...], erring: tuple[int, ...], message: str, log: str
 ) -> None:
-    for number, target in enumerate(played, 1):
+    for number, target in enumerate(targets, 1):
         target.dies, target.logs_error = number in dead, number in erring
-    error = crash(played)
+    error = crash_error(targets)
     assert str(error) == message
     assert error.log
     assert error.log.name == log
-    assert not any(target.runs for target in played), "a server that hangs would fail the next attempt, too"
+    assert not any(target.runs for target in targets), "a server that hangs would fail the next attempt, too"
     assert [str(cause) for cause in causes(error)] == [message, "no answer"]
 
 
-def test_a_single_server_has_no_number(played: list[PlayedTarget]) -> None:
-    played[0].dies = True
-    assert str(crash(played[:1])) == "tritonserver died"
-    assert not played[0].runs
+def test_a_single_server_has_no_number(targets: list[TargetWithoutProcess]) -> None:
+    targets[0].dies = True
+    assert str(crash_error(targets[:1])) == "tritonserver died"
+    assert not targets[0].runs
 
 
 @pytest.mark.parametrize(("count", "message"), [(1, "no memory"), (2, "server process 1 of 2: no memory")])
-def test_a_server_that_refuses_is_named(played: list[PlayedTarget], count: int, message: str) -> None:
-    played[0].refuses = True
+def test_a_server_that_refuses_is_named(targets: list[TargetWithoutProcess], count: int, message: str) -> None:
+    targets[0].refuses = True
     candidate = Candidate(8, fields=((SERVER_PROCESSES, count),))
-    with pytest.raises(TuneError) as caught, ServerProcesses(played).deploy(candidate):
+    with pytest.raises(TuneError) as caught, ServerProcesses(targets).deploy(candidate):
         pass
     assert [str(cause) for cause in causes(caught.value)] == [message, "no memory"][-count:]
     assert isinstance(caught.value, DeploymentError)

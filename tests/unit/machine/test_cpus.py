@@ -25,7 +25,7 @@ from optimizer.machine.cpus import (
 from optimizer.options.values import MAX_CPU_COUNT, format_cpus, parse_cpus, usable_cpus
 
 
-def write(root: Path, files: Mapping[str, str]) -> Path:
+def write_files(root: Path, files: Mapping[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,10 +36,12 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
 def machine(*nodes: tuple[str, ...]) -> CpuTopology:
     """Return a topology of nodes, each of which is a list of cores."""
     cores = [[parse_cpus(core) for core in node] for node in nodes]
-    return CpuTopology(tuple(core for node in cores for core in node), tuple(frozenset().union(*n) for n in cores))
+    return CpuTopology(
+        tuple(core for node in cores for core in node), tuple(frozenset().union(*node) for node in cores)
+    )
 
 
-def ones(first: int, last: int) -> tuple[str, ...]:
+def single_cpu_cores(first: int, last: int) -> tuple[str, ...]:
     """Return cores of one CPU each."""
     return tuple(map(str, range(first, last + 1)))
 
@@ -58,7 +60,7 @@ def ones(first: int, last: int) -> tuple[str, ...]:
         ("8191", {8191}),
     ],
 )
-def test_lists_are_read(text: str, expected: set[int]) -> None:
+def test_cpu_lists_are_read(text: str, expected: set[int]) -> None:
     assert parse_cpus(text) == expected
 
 
@@ -103,16 +105,16 @@ def test_runs_are_shown_as_ranges() -> None:
 # -- sysfs and control groups -----------------------------------------------------------------------------------
 
 
-def test_this_machine() -> None:
-    mine = usable_cpus()
-    result = read_topology(mine)
-    assert mine == os.sched_getaffinity(0)
-    for parts in (result.cores, result.nodes):
-        assert sorted(cpu for part in parts for cpu in part) == sorted(mine)
+def test_the_topology_has_all_usable_cpus_of_this_machine() -> None:
+    usable = usable_cpus()
+    topology = read_topology(usable)
+    assert usable == os.sched_getaffinity(0)
+    for parts in (topology.cores, topology.nodes):
+        assert sorted(cpu for part in parts for cpu in part) == sorted(usable)
 
 
-def test_hyperthreads_and_nodes(tmp_path: Path) -> None:
-    write(
+def test_hyperthreads_and_nodes_are_read_from_sysfs(tmp_path: Path) -> None:
+    write_files(
         tmp_path / "sys/devices/system",
         {f"cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
         | {"node/node0/cpulist": "0-1,4-5", "node/node1/cpulist": "2-3,6-7", "node/node2/cpulist": ""},
@@ -127,10 +129,10 @@ def test_hyperthreads_and_nodes(tmp_path: Path) -> None:
     )
 
 
-def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
-    result = read_topology(frozenset({1, 0}), tmp_path)
-    assert result == CpuTopology((frozenset({0}), frozenset({1})), (frozenset({0, 1}),))
-    assert result.cpus == {0, 1}
+def test_without_sysfs_each_cpu_is_a_core_and_all_are_one_node(tmp_path: Path) -> None:
+    topology = read_topology(frozenset({1, 0}), tmp_path)
+    assert topology == CpuTopology((frozenset({0}), frozenset({1})), (frozenset({0, 1}),))
+    assert topology.cpus == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -160,8 +162,8 @@ def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
     ],
     ids=["no control groups", "no limit", "version 2", "the tightest of those above", "version 1"],
 )
-def test_quota(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
-    assert cpu_quota(write(tmp_path, files)) == expected
+def test_the_cpu_quota_is_the_tightest_one(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
+    assert cpu_quota(write_files(tmp_path, files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_quota(tmp_path: Path, files: dict[str, str], expected: float | None) ->
     ids=["no control groups", "no limit", "version 2", "version 1"],
 )
 def test_the_memory_limit_is_the_tightest_one(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
-    assert memory_limit_bytes(write(tmp_path, files)) == expected
+    assert memory_limit_bytes(write_files(tmp_path, files)) == expected
 
 
 # -- server and client ------------------------------------------------------------------------------------------
@@ -198,25 +200,27 @@ def test_the_memory_limit_is_the_tightest_one(tmp_path: Path, files: dict[str, s
 @pytest.mark.parametrize(
     ("machine_topology", "server", "client"),
     [
-        (machine(ones(0, 3)), "0-2", "3"),
-        (machine(ones(0, 7)), "0-5", "6-7"),
-        (machine(ones(0, 63)), "0-59", "60-63"),
+        (machine(single_cpu_cores(0, 3)), "0-2", "3"),
+        (machine(single_cpu_cores(0, 7)), "0-5", "6-7"),
+        (machine(single_cpu_cores(0, 63)), "0-59", "60-63"),
         # a core is never split: 6 CPUs on 3 cores
         (machine(("0,3", "1,4", "2,5")), "0-1,3-4", "2,5"),
         (machine(("0,4", "1,5", "2,6", "3,7")), "0-2,4-6", "3,7"),
         # whole cores, even with 8 threads
         (machine(("0-7", "8-15", "16-23", "24-31")), "0-23", "24-31"),
         # all on one node
-        (machine(ones(0, 7), ones(8, 15)), "0-11", "12-15"),
+        (machine(single_cpu_cores(0, 7), single_cpu_cores(8, 15)), "0-11", "12-15"),
         # the load generator gets the whole small node, so that the server keeps the other one
-        (machine(ones(0, 1), ones(2, 7)), "2-7", "0-1"),
+        (machine(single_cpu_cores(0, 1), single_cpu_cores(2, 7)), "2-7", "0-1"),
         # no node is large enough
         (machine(("0",), ("1",), ("2",), ("3",), ("4",), ("5",), ("6",), ("7",)), "0-5", "6-7"),
         # CPUs that this process may not use are left out
         (machine(("2", "3", "6", "9", "10")), "2-3,6,9", "10"),
     ],
 )
-def test_server_and_load_generator_apart(machine_topology: CpuTopology, server: str, client: str) -> None:
+def test_server_and_load_generator_get_separate_cores(
+    machine_topology: CpuTopology, server: str, client: str
+) -> None:
     placement = split_server_and_client(machine_topology)
     assert (format_cpus(placement.server), format_cpus(placement.client)) == (server, client)
     assert placement.server | placement.client == machine_topology.cpus
@@ -226,7 +230,7 @@ def test_server_and_load_generator_apart(machine_topology: CpuTopology, server: 
 
 def test_a_note_names_the_separate_cpus() -> None:
     assert (
-        str(split_server_and_client(machine(ones(0, 3))).note)
+        str(split_server_and_client(machine(single_cpu_cores(0, 3))).note)
         == "the server runs on CPUs 0-2, the load generator on CPU 3"
     )
 
@@ -235,9 +239,9 @@ def test_a_note_names_the_separate_cpus() -> None:
     ("machine_topology", "limit", "note"),
     [
         (machine(("0",)), None, "1 CPU: server and load generator share it"),
-        (machine(ones(0, 1)), None, "2 CPUs: server and load generator share them"),
+        (machine(single_cpu_cores(0, 1)), None, "2 CPUs: server and load generator share them"),
         (machine(("0,2", "1,3")), None, "4 CPUs on 2 cores: server and load generator share them"),
-        (machine(ones(0, 15)), 2.5, "a quota of 2.5 CPUs: server and load generator share it"),
+        (machine(single_cpu_cores(0, 15)), 2.5, "a quota of 2.5 CPUs: server and load generator share it"),
     ],
 )
 def test_too_few_cpus_are_shared_with_a_note(machine_topology: CpuTopology, limit: float | None, note: str) -> None:
@@ -247,10 +251,12 @@ def test_too_few_cpus_are_shared_with_a_note(machine_topology: CpuTopology, limi
 
 
 def test_a_quota_of_the_whole_machine_is_none() -> None:
-    assert split_server_and_client(machine(ones(0, 7)), 8.0) == split_server_and_client(machine(ones(0, 7)))
+    assert split_server_and_client(machine(single_cpu_cores(0, 7)), 8.0) == split_server_and_client(
+        machine(single_cpu_cores(0, 7))
+    )
 
 
-EIGHT = machine(ones(0, 7))
+EIGHT_CPUS = machine(single_cpu_cores(0, 7))
 
 
 @pytest.mark.parametrize(
@@ -269,28 +275,28 @@ def test_server_and_client_get_the_cpus_of_the_options(
     server: str | None, client: str | None, expected: tuple[str, str, str]
 ) -> None:
     chosen = [None if text is None else parse_cpus(text) for text in (server, client)]
-    placement = place_server_and_client(EIGHT, server=chosen[0], client=chosen[1])
+    placement = place_server_and_client(EIGHT_CPUS, server=chosen[0], client=chosen[1])
     assert (format_cpus(placement.server), format_cpus(placement.client), str(placement.note)) == expected
 
 
 # -- machine conditions -----------------------------------------------------------------------------------------
 
 
-def test_notes_on_a_machine_that_tells_all(tmp_path: Path) -> None:
-    first = min(usable_cpus())
-    cpu = f"sys/devices/system/cpu/cpu{first}"
-    write(
+def test_the_conditions_of_a_machine_are_read_from_its_files(tmp_path: Path) -> None:
+    first_cpu = min(usable_cpus())
+    cpu_folder = f"sys/devices/system/cpu/cpu{first_cpu}"
+    write_files(
         tmp_path,
         {
             "proc/loadavg": "0.50 1.25 2.00 3/215 4242",
             "proc/cpuinfo": "processor : 0\ncpu MHz\t\t: 2500.000\nflags\t\t: fpu hypervisor sse",
             "proc/self/cgroup": "0::/",
             "sys/fs/cgroup/cpu.max": "150000 100000",
-            f"{cpu}/cpufreq/scaling_governor": "powersave",
-            f"{cpu}/cpufreq/scaling_cur_freq": "1800123",
-            f"{cpu}/cpufreq/cpuinfo_max_freq": "3500000",
-            f"{cpu}/thermal_throttle/core_throttle_count": "7",
-            f"{cpu}/thermal_throttle/package_throttle_count": "9",
+            f"{cpu_folder}/cpufreq/scaling_governor": "powersave",
+            f"{cpu_folder}/cpufreq/scaling_cur_freq": "1800123",
+            f"{cpu_folder}/cpufreq/cpuinfo_max_freq": "3500000",
+            f"{cpu_folder}/thermal_throttle/core_throttle_count": "7",
+            f"{cpu_folder}/thermal_throttle/package_throttle_count": "9",
         },
     )
     assert machine_conditions(tmp_path) == {
@@ -306,33 +312,37 @@ def test_notes_on_a_machine_that_tells_all(tmp_path: Path) -> None:
     }
 
 
-def test_notes_on_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    notes = machine_conditions(tmp_path)
-    assert notes.pop("cpus") == format_cpus(usable_cpus())
-    assert set(notes.values()) == {None}
+def test_conditions_without_files_are_unknown(tmp_path: Path) -> None:
+    conditions = machine_conditions(tmp_path)
+    assert conditions.pop("cpus") == format_cpus(usable_cpus())
+    assert set(conditions.values()) == {None}
 
 
-def test_notes_on_this_machine() -> None:
-    notes = machine_conditions()
-    assert isinstance(notes["load_average"], list)
-    assert len(notes["load_average"]) == 3
-    assert isinstance(notes["virtual_machine"], bool)
+def test_the_load_average_of_this_machine_is_read() -> None:
+    conditions = machine_conditions()
+    assert isinstance(conditions["load_average"], list)
+    assert len(conditions["load_average"]) == 3
+    assert isinstance(conditions["virtual_machine"], bool)
 
 
 @pytest.mark.parametrize(
     ("nodes", "parts", "expected"),
     [
-        ([ones(0, 3)], 2, ["0-1", "2-3"]),
-        ([ones(0, 2)], 2, ["0", "1-2"]),
+        ([single_cpu_cores(0, 3)], 2, ["0-1", "2-3"]),
+        ([single_cpu_cores(0, 2)], 2, ["0", "1-2"]),
         ([("0,4", "1,5"), ("2,6", "3,7")], 2, ["0-1,4-5", "2-3,6-7"]),
         ([("0", "2"), ("1", "3")], 2, ["0,2", "1,3"]),
         ([("0", "2"), ("1",)], 2, ["0,2", "1"]),
-        ([ones(0, 5), ones(6, 8)], 3, ["0-2", "3-5", "6-8"]),
-        ([ones(0, 1), ones(2, 3), ones(4, 5), ones(6, 7)], 2, ["0-3", "4-7"]),
+        ([single_cpu_cores(0, 5), single_cpu_cores(6, 8)], 3, ["0-2", "3-5", "6-8"]),
+        (
+            [single_cpu_cores(0, 1), single_cpu_cores(2, 3), single_cpu_cores(4, 5), single_cpu_cores(6, 7)],
+            2,
+            ["0-3", "4-7"],
+        ),
         ([("0,1", "2,3")], 3, ["0", "1", "2-3"]),
         ([("0,1",), ("2,3",)], 3, ["0", "1", "2-3"]),
-        ([ones(0, 1)], 3, ["0-1", "0-1", "0-1"]),
-        ([ones(0, 1)], 1, ["0-1"]),
+        ([single_cpu_cores(0, 1)], 3, ["0-1", "0-1", "0-1"]),
+        ([single_cpu_cores(0, 1)], 1, ["0-1"]),
     ],
     ids=[
         "cores",
@@ -354,8 +364,8 @@ def test_servers_divide_the_cpus(nodes: list[tuple[str, ...]], parts: int, expec
 
 
 @given(st.integers(1, 40), st.integers(1, 64))
-def test_no_cpu_is_lost(count: int, parts: int) -> None:
-    shares = divide_among_servers(machine(ones(0, count - 1)), parts)
+def test_servers_get_all_cpus_and_share_them_only_if_there_are_too_few(count: int, parts: int) -> None:
+    shares = divide_among_servers(machine(single_cpu_cores(0, count - 1)), parts)
     assert len(shares) == parts
     assert frozenset().union(*shares) == frozenset(range(count))
     assert sum(map(len, shares)) == (count if parts <= count else parts * count)

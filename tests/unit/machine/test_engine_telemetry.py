@@ -1,11 +1,7 @@
-"""Metrics of the engines of language models: recorded pages of a server, and the figures of a measurement."""
+"""Tests of the metrics of language models' engines: pages of a server, and the usage during a measurement."""
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +18,7 @@ from optimizer.machine.engine_telemetry import (
     summarize,
 )
 from optimizer.machine.metrics_page import parse_metrics_page
+from tests.telemetry_fakes import FixedTelemetry, metrics_server
 
 # recorded from the server of tests/stack/test_llm_backends.py, whose backend is a stand-in with vLLM's names
 VLLM_PAGE = Path(__file__).parents[2].joinpath("data", "vllm_metrics.txt").read_text()
@@ -37,13 +34,13 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm"
 """
 
 
-def test_the_pages_of_both_backends() -> None:
+def test_the_metrics_pages_of_both_backends_are_read() -> None:
     assert set(BACKENDS) == {"vllm", "tensorrtllm"}
     assert engine_reading(parse_metrics_page(VLLM_PAGE), 2.0) == EngineReading(2.0, 0.01205555555555556, 1482.0, 0.0)
     assert engine_reading(parse_metrics_page(TENSORRT_LLM_PAGE), 2.0) == EngineReading(2.0, 0.75)
 
 
-def test_a_newer_name_and_several_engines() -> None:
+def test_readings_of_several_engines_with_the_newer_metric_name_are_combined() -> None:
     page = 'vllm:kv_cache_usage_perc{model="a"} 0.5\nvllm:kv_cache_usage_perc{model="b"} 0.25\n'
     page += 'vllm:generation_tokens_total{model="a"} 10\nvllm:generation_tokens_total{model="b"} 5\n'
     assert engine_reading(parse_metrics_page(page), 0.0) == EngineReading(0.0, 0.5, 15.0)
@@ -58,7 +55,7 @@ def test_a_newer_name_and_several_engines() -> None:
         TENSORRT_LLM_PAGE.replace(" 200", " 0"),
     ],
 )
-def test_what_is_not_exported_is_unknown(page: str) -> None:
+def test_metrics_that_are_not_exported_are_unknown(page: str) -> None:
     assert engine_reading(parse_metrics_page(page), 0.0) == EngineReading(0.0)
 
 
@@ -78,43 +75,20 @@ def test_too_few_readings_have_no_rate(counts: tuple[float, ...]) -> None:
     assert summarize(readings) == ResourceUsage()
 
 
-class Others:
-    @contextlib.contextmanager
-    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
-        yield ResourceUsage(gpu_utilization=0.5)
+GPU_TELEMETRY = FixedTelemetry(ResourceUsage(gpu_utilization=0.5))
 
 
-@contextlib.contextmanager
-def metrics_server(page: str) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(page.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def test_figures_are_added_to_those_of_the_machine() -> None:
+def test_metrics_of_the_engine_are_added_to_those_of_the_machine() -> None:
     with (
-        metrics_server(TENSORRT_LLM_PAGE) as address,
-        EngineTelemetry(Others()).record(Endpoint("m", Candidate(1), metrics=address)) as usage,
+        metrics_server(lambda: TENSORRT_LLM_PAGE) as address,
+        EngineTelemetry(GPU_TELEMETRY).record(Endpoint("m", Candidate(1), metrics=address)) as usage,
     ):
         pass
     assert usage == ResourceUsage(gpu_utilization=0.5, kv_cache_utilization=0.75)
 
 
 def test_a_server_without_metrics_leaves_them_unknown() -> None:
-    with EngineTelemetry(Others()).record(Endpoint("m", Candidate(1))) as usage:
+    with EngineTelemetry(GPU_TELEMETRY).record(Endpoint("m", Candidate(1))) as usage:
         pass
     assert usage == ResourceUsage(gpu_utilization=0.5)
     assert read_engine("127.0.0.1:1") is None

@@ -48,20 +48,20 @@ FINGERPRINTS = st.builds(
 # -- the fingerprint ----------------------------------------------------------------------------------------------
 
 
-def test_the_short_form_is_the_same_whenever_and_wherever() -> None:
+def test_the_id_of_a_fingerprint_is_the_same_on_all_machines() -> None:
     assert HERE.id == "d8f5fd368206"
     assert len(THERE.id) == ID_LENGTH
     assert THERE.id != HERE.id
 
 
 @given(FINGERPRINTS, FINGERPRINTS)
-def test_two_are_the_same_exactly_where_their_parts_are(one: Fingerprint, other: Fingerprint) -> None:
-    assert (one == other) == (one.id == other.id) == (one.differences(other) == "")
+def test_fingerprints_are_equal_exactly_if_all_parts_are(first: Fingerprint, second: Fingerprint) -> None:
+    assert (first == second) == (first.id == second.id) == (first.differences(second) == "")
 
 
 @given(FINGERPRINTS)
-def test_a_written_fingerprint_is_read_back(one: Fingerprint) -> None:
-    assert parse_fingerprint(json.loads(json.dumps(one.to_document()))) == one
+def test_a_written_fingerprint_is_read_back(fingerprint: Fingerprint) -> None:
+    assert parse_fingerprint(json.loads(json.dumps(fingerprint.to_document()))) == fingerprint
 
 
 @pytest.mark.parametrize("document", [None, 1, [], {}, {"cpu": "x"}, {**HERE.to_document(), "cpu_count": "many"}])
@@ -78,52 +78,54 @@ def test_the_difference_of_two_fingerprints_is_described() -> None:
 
 def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> None:
     machine = Hardware((), "Some CPU", 2, 8 << 30)
-    own = make_fingerprint(machine, ["python", "onnxruntime"], target="embedded", server="2.51.0")
-    fingerprint = make_fingerprint(machine, ["onnxruntime"], target="local", server="2.51.0")
-    assert own.backends[0].startswith("onnxruntime 1.")
-    assert own.backends[1] == "python"
-    assert fingerprint.backends == ("onnxruntime",)
-    assert "Some CPU, 2 CPUs · embedded server 2.51.0, onnxruntime 1." in str(own)
+    embedded = make_fingerprint(machine, ["python", "onnxruntime"], target="embedded", server="2.51.0")
+    local = make_fingerprint(machine, ["onnxruntime"], target="local", server="2.51.0")
+    assert embedded.backends[0].startswith("onnxruntime 1.")
+    assert embedded.backends[1] == "python"
+    assert local.backends == ("onnxruntime",)
+    assert "Some CPU, 2 CPUs · embedded server 2.51.0, onnxruntime 1." in str(embedded)
 
 
 # -- refused resumes ----------------------------------------------------------------------------------------------
 
 
-def table(path: Path, one: Fingerprint | None) -> TrialsTable:
-    return TrialsTable(path, "m", {}, one.id if one else "", one.cpu_count if one else None)
+def open_table(path: Path, fingerprint: Fingerprint | None) -> TrialsTable:
+    return TrialsTable(
+        path, "m", {}, fingerprint.id if fingerprint else "", fingerprint.cpu_count if fingerprint else None
+    )
 
 
-def append(path: Path, one: Fingerprint | None, number: int = 0, concurrency: int = 1) -> None:
-    table(path, one).append(
+def append_measurement(path: Path, fingerprint: Fingerprint | None, number: int = 0, concurrency: int = 1) -> None:
+    open_table(path, fingerprint).append(
         Trial(number, Candidate(8)), LoadPoint(1, concurrency), measurement(100 * concurrency + number, 1)
     )
 
 
-def test_a_table_with_rows_of_another_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_table_with_another_fingerprint_is_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
-    append(path, THERE)
-    append(path, THERE, concurrency=2)
-    assert len(table(path, THERE).read()[0].measurements) == 2
-    assert len(table(path, None).read()[0].measurements) == 2, "to verify a run elsewhere is no ranking"
+    append_measurement(path, THERE)
+    append_measurement(path, THERE, concurrency=2)
+    assert len(open_table(path, THERE).read()[0].measurements) == 2
+    assert len(open_table(path, None).read()[0].measurements) == 2, "to verify a run elsewhere is no ranking"
     refused = rf":2: was measured with another device, server or perf_analyzer \({THERE.id}, this is "
     with pytest.raises(BadInputError, match=refused):
-        table(path, HERE).read()
+        open_table(path, HERE).read()
 
 
 def test_a_table_without_fingerprints_is_continued_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
-    append(path, HERE)
-    without = [line.rsplit(",", 2)[0] for line in path.read_text().splitlines()]
-    path.write_text("".join(f"{line}\n" for line in without))
-    again = table(path, HERE)
-    again.read()
-    again.append(Trial(0, Candidate(8)), LoadPoint(1, 2), measurement(2, 1))
-    assert len(table(path, HERE).read()[0].measurements) == 2
+    append_measurement(path, HERE)
+    lines = [line.rsplit(",", 2)[0] for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    continued = open_table(path, HERE)
+    continued.read()
+    continued.append(Trial(0, Candidate(8)), LoadPoint(1, 2), measurement(2, 1))
+    assert len(open_table(path, HERE).read()[0].measurements) == 2
     assert "fingerprint" not in path.read_text()
     assert "cpu_count" not in path.read_text()
 
 
-def test_a_run_of_another_is_not_resumed(tmp_path: Path) -> None:
+def test_a_run_with_another_fingerprint_is_not_resumed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_info(RunOptions("m"), {"fingerprint": THERE.to_document()})
     folder.refuse_other(THERE)
@@ -139,7 +141,7 @@ def test_a_run_of_another_is_not_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["study.journal", "sqlite:///{}/s.db"])
-def test_a_shared_study_of_another_is_refused(tmp_path: Path, storage: str) -> None:
+def test_a_shared_study_with_another_fingerprint_is_refused(tmp_path: Path, storage: str) -> None:
     where = storage.format(tmp_path) if "://" in storage else str(tmp_path / storage)
     problem = Problem("m", SearchSpace((4, 8)), 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
     for _ in range(2):
@@ -155,33 +157,40 @@ def test_a_shared_study_of_another_is_refused(tmp_path: Path, storage: str) -> N
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Path:
+def table_of_two_machines(tmp_path: Path) -> Path:
     """Return a table of two machines; the second one is faster at concurrency 2."""
     path = tmp_path / "both.csv"
     for concurrency in (1, 2):
-        append(path, HERE, 0, concurrency)
-        append(path, THERE, 7, concurrency)
+        append_measurement(path, HERE, 0, concurrency)
+        append_measurement(path, THERE, 7, concurrency)
     return path
 
 
-def test_each_is_a_recording_of_its_own(both: Path) -> None:
-    first, second = read_recordings(both)
+def test_each_fingerprint_of_a_table_is_a_recording_of_its_own(table_of_two_machines: Path) -> None:
+    first, second = read_recordings(table_of_two_machines)
     assert (first.fingerprint, second.fingerprint) == (HERE.id, THERE.id)
     assert (first.cpu_count, second.cpu_count) == (2, 4)
-    bests = [one.best(recorded_problem(one, {})) for one in (first, second)]
-    assert [best and best.measurement.throughput_infer_per_sec for best in bests] == [200, 207]
-    assert [best and best.line for best in bests] == [4, 5], "lines are those of the file"
+    best_points = [recording.best(recorded_problem(recording, {})) for recording in (first, second)]
+    assert [best_point and best_point.measurement.throughput_infer_per_sec for best_point in best_points] == [
+        200,
+        207,
+    ]
+    assert [best_point and best_point.line for best_point in best_points] == [4, 5], "lines are those of the file"
     with pytest.raises(BadInputError, match="has rows of 2 devices or servers; keep only those of one"):
-        read_recording(both)
+        read_recording(table_of_two_machines)
 
 
-def test_they_are_ranked_one_at_a_time(both: Path, sandbox: Sandbox, called_tune: Tune) -> None:
-    ended = called_tune("replay", "--search", "random", "--json", both)
-    assert ended.stderr_lines == [f"tune: {both}: measured on 2 devices or servers, which are searched separately"]
+def test_replay_searches_each_fingerprint_separately(
+    table_of_two_machines: Path, sandbox: Sandbox, called_tune: Tune
+) -> None:
+    ended = called_tune("replay", "--search", "random", "--json", table_of_two_machines)
+    assert ended.stderr_lines == [
+        f"tune: {table_of_two_machines}: measured on 2 devices or servers, which are searched separately"
+    ]
     documents = json.loads(ended.stdout)
     lines = {name: document["random"]["best_in_table"]["line"] for name, document in documents.items()}
     assert lines == {HERE.id: 4, THERE.id: 5}
-    text = called_tune("replay", "--search", "random", both).stdout
+    text = called_tune("replay", "--search", "random", table_of_two_machines).stdout
     assert f"({HERE.id})" in text
     assert f"({THERE.id})" in text
 

@@ -1,13 +1,11 @@
-"""Tests of GPU telemetry with the real pynvml on a fake NVML library, with Triton's metrics, and without both."""
+"""Tests of GPU telemetry with the real pynvml on a fake NVML library, with Triton's metrics, and with neither."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from optimizer.machine.gpu_telemetry import (
 from optimizer.machine.metrics_page import parse_metrics_page
 from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, GpuReading, filter_visible, gpus_used_by, mps_share
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
+from tests.telemetry_fakes import metrics_server
 
 __all__ = ["nvml", "nvml_library"]
 
@@ -64,14 +63,14 @@ def recorded(nvml: StandIn, *, environment: dict[str, str] | None = None, **sett
 UNKNOWN = dict.fromkeys(
     ("gpu_utilization", "gpu_memory_bytes", "gpu_power_watts", "gpu_sm_clock_mhz", "gpu_memory_clock_mhz")
 ) | {"gpu_throttling": ""}
-OTHERS = {**A100, "utilization": 10, "power": 60_000, "process": ["999999 7000000000"]}
+OTHER_GPU = {**A100, "utilization": 10, "power": 60_000, "process": ["999999 7000000000"]}
 
 # -- through NVML -----------------------------------------------------------------------------------------------
 
 
-def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
+def test_metrics_are_those_of_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
     """Another process uses the other GPU. The fake energy counter adds 400 J to each reading; the power is 9 kW."""
-    nvml.set_answers(OTHERS, {**A100, "process": ["999999 5000000000", "SELF 3000000000"], "power": 9_000_000})
+    nvml.set_answers(OTHER_GPU, {**A100, "process": ["999999 5000000000", "SELF 3000000000"], "power": 9_000_000})
     usage = recorded(nvml, seconds=2)
     assert 0 < usage.pop("gpu_power_watts") <= 400 / INTERVAL_SECONDS
     assert usage == {
@@ -86,27 +85,27 @@ def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
 def test_a_gpu_on_which_the_server_only_has_its_memory_pool_does_not_count(nvml: StandIn) -> None:
     """Triton allocates a pool on each GPU that it sees, also on those without instances."""
     for gpus, utilization, memory in (([1], 0.75, 3e9), ([0, 1], 0.425, 3.5e9), (None, 0.425, 3.5e9)):
-        nvml.set_answers({**OTHERS, "process": ["SELF 500000000"]}, {**A100, "process": ["SELF 3000000000"]})
+        nvml.set_answers({**OTHER_GPU, "process": ["SELF 500000000"]}, {**A100, "process": ["SELF 3000000000"]})
         usage = recorded(nvml, gpus=gpus)
         assert usage["gpu_utilization"] == pytest.approx(utilization)
         assert usage["gpu_memory_bytes"] == memory
 
 
-def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
+def test_without_processes_the_instance_groups_choose_the_gpus(nvml: StandIn) -> None:
     """Processes have other IDs in a container, so memory and power are those of the device."""
     no_counter = {**A100, "energy": "error 3"}
-    nvml.set_answers(OTHERS, no_counter)
+    nvml.set_answers(OTHER_GPU, no_counter)
     usage = recorded(nvml, gpus=[1])
     assert (usage["gpu_memory_bytes"], usage["gpu_power_watts"]) == (10 << 30, 250)
-    both = recorded(nvml)
-    assert (both["gpu_memory_bytes"], both["gpu_power_watts"]) == (20 << 30, 310)
-    chosen = recorded(nvml, environment={"CUDA_VISIBLE_DEVICES": "GPU-1"}, gpus=[0])
-    assert chosen == usage
+    usage_of_both = recorded(nvml)
+    assert (usage_of_both["gpu_memory_bytes"], usage_of_both["gpu_power_watts"]) == (20 << 30, 310)
+    usage_of_visible = recorded(nvml, environment={"CUDA_VISIBLE_DEVICES": "GPU-1"}, gpus=[0])
+    assert usage_of_visible == usage
     assert recorded(nvml, gpus=[]) == UNKNOWN
 
 
 def test_the_power_now_is_preferred_to_the_mean_over_a_second(nvml: StandIn) -> None:
-    """Without an energy counter, or in a load too short for it, the readings count."""
+    """The readings count if there is no energy counter, or if the load is too short for it."""
     for instant, watts in ((400_000, 400), ("error 3", 250)):
         nvml.set_answers({**A100, "energy": "error 3", "instant_power": instant})
         assert recorded(nvml)["gpu_power_watts"] == watts
@@ -118,10 +117,10 @@ def test_a_reading_that_the_device_refuses_is_unknown(nvml: StandIn) -> None:
 
 
 def test_under_mig_only_the_memory_of_processes_is_the_servers(nvml: StandIn) -> None:
-    cut = {**A100, "mig": 1}
-    nvml.set_answers({**cut, "process": ["SELF 1000", "SELF 500"]})
+    partitioned = {**A100, "mig": 1}
+    nvml.set_answers({**partitioned, "process": ["SELF 1000", "SELF 500"]})
     assert recorded(nvml) == UNKNOWN | {"gpu_memory_bytes": 1500}
-    nvml.set_answers(cut)
+    nvml.set_answers(partitioned)
     assert recorded(nvml) == UNKNOWN
 
 
@@ -168,11 +167,11 @@ def test_the_doctor_names_gpus_driver_and_faults(nvml: StandIn) -> None:
 
 # -- the GPUs of the server -------------------------------------------------------------------------------------
 
-FOUR = tuple(Gpu(i, "A", f"GPU-{letter}0", False, None) for i, letter in enumerate("abca"))
+FOUR_GPUS = tuple(Gpu(i, "A", f"GPU-{letter}0", False, None) for i, letter in enumerate("abca"))
 
 
 @pytest.mark.parametrize(
-    ("chosen", "seen"),
+    ("variable", "visible"),
     [
         ("2,0", [2, 0]),
         ("", []),
@@ -184,30 +183,33 @@ FOUR = tuple(Gpu(i, "A", f"GPU-{letter}0", False, None) for i, letter in enumera
         ("MIG-1234", [1]),
     ],
 )
-def test_cuda_visible_devices(chosen: str, seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_visible_devices_limits_the_gpus(
+    variable: str, visible: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("optimizer.machine.nvml.parent_of_mig", {"MIG-1234": "GPU-b0"}.get)
-    assert [gpu.index for gpu in filter_visible(FOUR, chosen)] == seen
+    assert [gpu.index for gpu in filter_visible(FOUR_GPUS, variable)] == visible
 
 
-def test_on_the_cpu_there_are_none() -> None:
-    assert gpus_used_by({1}, FOUR, ()) == ()
+def test_a_server_on_the_cpu_uses_no_gpus() -> None:
+    assert gpus_used_by({1}, FOUR_GPUS, ()) == ()
 
 
 # -- summaries of readings --------------------------------------------------------------------------------------
 
 
-def test_before_and_after_the_load_does_not_count() -> None:
+def test_readings_before_and_after_the_load_do_not_count() -> None:
+    values = [(0, 50, 9), (0.8, 300, 5), (0, 100, 5), (1.0, 200, 6), (0, 50, 1)]
     samples = [
-        {"a": GpuReading(0.1 * i, utilization=u, power_watts=p, memory_bytes=m)}
-        for i, (u, p, m) in enumerate([(0, 50, 9), (0.8, 300, 5), (0, 100, 5), (1.0, 200, 6), (0, 50, 1)])
+        {"a": GpuReading(0.1 * i, utilization=utilization, power_watts=watts, memory_bytes=memory)}
+        for i, (utilization, watts, memory) in enumerate(values)
     ]
     usage = summarize(samples)
     assert usage == ResourceUsage(gpu_utilization=0.6, gpu_memory_bytes=9, gpu_power_watts=200)
 
 
 def test_a_sum_is_unknown_if_one_gpu_gives_no_reading() -> None:
-    one = GpuReading(0.0, utilization=0.5, power_watts=100, memory_bytes=1.0, sm_clock_mhz=1000)
-    sample = {"a": one, "b": replace(one, power_watts=None, utilization=None, memory_bytes=2.0)}
+    reading = GpuReading(0.0, utilization=0.5, power_watts=100, memory_bytes=1.0, sm_clock_mhz=1000)
+    sample = {"a": reading, "b": replace(reading, power_watts=None, utilization=None, memory_bytes=2.0)}
     assert summarize([sample]) == ResourceUsage(gpu_memory_bytes=3, gpu_sm_clock_mhz=1000)
     assert summarize([]) == ResourceUsage()
 
@@ -222,8 +224,8 @@ def test_a_counter_that_does_not_change_is_ignored() -> None:
 @pytest.mark.parametrize(("seconds", "watts"), [(1.0, 280), (1.9, 280), (3.6, 300), (5.0, 300), (9.0, 300)])
 def test_the_energy_of_triton_counts_between_its_updates(seconds: float, watts: float) -> None:
     """A GPU takes 300 W, Triton updates its counter every 2 s, and its reading of the power is 280 W."""
-    times = [0.55 + 0.1 * i for i in range(int(10 * seconds) + 1)]
-    samples = [{"a": GpuReading(t, power_watts=280, energy_joules=600.0 * (t // 2))} for t in times]
+    times_s = [0.55 + 0.1 * i for i in range(int(10 * seconds) + 1)]
+    samples = [{"a": GpuReading(time_s, power_watts=280, energy_joules=600.0 * (time_s // 2))} for time_s in times_s]
     assert summarize(samples).gpu_power_watts == pytest.approx(watts)
 
 
@@ -238,7 +240,7 @@ def test_a_value_of_triton_from_before_the_load_does_not_count() -> None:
     assert summarize_updates([]) == ResourceUsage()
 
 
-def test_lowered_clocks_are_counted() -> None:
+def test_a_note_counts_the_measurements_with_lowered_clocks() -> None:
     assert throttle_note(["", ""]) is None
     note = throttle_note(["", "temperature", "power limit, temperature", ""])
     assert str(note) == "the GPU lowered its clocks in 2 of 4 measurements: power limit, temperature"
@@ -253,7 +255,7 @@ def test_lowered_clocks_are_counted() -> None:
         ([0x21, 0x44], "power limit, temperature, temperature limit of the hardware"),
     ],
 )
-def test_clocks_that_a_gpu_lowered(bits: list[int], words: str) -> None:
+def test_the_reasons_for_lowered_clocks_are_described(bits: list[int], words: str) -> None:
     assert describe_throttling(bits) == words
 
 
@@ -281,22 +283,8 @@ TWO_GPUS = METRICS + METRICS.replace("GPU-10000000-0000", "GPU-20000000-0000")
 def metrics(request: pytest.FixtureRequest) -> Iterator[str]:
     """Return the address of the metrics of a Triton server, in which an energy counter advances."""
     page, energies = getattr(request, "param", METRICS), itertools.count(1200)
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page.replace("1.2e3", str(next(energies))).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with metrics_server(lambda: page.replace("1.2e3", str(next(energies)))) as address:
+        yield address
 
 
 def test_a_zero_from_triton_is_unknown() -> None:
@@ -312,8 +300,8 @@ def test_readings_are_unknown_if_no_server_answers() -> None:
 def test_the_servers_metrics_complete_the_readings_of_nvml(nvml: StandIn, metrics: str) -> None:
     """They fill unknown values with MIG and without NVML, for the GPUs that the server's processes use."""
     from_triton = {"gpu_utilization": 0.42, "gpu_memory_bytes": 2048000000.0, "gpu_power_watts": 181.5}
-    cut = {**A100, "mig": 1}
-    nvml.set_answers(cut, {**cut, "process": ["SELF 1000"]})
+    partitioned = {**A100, "mig": 1}
+    nvml.set_answers(partitioned, {**partitioned, "process": ["SELF 1000"]})
     assert recorded(nvml, metrics=metrics, seconds=0.4) == UNKNOWN | from_triton | {"gpu_memory_bytes": 1000}
     nvml.set_answers(init="error 18")
     assert recorded(nvml, metrics=metrics, seconds=0.4) == UNKNOWN | from_triton

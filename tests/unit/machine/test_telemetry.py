@@ -33,12 +33,13 @@ from optimizer.machine.conditions import (
     tree_memory_bytes,
 )
 from tests.command_fixtures import eventually
+from tests.programs import write_program
 
-HERE = Endpoint("model", Candidate(1), server_pid=os.getpid())
+ENDPOINT = Endpoint("model", Candidate(1), server_pid=os.getpid())
 
 
 @pytest.fixture
-def family() -> Iterator[tuple[int, int]]:
+def parent_and_child() -> Iterator[tuple[int, int]]:
     """Yield a process and its child, and kill them at the end."""
     script = "sleep 600 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0) as parent:
@@ -69,27 +70,27 @@ def test_the_share_of_others_is_the_time_that_the_run_did_not_use(
     assert after.others_since(before) == pytest.approx(expected)
 
 
-def test_a_kernel_that_counts_nothing_is_unknown() -> None:
+def test_without_cpu_times_the_share_of_other_processes_is_unknown() -> None:
     assert math.isnan(CpuUsage(0.0, 0.0, 2.0).others_since(CpuUsage(0.0, 0.0, 1.0)))
 
 
 def test_only_the_selected_cpus_are_counted() -> None:
-    every = CpuUsage.now()
-    one = CpuUsage.now([min(os.sched_getaffinity(0))])
-    assert 0 < one.busy_seconds <= one.total_seconds
-    assert one.total_seconds == pytest.approx(every.total_seconds / len(os.sched_getaffinity(0)), rel=0.2)
+    all_cpus = CpuUsage.now()
+    first_cpu = CpuUsage.now([min(os.sched_getaffinity(0))])
+    assert 0 < first_cpu.busy_seconds <= first_cpu.total_seconds
+    assert first_cpu.total_seconds == pytest.approx(all_cpus.total_seconds / len(os.sched_getaffinity(0)), rel=0.2)
     assert CpuUsage.now([8191]).total_seconds == 0
 
 
-def test_the_run_is_its_process_and_all_below(family: tuple[int, int]) -> None:
-    assert {os.getpid(), *family} <= process_tree(os.getpid())
+def test_the_processes_of_a_run_are_its_process_and_all_descendants(parent_and_child: tuple[int, int]) -> None:
+    assert {os.getpid(), *parent_and_child} <= process_tree(os.getpid())
 
 
 @pytest.mark.parametrize("tree", [tree_by_children, tree_by_parents])
 def test_a_process_tree_follows_children_and_parents(
-    tree: Callable[[Iterable[int]], set[int]], family: tuple[int, int]
+    tree: Callable[[Iterable[int]], set[int]], parent_and_child: tuple[int, int]
 ) -> None:
-    parent, child = family
+    parent, child = parent_and_child
     assert tree([parent]) == tree([child, parent]) == {parent, child}
     assert tree([child]) == {child}
     assert tree([]) == set()
@@ -109,13 +110,13 @@ def test_the_time_of_ended_processes_counts_for_the_run() -> None:
     times.append(os.times())
     subprocess.run(["sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"], check=True)
     times.append(os.times())
-    own = CpuUsage.now().run_seconds - before
+    run_seconds = CpuUsage.now().run_seconds - before
     times.append(os.times())
     earliest, early, late, latest = (sum(counted[:4]) for counted in times)  # CPU seconds of this process and others
     child = times[2].children_user - times[1].children_user
     rounding = 0.05  # the kernel counts ticks of 10 ms
-    assert late - early - rounding <= own <= latest - earliest + rounding
-    assert own > child / 2 > 0
+    assert late - early - rounding <= run_seconds <= latest - earliest + rounding
+    assert run_seconds > child / 2 > 0
 
 
 def test_a_server_that_is_no_child_is_the_runs_too() -> None:
@@ -137,11 +138,11 @@ def test_a_server_that_is_no_child_is_the_runs_too() -> None:
         os.kill(server, signal.SIGTERM)  # ``timeout`` forwards it
 
 
-def test_memory_of_a_tree(family: tuple[int, int]) -> None:
-    both, child = tree_memory_bytes(family[0]), tree_memory_bytes(family[1])
-    assert both is not None
-    assert child is not None
-    assert both > child > 0
+def test_the_memory_of_a_process_tree_includes_its_children(parent_and_child: tuple[int, int]) -> None:
+    tree_bytes, child_bytes = tree_memory_bytes(parent_and_child[0]), tree_memory_bytes(parent_and_child[1])
+    assert tree_bytes is not None
+    assert child_bytes is not None
+    assert tree_bytes > child_bytes > 0
     assert tree_memory_bytes(None) is None
 
 
@@ -151,8 +152,8 @@ def test_memory_of_a_process_that_has_ended_is_unknown() -> None:
     assert tree_memory_bytes(ended.pid) is None
 
 
-def test_a_recording_tells_the_share() -> None:
-    with ProcessTelemetry().record(HERE) as usage:
+def test_a_recording_has_the_cpu_share_of_other_processes() -> None:
+    with ProcessTelemetry().record(ENDPOINT) as usage:
         assert usage.other_cpu_share is None
         subprocess.run(["sleep", "0.05"], check=True)
     assert usage.other_cpu_share is not None
@@ -161,7 +162,7 @@ def test_a_recording_tells_the_share() -> None:
 
 
 def test_a_load_generator_in_a_container_does_not_count_as_another_program() -> None:
-    with ProcessTelemetry(load_in_container=True).record(HERE) as usage:
+    with ProcessTelemetry(load_in_container=True).record(ENDPOINT) as usage:
         subprocess.run(["sleep", "0.05"], check=True)
     assert usage.other_cpu_share is None
     assert usage.server_memory_bytes
@@ -170,9 +171,7 @@ def test_a_load_generator_in_a_container_does_not_count_as_another_program() -> 
 @pytest.fixture
 def docker_proxy(tmp_path: Path) -> Iterator[int]:
     """Yield a busy process with the name and arguments of the proxy of port 40001, which is no child of the tests."""
-    program = tmp_path / "docker-proxy"
-    program.write_text("#!/bin/sh\nwhile :; do :; done\n")
-    program.chmod(0o755)
+    program = write_program(tmp_path / "docker-proxy", "#!/bin/sh\nwhile :; do :; done\n")
     command = f"{program} -proto tcp -host-ip 127.0.0.1 -host-port 40001 -container-port 8001"
     started = subprocess.run(["sh", "-c", f"{command} >&- 2>&- & echo $!"], stdout=subprocess.PIPE, check=True)
     pid = int(started.stdout)
@@ -186,7 +185,7 @@ def test_the_proxy_of_a_container_does_not_count_as_another_program(docker_proxy
         times = psutil.Process(docker_proxy).cpu_times()
         return times.user + times.system
 
-    published, unpublished = replace(HERE, grpc="127.0.0.1:40001"), replace(HERE, grpc="127.0.0.1:4000")
+    published, unpublished = replace(ENDPOINT, grpc="127.0.0.1:40001"), replace(ENDPOINT, grpc="127.0.0.1:4000")
     telemetry, start_seconds = ProcessTelemetry(), cpu_seconds()
     with telemetry.record(unpublished) as with_proxy, telemetry.record(published) as without_proxy:
         assert eventually(lambda: cpu_seconds() > start_seconds + 0.3, 60)
@@ -196,13 +195,13 @@ def test_the_proxy_of_a_container_does_not_count_as_another_program(docker_proxy
 
 
 def test_the_resources_of_some_of_the_servers_do_not_pass_as_those_of_all() -> None:
-    with ProcessTelemetry().record(replace(HERE, replicas=(replace(HERE, server_pid=None),))) as samples:
+    with ProcessTelemetry().record(replace(ENDPOINT, replicas=(replace(ENDPOINT, server_pid=None),))) as samples:
         pass
     assert samples == ResourceUsage()
 
 
 def test_the_resources_of_a_remote_server_are_unknown() -> None:
-    with ProcessTelemetry().record(replace(HERE, server_pid=None)) as samples:
+    with ProcessTelemetry().record(replace(ENDPOINT, server_pid=None)) as samples:
         pass
     assert samples == ResourceUsage()
 
