@@ -105,12 +105,12 @@ def test_refused_values_are_exceptions(keywords: dict[str, Any], message: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_tables_have_types_and_every_measurement() -> None:
+def test_the_tables_of_a_run_have_types_and_every_measurement() -> None:
     run = load_run(SAMPLE)
-    raw = pd.read_csv(SAMPLE / "trials.csv")
-    assert len(run.trials) == len(raw)
-    assert run.trials.throughput_infer_per_sec.sum() == pytest.approx(raw.throughput_infer_per_sec.sum())
-    assert run.trials.confirmation.notna().sum() == raw.confirmation.notna().sum()
+    raw_table = pd.read_csv(SAMPLE / "trials.csv")
+    assert len(run.trials) == len(raw_table)
+    assert run.trials.throughput_infer_per_sec.sum() == pytest.approx(raw_table.throughput_infer_per_sec.sum())
+    assert run.trials.confirmation.notna().sum() == raw_table.confirmation.notna().sum()
     types = run.trials.dtypes.astype(str)
     assert (types.trial, types.stable, types.latency_p95_ms, types.reason) == (
         "Int64",
@@ -119,17 +119,19 @@ def test_tables_have_types_and_every_measurement() -> None:
         "string",
     )
     assert run.recommended is not None
-    best = run.confirmations[run.confirmations.verdict == "PASS"].iloc[0]
-    assert best.trial == run.recommended.trial
-    assert best.throughput_infer_per_sec_low < best.throughput_infer_per_sec < best.throughput_infer_per_sec_high
+    passed = run.confirmations[run.confirmations.verdict == "PASS"].iloc[0]
+    assert passed.trial == run.recommended.trial
+    assert (
+        passed.throughput_infer_per_sec_low < passed.throughput_infer_per_sec < passed.throughput_infer_per_sec_high
+    )
     assert run.pareto.throughput_infer_per_sec.is_monotonic_decreasing
     assert run.configs == {"dlrm": (SAMPLE / "best/config.pbtxt").read_text()}
     assert (run.verdict, run.undecided_cause) == ("PASS", None)
     assert run.confirmation is not None
     assert "expected share of requests over the bound" in str(run.confirmation["estimand"])
     assert run.confirmation["throughput_infer_per_sec"] == [
-        best.throughput_infer_per_sec_low,
-        best.throughput_infer_per_sec_high,
+        passed.throughput_infer_per_sec_low,
+        passed.throughput_infer_per_sec_high,
     ]
 
 
@@ -158,14 +160,16 @@ def test_a_run_that_measured_nothing_has_empty_tables(tmp_path: Path) -> None:
 
 def test_a_notebook_shows_the_answer_and_no_markup_of_a_model(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
-    info = folder / "run.json"
-    info.write_text(info.read_text().replace('"model": "dlrm",\n    "facts"', '"model": "<b>x</b>",\n    "facts"'))
-    table = folder / "trials.csv"
-    table.write_text(table.read_text().replace("\ndlrm,", "\n<b>x</b>,"))
-    shown = load_run(folder)._repr_html_()
-    assert "<b>" not in shown
-    assert "PASS at 13,400 ± 500 infer/s, p95 18.5" in shown
-    assert "PASS: the SLA is met at 99 % confidence" in shown
+    info_path = folder / "run.json"
+    info_path.write_text(
+        info_path.read_text().replace('"model": "dlrm",\n    "facts"', '"model": "<b>x</b>",\n    "facts"')
+    )
+    table_path = folder / "trials.csv"
+    table_path.write_text(table_path.read_text().replace("\ndlrm,", "\n<b>x</b>,"))
+    page = load_run(folder)._repr_html_()
+    assert "<b>" not in page
+    assert "PASS at 13,400 ± 500 infer/s, p95 18.5" in page
+    assert "PASS: the SLA is met at 99 % confidence" in page
 
 
 def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -12,8 +12,8 @@ from optimizer.cli.commands import COMMANDS, overview
 from optimizer.options.table import GROUPS, OPTIONS
 
 COLUMNS, LINES = 80, 24
-OF_THE_PARSER = {"--no-color", "--help-all"}
-OF_EACH_COMMAND = {"--help", "--no-color"}
+PARSER_FLAGS = {"--no-color", "--help-all"}
+COMMON_FLAGS = {"--help", "--no-color"}
 FLAG = "--[a-z][a-z0-9-]*"
 
 
@@ -27,7 +27,7 @@ def help_of_run(flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 def flags(text: str) -> list[str]:
     shown = re.findall(r"^  (?:-\w \w+, )?(--[a-z0-9-]+)", text, re.MULTILINE)
-    return [flag for flag in shown if flag not in OF_THE_PARSER]
+    return [flag for flag in shown if flag not in PARSER_FLAGS]
 
 
 def groups(text: str) -> list[str]:
@@ -76,4 +76,4 @@ def test_the_reference_has_each_option_of_a_help(command: str, monkeypatch: pyte
     shown = import_module(f"optimizer.cli.{command}").build_parser().format_help()
     section = reference.commands_page().partition(f"\n## tune {command}\n")[2].partition("\n## ")[0]
     assert section
-    assert set(re.findall(FLAG, shown)) - OF_EACH_COMMAND == set(re.findall(FLAG, section))
+    assert set(re.findall(FLAG, shown)) - COMMON_FLAGS == set(re.findall(FLAG, section))

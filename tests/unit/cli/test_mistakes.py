@@ -13,41 +13,47 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.errors import BadInputError
 
-ALL = "`tune run --help-all` shows the options"
+ALL_OPTIONS = "`tune run --help-all` shows the options"
 TIME_RULE = "write a positive time such as 20ms, 0.02s or 500us"
 FLAGS = [
-    ("--slap95 20ms dlrm", f"--slap95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
-    ("--SLA_P95=20ms dlrm", f"--SLA_P95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
-    ("-sla-p95 20ms dlrm", f"-sla-p95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
-    ("--sla-p95 20ms dlrm --bugdet 5m", f"--bugdet is not an option of `tune run`; did you mean --budget? {ALL}"),
-    ("--server_cpu=0 dlrm", f"--server_cpu is not an option of `tune run`; did you mean --server-cpus? {ALL}"),
+    ("--slap95 20ms dlrm", f"--slap95 is not an option of `tune run`; did you mean --sla-p95? {ALL_OPTIONS}"),
+    ("--SLA_P95=20ms dlrm", f"--SLA_P95 is not an option of `tune run`; did you mean --sla-p95? {ALL_OPTIONS}"),
+    ("-sla-p95 20ms dlrm", f"-sla-p95 is not an option of `tune run`; did you mean --sla-p95? {ALL_OPTIONS}"),
+    (
+        "--sla-p95 20ms dlrm --bugdet 5m",
+        f"--bugdet is not an option of `tune run`; did you mean --budget? {ALL_OPTIONS}",
+    ),
+    (
+        "--server_cpu=0 dlrm",
+        f"--server_cpu is not an option of `tune run`; did you mean --server-cpus? {ALL_OPTIONS}",
+    ),
     (
         "--sla 20ms dlrm",
         "--sla 20ms: write METRIC<=TIME, such as p99.9<=30ms or ttft-p99.5<=200ms",
     ),
     (
         "--max-instances=2 dlrm",
-        f"--max-instances is not an option of `tune run`; did you mean --max-instance-count? {ALL}",
+        f"--max-instances is not an option of `tune run`; did you mean --max-instance-count? {ALL_OPTIONS}",
     ),
-    ("-budget 5m dlrm", f"-budget is not an option of `tune run`; did you mean --budget? {ALL}"),
+    ("-budget 5m dlrm", f"-budget is not an option of `tune run`; did you mean --budget? {ALL_OPTIONS}"),
     (
         "--concurrency 4 dlrm",
         "--concurrency is not an option of `tune run`; the concurrency is searched; limit it in a profile, or "
-        f"measure given values with `tune sweep --concurrency`; {ALL}",
+        f"measure given values with `tune sweep --concurrency`; {ALL_OPTIONS}",
     ),
     (
         "--latency-threshold 20 dlrm",
         "--latency-threshold is not an option of `tune run`; a bound on the latency is written --sla-p95 20ms; "
-        f"{ALL}",
+        f"{ALL_OPTIONS}",
     ),
-    ("-m dlrm", f"-m is not an option of `tune run`; write the model without an option; {ALL}"),
+    ("-m dlrm", f"-m is not an option of `tune run`; write the model without an option; {ALL_OPTIONS}"),
     ("--sla-p95 20ms --sla-p95 30ms dlrm", "--sla-p95 30ms: it was given before as 20ms; leave one out"),
     ("--max-memory=5GiB --max-memory 3GiB dlrm", "--max-memory 3GiB: it was given before as 5GiB; leave one out"),
-    ("--frob dlrm", f"--frob is not an option of `tune run`; {ALL}"),
-    ("--budget --max-trials 3 dlrm", f"argument --budget: expected one argument; {ALL}"),
-    ("--budget -- dlrm", f"--budget --: -- only marks the end of the options; write a value; {ALL}"),
-    ("--out=-- dlrm", f"--out --: -- only marks the end of the options; write a value; {ALL}"),
-    ("dlrm mlp", f"unrecognized arguments: mlp; {ALL}"),
+    ("--frob dlrm", f"--frob is not an option of `tune run`; {ALL_OPTIONS}"),
+    ("--budget --max-trials 3 dlrm", f"argument --budget: expected one argument; {ALL_OPTIONS}"),
+    ("--budget -- dlrm", f"--budget --: -- only marks the end of the options; write a value; {ALL_OPTIONS}"),
+    ("--out=-- dlrm", f"--out --: -- only marks the end of the options; write a value; {ALL_OPTIONS}"),
+    ("dlrm mlp", f"unrecognized arguments: mlp; {ALL_OPTIONS}"),
     ("--sla-p95 20 dlrm", "--sla-p95 20: a unit is missing: 20ms?"),
     ("--sla-p101 20ms dlrm", f"--sla-p101 20ms: {PERCENTILE_RULE}"),
     ("--sla-p-5 20ms dlrm", f"--sla-p-5 20ms: {PERCENTILE_RULE}"),
@@ -58,7 +64,7 @@ FLAGS = [
         "--sla-ttft-p 20ms: the percentile is missing; write it behind the p, such as --sla-ttft-p95 20ms",
     ),
     ("--sla-p95= dlrm", f"--sla-p95 '': the time is missing; {TIME_RULE}"),
-    ("--sla-p99.9", f"--sla-p99.9: expected one argument, as in --sla-p99.9 20ms; {ALL}"),
+    ("--sla-p99.9", f"--sla-p99.9: expected one argument, as in --sla-p99.9 20ms; {ALL_OPTIONS}"),
     ("--sla-p95 abc dlrm", f"--sla-p95 abc: this is not a number with a unit of time; {TIME_RULE}"),
     ("--sla-p95 20MS dlrm", f"--sla-p95 20MS: the unit is none of us, ms, s, m, min, h; {TIME_RULE}"),
     ("--sla-p95 -1ms dlrm", f"--sla-p95 -1ms: a time is never negative; {TIME_RULE}"),
@@ -118,18 +124,18 @@ def test_a_sweep_that_was_begun_with_an_earlier_name_of_an_option_is_refused(fol
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("words", "meant"),
+    ("words", "command"),
     [
         (["reprot", "RUN"], "`tune report`"),
         (["doctr"], "`tune doctor`"),
         (["verif", "RUN", "--fresh"], "`tune verify`"),
     ],
 )
-def test_a_misspelt_command_is_proposed(words: list[str], meant: str) -> None:
+def test_a_misspelt_command_is_proposed(words: list[str], command: str) -> None:
     with pytest.raises(BadInputError) as caught:
         refuse_misspelt_command(words)
     assert str(caught.value) == (
-        f"no command or model '{words[0]}'; did you mean {meant}? `tune --help` lists the commands, `tune models` "
+        f"no command or model '{words[0]}'; did you mean {command}? `tune --help` lists the commands, `tune models` "
         "the models"
     )
 

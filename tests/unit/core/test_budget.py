@@ -31,27 +31,27 @@ def test_each_start_of_a_server_is_spent() -> None:
 def test_the_search_of_another_worker_is_not_spent() -> None:
     """Its rows have no measure_seconds. Its fresh servers were started by this worker."""
     copied = Measurement(100.0, stable=True)
-    theirs = Trial(0, Candidate(4), ((LOAD, copied), (LOAD, copied)), deploy_seconds=30.0)
-    assert spent_seconds([theirs] * 20) == 0
+    trial_of_other_worker = Trial(0, Candidate(4), ((LOAD, copied), (LOAD, copied)), deploy_seconds=30.0)
+    assert spent_seconds([trial_of_other_worker] * 20) == 0
     windows = tuple(ConfirmationWindow(server, LOAD, WINDOW, 0.005) for server in (1, 1, 2, 2))
-    assert spent_seconds([replace(theirs, confirmations=windows)]) == 2 * 30 + 4 * 2
+    assert spent_seconds([replace(trial_of_other_worker, confirmations=windows)]) == 2 * 30 + 4 * 2
     lost = Measurement(None, reason="the load generator failed")
     assert spent_seconds([Trial(0, Candidate(4), ((LOAD, lost),), deploy_seconds=30.0)]) == 30
 
 
 def test_the_time_of_a_cluster_is_that_of_the_workers_which_measured() -> None:
     """Eight workers measure for 360 s each, and one of them confirms for 100 s."""
-    slow, check = replace(WINDOW, measure_seconds=90.0), replace(WINDOW, measure_seconds=100.0)
-    trials = [Trial(number, Candidate(number), ((LOAD, slow),) * 4) for number in range(8)]
-    first = SpentTime().next_session([], 8)
-    assert (first.seconds, first.total(trials)) == (0, 360)
-    trials[0] = replace(trials[0], confirmations=(ConfirmationWindow(1, LOAD, check),))
-    assert first.total(trials) == 460
+    searching, confirming = replace(WINDOW, measure_seconds=90.0), replace(WINDOW, measure_seconds=100.0)
+    trials = [Trial(number, Candidate(number), ((LOAD, searching),) * 4) for number in range(8)]
+    first_session = SpentTime().next_session([], 8)
+    assert (first_session.seconds, first_session.total(trials)) == (0, 360)
+    trials[0] = replace(trials[0], confirmations=(ConfirmationWindow(1, LOAD, confirming),))
+    assert first_session.total(trials) == 460
     for workers in (1, 2, 16):
-        second = read_spent_time(asdict(first.next_session(trials, workers)))
-        assert (second.seconds, second.total(trials)) == (460, 460)
-        one_more = Trial(8, Candidate(8), ((LOAD, check),))
-        assert second.total([*trials, one_more]) == 460 + 100 / workers
+        second_session = read_spent_time(asdict(first_session.next_session(trials, workers)))
+        assert (second_session.seconds, second_session.total(trials)) == (460, 460)
+        later_trial = Trial(8, Candidate(8), ((LOAD, confirming),))
+        assert second_session.total([*trials, later_trial]) == 460 + 100 / workers
 
 
 @pytest.mark.parametrize(

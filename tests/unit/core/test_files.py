@@ -1,4 +1,4 @@
-"""Test where the cache is."""
+"""Tests of the place of the cache folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optimizer.core.files import cache_folder
 
 
 @pytest.mark.parametrize(
-    ("own", "common", "folder"),
+    ("tritune_cache", "xdg_cache_home", "folder"),
     [
         ("/own", "/common", "/own"),
         ("", "/common", "/common/tritune"),
@@ -20,10 +20,10 @@ from optimizer.core.files import cache_folder
     ],
 )
 def test_the_cache_folder_follows_the_environment(
-    own: str, common: str, folder: str, monkeypatch: pytest.MonkeyPatch
+    tritune_cache: str, xdg_cache_home: str, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRITUNE_CACHE", own)
-    monkeypatch.setenv("XDG_CACHE_HOME", common)
+    monkeypatch.setenv("TRITUNE_CACHE", tritune_cache)
+    monkeypatch.setenv("XDG_CACHE_HOME", xdg_cache_home)
     monkeypatch.setenv("HOME", "/home/user")
     assert cache_folder() == Path(folder)
 

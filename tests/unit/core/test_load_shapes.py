@@ -1,4 +1,4 @@
-"""Test load shapes: what a text means, wrong texts, and whole periods."""
+"""Tests of load shapes: the rates of a text, refused texts, and whole periods."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from optimizer.core.locks import file_lock, lock_holder
 from optimizer.store.optuna_study import JournalLock
 from optimizer.store.run_folder import RunFolder
 
-HOLD = """\
+HOLD_PROGRAM = """\
 import sys
 from pathlib import Path
 from optimizer.core.locks import file_lock
@@ -26,7 +26,7 @@ with file_lock(Path(sys.argv[1]), lambda holder: print("waiting for", holder, fl
     print("held", flush=True)
     sys.stdin.read()
 """
-HOLD_JOURNAL = """\
+HOLD_JOURNAL_PROGRAM = """\
 import sys
 from pathlib import Path
 from optimizer.store.optuna_study import JournalLock
@@ -36,7 +36,7 @@ lock.acquire()
 print("held", flush=True)
 sys.stdin.read()
 """
-COUNT = """\
+COUNT_PROGRAM = """\
 import sys
 from pathlib import Path
 from optimizer.core.locks import file_lock
@@ -49,7 +49,7 @@ for _ in range(50):
 
 
 @contextlib.contextmanager
-def python(program: str, *arguments: Path) -> Iterator[subprocess.Popen[str]]:
+def run_python(program: str, *arguments: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", program, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -58,40 +58,40 @@ def python(program: str, *arguments: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def next_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip()
 
 
-def unexpected(holder: str) -> None:
+def fail_if_held(holder: str) -> None:
     raise AssertionError(f"held by {holder}")
 
 
 def test_a_lock_leaves_no_file(tmp_path: Path) -> None:
-    with file_lock(tmp_path / "lock", unexpected):
+    with file_lock(tmp_path / "lock", fail_if_held):
         assert (tmp_path / "lock").exists()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_holder_is_named_and_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    with python(HOLD, lock) as first:
-        assert said(first) == "held"
-        with python(HOLD, lock) as second:
-            assert said(second).startswith(f"waiting for process {first.pid} on ")
+    with run_python(HOLD_PROGRAM, lock) as first:
+        assert next_line(first) == "held"
+        with run_python(HOLD_PROGRAM, lock) as second:
+            assert next_line(second).startswith(f"waiting for process {first.pid} on ")
             first.communicate()  # ends it
-            assert said(second) == "held"
+            assert next_line(second) == "held"
             assert lock.exists()
             second.communicate()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_can_be_tried_without_waiting(tmp_path: Path) -> None:
-    with python(HOLD, tmp_path / "lock") as holder:
-        assert said(holder) == "held"
+    with run_python(HOLD_PROGRAM, tmp_path / "lock") as holder:
+        assert next_line(holder) == "held"
         with (
             pytest.raises(AssertionError, match=f"held by process {holder.pid} on "),
-            file_lock(tmp_path / "lock", unexpected),
+            file_lock(tmp_path / "lock", fail_if_held),
         ):
             pass
         assert (tmp_path / "lock").exists()
@@ -99,28 +99,28 @@ def test_a_lock_can_be_tried_without_waiting(tmp_path: Path) -> None:
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    with python(HOLD, lock) as holder:
-        assert said(holder) == "held"
+    with run_python(HOLD_PROGRAM, lock) as holder:
+        assert next_line(holder) == "held"
         holder.kill()
         holder.wait()
-        with file_lock(lock, unexpected):
+        with file_lock(lock, fail_if_held):
             assert f"process {holder.pid} " not in lock.read_text()
     assert not lock.exists()
 
 
-def test_never_two_holders(tmp_path: Path) -> None:
+def test_a_lock_never_has_two_holders(tmp_path: Path) -> None:
     """Four processes that increment one counter lose no increment, although the lock file is removed each time."""
     lock, counter = tmp_path / "lock", tmp_path / "counter"
     counter.write_text("0")
     with contextlib.ExitStack() as running:
-        for process in [running.enter_context(python(COUNT, lock, counter)) for _ in range(4)]:
+        for process in [running.enter_context(run_python(COUNT_PROGRAM, lock, counter)) for _ in range(4)]:
             assert process.wait() == 0
     assert counter.read_text() == "200"
 
 
 def test_a_locked_run_is_refused_on_one_line(tmp_path: Path) -> None:
-    with python(HOLD, tmp_path / ".lock") as holder:
-        assert said(holder) == "held"
+    with run_python(HOLD_PROGRAM, tmp_path / ".lock") as holder:
+        assert next_line(holder) == "held"
         with pytest.raises(EnvironmentFault) as caught, RunFolder(tmp_path).locked():
             pass
     assert str(caught.value).startswith(f"{tmp_path}: process {holder.pid} on ")
@@ -141,8 +141,8 @@ def test_a_run_that_cannot_be_locked_is_reported_on_one_line(tmp_path: Path) -> 
 def test_a_journal_that_stays_locked_is_not_waited_for_without_end(tmp_path: Path) -> None:
     journal = tmp_path / "study.journal"
     journal.touch()
-    with python(HOLD_JOURNAL, journal) as holder:
-        assert said(holder) == "held"
+    with run_python(HOLD_JOURNAL_PROGRAM, journal) as holder:
+        assert next_line(holder) == "held"
         with pytest.raises(TimeoutError, match=r"another process keeps it locked for more than 0\.1 s"):
             JournalLock(journal, 0.1).acquire()
         holder.kill()
@@ -155,26 +155,28 @@ def test_a_journal_that_stays_locked_is_not_waited_for_without_end(tmp_path: Pat
 ENTRY = b'{"op_code": 0}\n'
 
 
-@pytest.mark.parametrize(("left", "kept"), [(b"", b""), (ENTRY, ENTRY), (ENTRY + b"{", ENTRY), (ENTRY[:9], b"")])
+@pytest.mark.parametrize(
+    ("content", "expected"), [(b"", b""), (ENTRY, ENTRY), (ENTRY + b"{", ENTRY), (ENTRY[:9], b"")]
+)
 def test_an_incomplete_last_line_is_removed_before_a_journal_is_written(
-    left: bytes, kept: bytes, tmp_path: Path
+    content: bytes, expected: bytes, tmp_path: Path
 ) -> None:
     journal = tmp_path / "study.journal"
-    journal.write_bytes(left)
+    journal.write_bytes(content)
     lock = JournalLock(journal, 0.0)
     lock.acquire()
     lock.release()
-    assert journal.read_bytes() == kept
+    assert journal.read_bytes() == expected
 
 
-# -- looking at a lock, and sizes ----------------------------------------------------------------------------------
+# -- holders that are only read, and sizes of folders -----------------------------------------------------------
 
 
 def test_the_holder_of_a_lock_is_seen_without_taking_it(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     assert lock_holder(lock) is None
-    with python(HOLD, lock) as holder:
-        assert said(holder) == "held"
+    with run_python(HOLD_PROGRAM, lock) as holder:
+        assert next_line(holder) == "held"
         for _ in range(2):
             assert (lock_holder(lock) or "").startswith(f"process {holder.pid} on ")
         holder.kill()

@@ -71,7 +71,7 @@ def test_a_note_is_one_printable_line_and_survives_pickling(note: Note) -> None:
     assert pickle.loads(pickle.dumps(note)) == note
 
 
-def test_one_configuration_that_was_left_out_is_singular() -> None:
+def test_the_noun_of_a_count_is_singular_for_one_and_plural_for_more() -> None:
     assert str(notes.TransferLeftOut(1, "configuration", "r")) == (
         "1 configuration of r was left out: not in this space"
     )
@@ -101,7 +101,7 @@ def test_notes_that_last_come_back_from_a_record_as_they_were() -> None:
         [{"note": "CpusUsedByOthers", "host": "node1", "port": 3}],
     ],
 )
-def test_what_is_no_note_that_lasts_is_left_out(record: object) -> None:
+def test_a_record_that_is_no_lasting_note_is_left_out(record: object) -> None:
     assert read_lasting(record) == ()
 
 

@@ -7,25 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from optimizer.core.process import SupervisedProcess, run_command
+from tests.command_fixtures import eventually
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
-
-
-def test_output_and_exit_code(tmp_path: Path) -> None:
+def test_a_command_returns_its_output_and_exit_code(tmp_path: Path) -> None:
     done = run_command(["sh", "-c", "echo out; echo err >&2; exit 7"], timeout_seconds=60, log=tmp_path / "log")
     assert done.exit_code == 7
     assert sorted(done.output.split()) == ["err", "out"]
@@ -35,7 +25,7 @@ def test_a_signal_is_128_plus_its_number(tmp_path: Path) -> None:
     assert run_command(["sh", "-c", "kill -ABRT $$"], timeout_seconds=60, log=tmp_path / "log").exit_code == 128 + 6
 
 
-def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_command_that_does_not_exist_has_exit_code_127(tmp_path: Path) -> None:
     done = run_command(["/no/such/binary"], timeout_seconds=60, log=tmp_path / "log")
     assert done.exit_code == 127
     assert "No such file" in done.output
@@ -52,7 +42,7 @@ def test_stop_kills_descendants_in_other_sessions_too(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"setsid sh -c 'echo $$ >> {pids}; sleep 600' & echo $$ >> {pids}; sleep 600"
     process = SupervisedProcess(["sh", "-c", script], log=tmp_path / "log")
-    assert eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    assert eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
     process.stop()
     assert not any(psutil.pid_exists(int(pid)) for pid in pids.read_text().split())
 
@@ -75,7 +65,7 @@ def test_shared_memory_is_removed_by_prefix(tmp_path: Path) -> None:
         process = SupervisedProcess(
             ["sh", "-c", f"touch /dev/shm/{prefix}a; sleep 600"], log=tmp_path / "log", shm_patterns=[f"{prefix}*"]
         )
-        assert eventually(Path(f"/dev/shm/{prefix}a").exists)
+        assert eventually(Path(f"/dev/shm/{prefix}a").exists, 60)
         process.stop()
         assert not Path(f"/dev/shm/{prefix}a").exists()
         assert other.exists()
@@ -83,7 +73,7 @@ def test_shared_memory_is_removed_by_prefix(tmp_path: Path) -> None:
         other.unlink()
 
 
-def test_kill_9_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
+def test_sigkill_of_the_parent_ends_its_processes(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     program = textwrap.dedent(
         f"""
@@ -96,9 +86,9 @@ def test_kill_9_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
         """
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
-    assert eventually(lambda: pids.exists() and bool(pids.read_text().strip()))
+    assert eventually(lambda: pids.exists() and bool(pids.read_text().strip()), 60)
     child = int(pids.read_text())
     assert psutil.pid_exists(child)
     parent.kill()
     parent.wait()
-    assert eventually(lambda: not psutil.pid_exists(child))
+    assert eventually(lambda: not psutil.pid_exists(child), 60)

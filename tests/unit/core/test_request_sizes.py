@@ -25,11 +25,11 @@ from optimizer.core.request_sizes import (
 )
 
 
-def drawn(text: str, count: int, seed: int = 0) -> list[tuple[int, ...]]:
+def drawn_shapes(text: str, count: int, seed: int = 0) -> list[tuple[int, ...]]:
     return parse_input_shape(text).draw(count, np.random.default_rng(seed))
 
 
-def test_a_size_is_perf_analyzers() -> None:
+def test_a_shape_is_written_as_for_perf_analyzer() -> None:
     shape = parse_input_shape("input:0:3, 224,224")
     assert (shape.names, shape.fixed) == ("input:0", (3, 224, 224))
     assert shape.draw(2, np.random.default_rng(0)) == [(3, 224, 224)] * 2
@@ -37,14 +37,14 @@ def test_a_size_is_perf_analyzers() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_interval_is_uniform_whatever_the_seed(seed: int) -> None:
-    counts = Counter(drawn("x:16..19", 256, seed))
+    counts = Counter(drawn_shapes("x:16..19", 256, seed))
     assert counts == {(16,): 64, (17,): 64, (18,): 64, (19,): 64}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_weights_are_shares(seed: int) -> None:
-    assert Counter(drawn("x:16*3|128", 256, seed)) == {(16,): 192, (128,): 64}
-    assert Counter(drawn("x:4|8..9*2", 90, seed)) == {(4,): 30, (8,): 30, (9,): 30}
+    assert Counter(drawn_shapes("x:16*3|128", 256, seed)) == {(16,): 192, (128,): 64}
+    assert Counter(drawn_shapes("x:4|8..9*2", 90, seed)) == {(4,): 30, (8,): 30, (9,): 30}
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_a_mix_has_its_fixed_largest_and_mean_size(text: str, fixed: int | None,
 
 
 def test_the_order_is_mixed_and_follows_from_the_seed() -> None:
-    sizes = drawn("x:1..100", 100)
+    sizes = drawn_shapes("x:1..100", 100)
     assert sorted(sizes) == [(i,) for i in range(1, 101)]
     assert sizes != sorted(sizes)
-    assert sizes == drawn("x:1..100", 100)
-    assert sizes != drawn("x:1..100", 100, seed=1)
+    assert sizes == drawn_shapes("x:1..100", 100)
+    assert sizes != drawn_shapes("x:1..100", 100, seed=1)
 
 
 def test_dimensions_are_drawn_on_their_own() -> None:
-    pairs = set(drawn("x:1..4,1..4,7", 256))
+    pairs = set(drawn_shapes("x:1..4,1..4,7", 256))
     assert len(pairs) == 16
     assert {size for *_, size in pairs} == {7}
 
@@ -82,7 +82,7 @@ def test_dimensions_are_drawn_on_their_own() -> None:
 def test_every_size_is_one_of_the_mix(choices: list[tuple[int, int, int]]) -> None:
     text = "|".join(f"{low}..{low + more}*{weight}" for low, more, weight in choices)
     allowed = {size for low, more, _ in choices for size in range(low, low + more + 1)}
-    assert {size for (size,) in drawn(f"x:{text}", 64)} <= allowed
+    assert {size for (size,) in drawn_shapes(f"x:{text}", 64)} <= allowed
 
 
 @pytest.mark.parametrize("text", ["1*2000000|2*1", "1*0.00001|2..5*0.25", "1*123456789|7*0.333333333", "3"])
@@ -91,7 +91,7 @@ def test_the_text_of_a_mix_has_no_exponent(text: str) -> None:
     assert parse_size_distribution(str(parse_size_distribution(text))) == parse_size_distribution(text)
 
 
-def test_what_a_model_takes() -> None:
+def test_a_shape_fits_the_dimensions_of_a_model() -> None:
     mix = parse_input_shape("x:3,16..32")
     assert mix.fits_model([-1, -1])
     assert mix.fits_model([3, -1])
@@ -100,7 +100,7 @@ def test_what_a_model_takes() -> None:
     assert not mix.fits_model([-1])
 
 
-def test_names() -> None:
+def test_inputs_are_selected_by_name() -> None:
     assert select_inputs("a, b", ["a", "b", "c"]) == ("a", "b")
     assert select_inputs("a,b", ["a,b", "a"]) == ("a,b",)
     with pytest.raises(ValueError, match="the model's inputs are a, b"):
@@ -111,7 +111,7 @@ def test_names() -> None:
     ("text", "bounds"),
     [("0..30521", (0, 30521)), ("-5..5", (-5, 5)), ("-1.5..2", (-1.5, 2.0)), ("1e-3..1", (1e-3, 1))],
 )
-def test_bounds(text: str, bounds: tuple[float, float]) -> None:
+def test_bounds_are_read(text: str, bounds: tuple[float, float]) -> None:
     assert parse_bounds(text) == bounds
     assert parse_range(f"a,b:{text}") == ("a,b", bounds)
 
@@ -206,7 +206,7 @@ def test_the_order_follows_from_the_seed() -> None:
         "\0",
     ],
 )
-def test_other_texts_are_refused_in_one_line(text: str) -> None:
+def test_invalid_lengths_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|take") as caught:
         parse_token_lengths(text)
     assert "\n" not in str(caught.value)
@@ -215,7 +215,7 @@ def test_other_texts_are_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"), [("5\n0\n", "line 2: 0"), ("five", "line 1: five"), ("", "no lengths")]
 )
-def test_a_file_with_other_lines_is_refused(tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_of_invalid_lengths_is_refused(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "lengths").write_text(content)
     with pytest.raises(ValueError, match=words):
         parse_token_lengths("lengths", tmp_path)
@@ -228,7 +228,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
         parse_token_lengths("lengths", tmp_path)
 
 
-def test_only_paths_name_a_file() -> None:
+def test_only_texts_that_are_paths_name_a_file() -> None:
     texts = ["128", "32..256", "lognormal:1:2", "-5", "a.txt", "./128", "/tmp/x", "lognormal.txt"]
     assert [text for text in texts if names_file(text)] == ["a.txt", "./128", "/tmp/x", "lognormal.txt"]
 

@@ -1,4 +1,4 @@
-"""Untrusted input cannot leave its folder, run code, block, exhaust the machine, or control the terminal."""
+"""Tests that untrusted input cannot leave its folder, run code, block, exhaust memory or control the terminal."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from optimizer.config import model_config
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, read_tail
 from optimizer.deploy import server_process
-from optimizer.model import profile_types
 from optimizer.model.profile import parse_profile
 from optimizer.model.profile_lookup import list_profiles
+from optimizer.model.profile_types import MAX_INPUT_DATA_BYTES
 from optimizer.model.repository import read_repository_model
 from optimizer.options.addresses import redact
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.results import configuration_text
-from optimizer.store import trials_reader
 from optimizer.store.recording import read_recording
+from optimizer.store.trials_reader import MAX_COLUMNS, MAX_ROWS
 from tests.repositories import doubler, serialized, write_model
 
 ROOT = Path(__file__).parents[3]
-CONTROL = (
+CONTROL_CHARACTERS = (
     "\0",
     "\n",
     "\r",
@@ -48,7 +48,7 @@ ONNX_CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 HEADER = "max_batch_size,instance_count,concurrency,throughput_infer_per_sec,latency_p95_ms"
 
 
-def refusal(error: pytest.ExceptionInfo[BadInputError]) -> str:
+def one_line_message(error: pytest.ExceptionInfo[BadInputError]) -> str:
     """Return the message of the error and assert that it is one line."""
     assert str(error.value).isprintable()
     return str(error.value)
@@ -63,8 +63,8 @@ FORBIDDEN = {
 }
 
 
-def dangers(source: str) -> Iterator[str]:
-    """No source runs arbitrary code, uses a predictable name in a shared folder, or listens on all addresses."""
+def dangerous_expressions(source: str) -> Iterator[str]:
+    """Yield what runs arbitrary code, uses a predictable name in a shared folder or listens on all addresses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
@@ -80,8 +80,8 @@ def dangers(source: str) -> Iterator[str]:
 def test_no_source_runs_what_it_reads_or_opens_itself_to_the_network() -> None:
     sources = [path for package in ("objectives", "optimizer") for path in (ROOT / package).rglob("*.py")]
     assert len(sources) > 50
-    problems = {path.name: list(dangers(path.read_text(encoding="utf-8"))) for path in sources}
-    assert {name: own for name, own in problems.items() if own} == {}
+    problems = {path.name: list(dangerous_expressions(path.read_text(encoding="utf-8"))) for path in sources}
+    assert {name: expressions for name, expressions in problems.items() if expressions} == {}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_source_runs_what_it_reads_or_opens_itself_to_the_network() -> None:
      "tempfile.mktemp()", "a = ['--http-address=0.0.0.0']"],
 )  # fmt: skip
 def test_a_dangerous_call_is_detected(source: str) -> None:
-    assert len(list(dangers(source))) == 1
+    assert len(list(dangerous_expressions(source))) == 1
 
 
 # -- files ------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [("pipe", "pipe: not a file"), ("folder", "folder: not a file"), ("/dev/zero", "/dev/zero: not a file"),
      ("none", "none: cannot be read: No such file or directory"), ("a\0", r"a\x00: cannot be read: not a path"),
      ("loop", "loop: cannot be read: Too many levels of symbolic links"),
@@ -113,7 +113,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
      ("\x1b[31m", r"\x1b[31m: cannot be read: No such file or directory")],
 )  # fmt: skip
 def test_a_path_that_is_no_file_is_refused_without_blocking(
-    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
@@ -121,7 +121,7 @@ def test_a_path_that_is_no_file_is_refused_without_blocking(
     Path("loop").symlink_to("loop")
     with pytest.raises(BadInputError) as error:
         read_bytes(Path(name), 100, "")
-    assert refusal(error) == says
+    assert one_line_message(error) == message
 
 
 def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
@@ -132,17 +132,17 @@ def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     assert read_tail(log, 10, start=2000) == ""
 
 
-def test_input_data_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_types, "MAX_INPUT_DATA_BYTES", 1)
-    (tmp_path / "data.json").write_text("{}")
-    with pytest.raises(BadInputError, match=r"request.input_data: 'data.json' is larger than 0 MiB; write fewer"):
+def test_input_data_is_bounded(tmp_path: Path) -> None:
+    with (tmp_path / "data.json").open("wb") as file:
+        file.truncate(MAX_INPUT_DATA_BYTES + 1)  # the file is sparse
+    with pytest.raises(BadInputError, match=r"request.input_data: 'data.json' is larger than 1024 MiB; write fewer"):
         parse_profile(b"model: {builder: mlp}\nrequest: {input_data: data.json}", tmp_path / "p.yaml")
 
 
 # -- names ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mark", CONTROL)
+@pytest.mark.parametrize("mark", CONTROL_CHARACTERS)
 def test_unprintable_characters_are_escaped(mark: str) -> None:
     line = one_line(f"é{mark}…")
     assert line.isprintable()
@@ -157,26 +157,28 @@ def test_a_long_line_keeps_its_ends() -> None:
     assert one_line("x" * 60, 60) == "x" * 60
 
 
-@pytest.mark.parametrize("name", ["../m", "..", ".", "", "/etc", "a/b", "a\\b", *(f"m{mark}" for mark in CONTROL)])
+@pytest.mark.parametrize(
+    "name", ["../m", "..", ".", "", "/etc", "a/b", "a\\b", *(f"m{mark}" for mark in CONTROL_CHARACTERS)]
+)
 def test_a_model_name_is_no_path(name: str, tmp_path: Path) -> None:
     write_model(tmp_path, "m", ONNX_CONFIG, doubler())
     (tmp_path / "models").mkdir()
     with pytest.raises(BadInputError, match=r"^model name: ") as error:
         read_repository_model(tmp_path / "models", name, gpu=False)
-    refusal(error)
+    one_line_message(error)
 
 
-# what a shell would expand, split or run: the Python backend starts the process of a model through one
-SHELL = ("m$(touch PWNED)", "m`touch PWNED`", "m;touch PWNED", "m touch", "m#1", "m<x", "m>x", "m|x", "m&",
+# names that a shell would expand, split or run; the Python backend starts the process of a model through a shell
+SHELL_NAMES = ("m$(touch PWNED)", "m`touch PWNED`", "m;touch PWNED", "m touch", "m#1", "m<x", "m>x", "m|x", "m&",
          "m'", 'm"', "m*", "m?", "m[1]", "m{1,2}", "~m", "m$HOME", "m!", "m^", "m(")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHELL)
+@pytest.mark.parametrize("name", SHELL_NAMES)
 def test_a_name_that_a_shell_would_interpret_is_refused(name: str, tmp_path: Path) -> None:
     write_model(tmp_path, name, ONNX_CONFIG, doubler())
     with pytest.raises(BadInputError, match=r"^model name: .* shell .* rename it with letters, digits and ") as error:
         read_repository_model(tmp_path, name, gpu=False)
-    refusal(error)
+    one_line_message(error)
 
 
 @pytest.mark.parametrize("name", ["dlrm", "my_model-1.2", "modèle", "模型", "a+b", "a=b", "a,b", "a:b", "a@b", "a%b"])
@@ -194,23 +196,25 @@ def test_a_file_name_that_a_shell_would_interpret_is_refused(
     (folder / "1" / "model.onnx").rename(folder / "1" / filename)
     with pytest.raises(BadInputError, match=r"config.pbtxt: default_model_filename: .* shell ") as error:
         read_repository_model(tmp_path, "m", gpu=False, is_embedded=is_embedded)
-    refusal(error)
+    one_line_message(error)
 
 
 @pytest.mark.parametrize(
-    ("head", "value", "says"),
+    ("head", "value", "reason"),
     [
         (ONNX_CONFIG, "$$TRITON_MODEL_DIRECTORY/env.tar.gz", "only models of the backend python"),
         ('backend: "python"\n', "/x/$(touch PWNED)", "shell"),
         ('backend: "python"\n', "$$TRITON_MODEL_DIRECTORY/a b", "shell"),
     ],
 )
-def test_an_environment_that_would_run_commands_is_refused(head: str, value: str, says: str, tmp_path: Path) -> None:
+def test_an_environment_that_would_run_commands_is_refused(
+    head: str, value: str, reason: str, tmp_path: Path
+) -> None:
     parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{value}" }} }}\n'
     write_model(tmp_path, "m", head + parameter, doubler())
-    with pytest.raises(BadInputError, match=rf"config.pbtxt: parameters.EXECUTION_ENV_PATH.*: .*{says}") as error:
+    with pytest.raises(BadInputError, match=rf"config.pbtxt: parameters.EXECUTION_ENV_PATH.*: .*{reason}") as error:
         read_repository_model(tmp_path, "m", gpu=False)
-    refusal(error)
+    one_line_message(error)
 
 
 @pytest.mark.parametrize("name", ["a b", "$(touch PWNED)", "a;b"])
@@ -228,7 +232,7 @@ def test_names_in_a_repository_are_shown_harmlessly(tmp_path: Path) -> None:
     write_model(folder, "a\x1b[2J", ONNX_CONFIG, doubler())
     with pytest.raises(BadInputError) as error:
         read_repository_model(folder, "m", gpu=False)
-    assert r"\x1b[31mmodels: no model 'm' there; it has a\x1b[2J" in refusal(error)
+    assert r"\x1b[31mmodels: no model 'm' there; it has a\x1b[2J" in one_line_message(error)
 
 
 @pytest.mark.parametrize("filename", ["../../secret.onnx", "/etc/passwd", "a/b.onnx", "\\033[31m"])
@@ -237,7 +241,7 @@ def test_a_model_file_stays_in_its_version(filename: str, tmp_path: Path) -> Non
     (tmp_path / "secret.onnx").write_bytes(serialized(doubler()))
     with pytest.raises(BadInputError, match=r"config.pbtxt: default_model_filename: ") as error:
         read_repository_model(tmp_path, "m", gpu=False)
-    refusal(error)
+    one_line_message(error)
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "1/model.onnx"])
@@ -255,7 +259,7 @@ def test_a_version_is_a_decimal_number(tmp_path: Path) -> None:
         read_repository_model(tmp_path, "m", gpu=False)
 
 
-def test_a_type_that_triton_does_not_know(tmp_path: Path) -> None:
+def test_an_input_type_that_triton_does_not_know_is_refused(tmp_path: Path) -> None:
     model = doubler()
     model.graph.input[0].type.tensor_type.elem_type = 999
     write_model(tmp_path, "m", ONNX_CONFIG, model)
@@ -269,7 +273,7 @@ def test_a_type_that_triton_does_not_know(tmp_path: Path) -> None:
 def test_a_key_of_a_profile_is_printable(section: str) -> None:
     with pytest.raises(BadInputError, match=r"has control characters$") as error:
         parse_profile(f"model: {{builder: mlp}}\n{section}".encode(), Path("p.yaml"))
-    refusal(error)
+    one_line_message(error)
 
 
 def test_a_profile_that_cannot_be_named_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +284,7 @@ def test_a_profile_that_cannot_be_named_is_not_listed(tmp_path: Path, monkeypatc
     assert [name for name, path in list_profiles().items() if path.parent == Path("configs")] == ["good"]
 
 
-@pytest.mark.parametrize("mark", [mark for mark in CONTROL if mark != "\ud800"])
+@pytest.mark.parametrize("mark", [mark for mark in CONTROL_CHARACTERS if mark != "\ud800"])
 def test_a_config_is_written_without_control_characters(mark: str, tmp_path: Path) -> None:
     config = ModelConfig(name=f'modèle"{mark}\\')
     config.parameters[f"key{mark}"].string_value = mark
@@ -336,24 +340,29 @@ def test_a_policy_of_many_sizes_is_refused() -> None:
 def test_a_message_with_a_long_quotation_is_shortened() -> None:
     with pytest.raises(BadInputError) as error:
         parse_profile(f"model: {{builder: mlp}}\n? {'a' * 100_000}\n: 1".encode(), Path("p.yaml"))
-    assert len(refusal(error)) < 600
+    assert len(one_line_message(error)) < 600
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
-        (f"{HEADER}\n" + "1,1,1,9,5\n" * 4, "t.csv: has more than 3 rows; leave out what is not needed"),
-        (f"{HEADER},a,b\n1,1,1,9,5,1,1\n", "t.csv: has more than 6 columns; leave out what is not needed"),
+        (
+            f"{HEADER}\n" + "1,1,1,9,5\n" * (MAX_ROWS + 1),
+            "t.csv: has more than 50,000 rows; leave out what is not needed",
+        ),
+        (
+            ",".join([HEADER, *map(str, range(MAX_COLUMNS))]),
+            "t.csv: has more than 1,000 columns; leave out what is not needed",
+        ),
     ],
+    ids=["rows", "columns"],
 )
-def test_a_table_is_bounded(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_bounded(text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trials_reader, "MAX_ROWS", 3)
-    monkeypatch.setattr(trials_reader, "MAX_COLUMNS", 6)
     Path("t.csv").write_text(text)
     with pytest.raises(BadInputError) as error:
         read_recording(Path("t.csv"))
-    assert refusal(error) == says
+    assert one_line_message(error) == message
 
 
 def test_a_column_of_many_values_is_no_parameter(tmp_path: Path) -> None:
