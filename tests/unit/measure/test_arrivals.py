@@ -21,7 +21,7 @@ from optimizer.measure.load_client.arrivals import (
 )
 
 
-def recording(folder: Path, content: str | bytes) -> Path:
+def write_recording(folder: Path, content: str | bytes) -> Path:
     path = folder / "intervals.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
@@ -60,7 +60,7 @@ def test_poisson_intervals_are_exponential_and_depend_on_the_seed() -> None:
 
 
 def test_a_recording_is_scaled_and_repeated(tmp_path: Path) -> None:
-    recorded = RecordedArrivals.read(recording(tmp_path, "100\n300\r\n 200 \n"))
+    recorded = RecordedArrivals.read(write_recording(tmp_path, "100\n300\r\n 200 \n"))
     times = recorded.plan(10.0, 0.65, seed=0)  # a mean of 200 µs, scaled to 100 ms
     assert times == pytest.approx([0, 0.1, 0.15, 0.3, 0.4, 0.45, 0.6])  # starts at the third interval
 
@@ -76,16 +76,16 @@ def test_measurements_start_at_different_parts_of_a_recording(tmp_path: Path) ->
 
 
 def test_a_recording_longer_than_the_run_is_cut(tmp_path: Path) -> None:
-    recorded = RecordedArrivals.read(recording(tmp_path, "1\n" * 50 + "3\n" * 50))
+    recorded = RecordedArrivals.read(write_recording(tmp_path, "1\n" * 50 + "3\n" * 50))
     assert len(recorded.plan(100.0, 0.5, seed=0)) == 50 + 17  # 5 ms apart, then 15 ms
 
 
 def test_arrivals_are_selected_by_name(tmp_path: Path) -> None:
     assert parse_arrivals("constant") == ConstantArrivals()
     assert parse_arrivals("poisson") == PoissonArrivals()
-    read = parse_arrivals(str(recording(tmp_path, "5\n7")))
-    assert isinstance(read, RecordedArrivals)
-    assert read.intervals.tolist() == [5, 7]
+    recorded = parse_arrivals(str(write_recording(tmp_path, "5\n7")))
+    assert isinstance(recorded, RecordedArrivals)
+    assert recorded.intervals.tolist() == [5, 7]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_arrivals_are_selected_by_name(tmp_path: Path) -> None:
 def test_an_invalid_recording_is_reported_with_its_line(
     tmp_path: Path, content: str | bytes, where: str, reason: str
 ) -> None:
-    path = recording(tmp_path, content)
+    path = write_recording(tmp_path, content)
     with pytest.raises(BadInputError) as caught:
         RecordedArrivals.read(path)
     assert str(caught.value).startswith(f"{path}{where}")
@@ -118,7 +118,7 @@ def test_a_missing_recording_is_refused(tmp_path: Path) -> None:
         parse_arrivals(str(tmp_path / "missing.txt"))
 
 
-def shaped(text: str) -> ShapedArrivals:
+def shaped_arrivals(text: str) -> ShapedArrivals:
     arrivals = parse_arrivals(text)
     assert isinstance(arrivals, ShapedArrivals)
     return arrivals
@@ -127,7 +127,7 @@ def shaped(text: str) -> ShapedArrivals:
 @pytest.mark.parametrize("name", DEFAULTS)
 @pytest.mark.parametrize("rate", [0.4, 7.0, 3000.0])
 def test_the_mean_rate_of_whole_periods_is_the_given_rate(name: str, rate: float) -> None:
-    times = shaped(name).plan(rate, 30.0, seed=1)
+    times = shaped_arrivals(name).plan(rate, 30.0, seed=1)
     assert np.all(np.diff(times) >= 0)
     assert times[0] >= 0
     assert times[-1] < 30
@@ -137,7 +137,7 @@ def test_the_mean_rate_of_whole_periods_is_the_given_rate(name: str, rate: float
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("factor", "percent"), [(2, 50), (4, 10), (10, 1), (100, 1)])
 def test_a_burst_has_its_share_of_the_requests(seed: int, factor: float, percent: float) -> None:
-    times = shaped(f"spike:{factor}x:{percent}%:2s").plan(2000.0, 20.0, seed)
+    times = shaped_arrivals(f"spike:{factor}x:{percent}%:2s").plan(2000.0, 20.0, seed)
     share = percent / 100
     in_burst = np.abs(times % 2.0 - 1.0) <= share
     expected = factor * share / (factor * share + 1 - share)
@@ -147,7 +147,7 @@ def test_a_burst_has_its_share_of_the_requests(seed: int, factor: float, percent
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_arrivals_within_a_shape_are_a_poisson_process(name: str) -> None:
     """The cumulative rate turns the times into those of a homogeneous process."""
-    arrivals = shaped(name)
+    arrivals = shaped_arrivals(name)
     times = arrivals.plan(1000.0, 10.0, seed=3)
     periods = np.floor(times / arrivals.shape.seconds)
     within = times / arrivals.shape.seconds - periods
@@ -160,7 +160,7 @@ def test_arrivals_within_a_shape_are_a_poisson_process(name: str) -> None:
 @pytest.mark.parametrize("lead_in", [0.0, 0.2, 0.5, 1.0, 1.7])
 def test_a_lead_in_is_the_end_of_a_period(lead_in: float) -> None:
     """Any whole period after it has the same burst, half a period after its beginning."""
-    times = shaped("spike:50x:10%:1s").plan(2000.0, 3 + lead_in, seed=0) - lead_in
+    times = shaped_arrivals("spike:50x:10%:1s").plan(2000.0, 3 + lead_in, seed=0) - lead_in
     in_burst = np.abs(times % 1.0 - 0.5) <= 0.05
     assert in_burst[times >= 0].mean() == pytest.approx(5 / 5.9, abs=0.02)
     if lead_in in (0.2, 0.5):  # without a whole burst
@@ -168,24 +168,24 @@ def test_a_lead_in_is_the_end_of_a_period(lead_in: float) -> None:
 
 
 def test_even_a_short_part_of_a_shape_plans_one_request() -> None:
-    assert len(shaped("spike").plan(0.001, 0.1, seed=0)) == 1
+    assert len(shaped_arrivals("spike").plan(0.001, 0.1, seed=0)) == 1
 
 
-def test_the_times_are_described() -> None:
+def test_arrivals_describe_their_request_times() -> None:
     assert parse_arrivals("poisson").times == RequestTimes()
     assert parse_arrivals("constant").times == RequestTimes("constant")
     assert parse_arrivals("ramp:1..2:3s").times == RequestTimes("ramp:1..2:3s", period_seconds=3.0)
     assert RecordedArrivals(np.ones(7), name="i.txt").times == RequestTimes("i.txt", recorded_requests=7)
 
 
-def trace(folder: Path, content: str) -> Path:
+def write_trace(folder: Path, content: str) -> Path:
     path = folder / "trace.csv"
     path.write_text(content)
     return path
 
 
 def test_a_trace_has_times_sizes_and_priorities(tmp_path: Path) -> None:
-    path = trace(tmp_path, "\ufeffpriority, time_s ,batch_size\r\n2,10.0,1\r\n1,10.1,8\r\n\r\n2,10.4,1\r\n")
+    path = write_trace(tmp_path, "\ufeffpriority, time_s ,batch_size\r\n2,10.0,1\r\n1,10.1,8\r\n\r\n2,10.4,1\r\n")
     arrivals = parse_arrivals(str(path))
     assert isinstance(arrivals, RecordedArrivals)
     assert arrivals.intervals == pytest.approx([0.1, 0.3, 0.2])  # the last one is the mean
@@ -198,7 +198,7 @@ def test_a_trace_has_times_sizes_and_priorities(tmp_path: Path) -> None:
 
 
 def test_each_planned_request_has_the_kind_of_its_row(tmp_path: Path) -> None:
-    arrivals = parse_arrivals(str(trace(tmp_path, "time_s,batch_size\n0,1\n1,2\n3,3\n")))
+    arrivals = parse_arrivals(str(write_trace(tmp_path, "time_s,batch_size\n0,1\n1,2\n3,3\n")))
     assert isinstance(arrivals, RecordedArrivals)
     assert arrivals.classes is not None
     starts = set()
@@ -213,13 +213,13 @@ def test_each_planned_request_has_the_kind_of_its_row(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_times_alone_has_no_kinds(tmp_path: Path) -> None:
-    arrivals = parse_arrivals(str(trace(tmp_path, "time_s\n5\n6\n8\n")))
+    arrivals = parse_arrivals(str(write_trace(tmp_path, "time_s\n5\n6\n8\n")))
     assert isinstance(arrivals, RecordedArrivals)
     assert arrivals.classes is None
 
 
 def test_a_trace_of_priorities_has_no_sizes(tmp_path: Path) -> None:
-    arrivals = parse_arrivals(str(trace(tmp_path, "time_s,priority\n5,1\n6,0\n")))
+    arrivals = parse_arrivals(str(write_trace(tmp_path, "time_s,priority\n5,1\n6,0\n")))
     assert isinstance(arrivals, RecordedArrivals)
     assert arrivals.classes is not None
     assert arrivals.classes.classes == ((0, 1), (0, 0))
@@ -250,7 +250,7 @@ def test_a_trace_of_priorities_has_no_sizes(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_trace_is_reported_with_its_line(tmp_path: Path, content: str, where: str, reason: str) -> None:
-    path = trace(tmp_path, content)
+    path = write_trace(tmp_path, content)
     with pytest.raises(BadInputError) as caught:
         parse_arrivals(str(path))
     assert str(caught.value).startswith(f"{path}{where}")

@@ -58,9 +58,9 @@ def record(answered_ms: np.ndarray, latency_ms: float | np.ndarray, **facts: Any
     return SendRecord(sent, sent, answered, int(answered.max()) + MS, **facts)
 
 
-def windows_of(happened: SendRecord, seconds: float, count: int, *bounds_ms: float) -> list[Measurement]:
+def windows_of(send_record: SendRecord, seconds: float, count: int, *bounds_ms: float) -> list[Measurement]:
     sla = Sla(tuple(Constraint("latency-p95", bound_ms) for bound_ms in bounds_ms))
-    return summarize_closed_loop(happened, PlannedLoad(LOAD, seconds, SIZES, sla=sla), math.inf, count)
+    return summarize_closed_loop(send_record, PlannedLoad(LOAD, seconds, SIZES, sla=sla), math.inf, count)
 
 
 def test_a_request_belongs_to_the_window_in_which_it_was_answered() -> None:
@@ -83,10 +83,10 @@ def test_answers_of_the_lead_in_and_after_the_end_do_not_count() -> None:
 def test_requests_above_each_bound_are_counted_exactly() -> None:
     latencies_ms = np.linspace(0.1, 40.0, 400)
     first, second = windows_of(record(np.linspace(0, 999, 400), latencies_ms), 1.0, 2, 20.0, 12.5)
-    for window, own_ms in ((first, latencies_ms[:200]), (second, latencies_ms[200:])):
+    for window, window_latencies_ms in ((first, latencies_ms[:200]), (second, latencies_ms[200:])):
         for bound_ms in (20.0, 12.5):
             counted = latency_sketch.requests_over(window.requests_over_ms, bound_ms)
-            assert counted == int(np.sum(np.round(own_ms, 6) > bound_ms))
+            assert counted == int(np.sum(np.round(window_latencies_ms, 6) > bound_ms))
         assert latency_sketch.requests_over(window.requests_over_ms, 13.0) is None
 
 
@@ -105,7 +105,7 @@ def test_a_window_without_answers_counts_as_a_pause_of_the_server(pause: int, tm
             trial = trial.with_row(LOAD, window, fresh)
     servers = server_windows(trial, LOAD)
     assert table.read() == [trial], "no window was left out"
-    assert [len(own) for own in servers] == [8] * LOOKS[0]
+    assert [len(windows_of_server) for windows_of_server in servers] == [8] * LOOKS[0]
 
     def verdict(bounds: dict[str, float]) -> Verdict:
         sla = Sla.from_bounds(bounds)
@@ -135,8 +135,8 @@ def test_windows_of_a_saturated_client_do_not_count_whatever_their_latencies_are
 ) -> None:
     """Some windows meet the bound and others miss it; their own latencies must not decide which of them count."""
     latencies_ms = np.repeat([3.0, 40.0, 3.0, 40.0], 125)
-    happened = record(np.linspace(0, 999, 500), latencies_ms, cpu_share=cpu_share)
-    windows = windows_of(happened, 1.0, 4, 20.0)
+    send_record = record(np.linspace(0, 999, 500), latencies_ms, cpu_share=cpu_share)
+    windows = windows_of(send_record, 1.0, 4, 20.0)
     assert [window.latency_p95_ms for window in windows] == [3.0, 40.0, 3.0, 40.0]
     assert {window.stable for window in windows} == {stable}
     assert all(stable or "used 97% of a core" in window.reason for window in windows)
@@ -144,9 +144,9 @@ def test_windows_of_a_saturated_client_do_not_count_whatever_their_latencies_are
 
 @pytest.mark.parametrize(("p95s_ms", "stable"), [((18.0, 22.0, 19.0), True), ((12.0, 30.0, 15.0), False)])
 def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[float, ...], stable: bool) -> None:
-    happened = record(np.linspace(0, 999, 600), np.repeat(p95s_ms, 200))
+    send_record = record(np.linspace(0, 999, 600), np.repeat(p95s_ms, 200))
     sla = Sla.from_bounds({"p95": 20.0})
-    (result,) = summarize_closed_loop(happened, PlannedLoad(LOAD, 1.0, SIZES, sla=sla), MAX_SPREAD)
+    (result,) = summarize_closed_loop(send_record, PlannedLoad(LOAD, 1.0, SIZES, sla=sla), MAX_SPREAD)
     assert result.stable is stable
     assert result.stable is (result.reason == "")
 
@@ -154,7 +154,7 @@ def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[floa
 # -- the client against a server in this process ----------
 
 
-class Counting:
+class CountingModel:
     """A model that counts the requests and those in flight, and answers after ``seconds``."""
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -183,13 +183,13 @@ def test_the_concurrency_is_kept_and_all_requests_are_answered(
     records: list[SendRecord] = []
     run_client = ClosedLoopGenerator._run_client
 
-    def kept(self: ClosedLoopGenerator, *task: Any) -> tuple[SendRecord, float]:
-        happened, seconds = run_client(self, *task)
-        records.append(happened)
-        return happened, seconds
+    def run_and_keep_record(self: ClosedLoopGenerator, *task: Any) -> tuple[SendRecord, float]:
+        send_record, seconds = run_client(self, *task)
+        records.append(send_record)
+        return send_record, seconds
 
-    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", kept)
-    model = Counting(seconds=0.02)
+    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", run_and_keep_record)
+    model = CountingModel(seconds=0.02)
     with FakeInferenceServer(model).serving() as endpoint:
         result = generator.measure(endpoint, LOAD, seconds=0.8)
     assert model.most == LOAD.concurrency
@@ -198,15 +198,15 @@ def test_the_concurrency_is_kept_and_all_requests_are_answered(
     assert result.latency_avg_ms >= 20
     assert result.requests is not None
     assert result.throughput_infer_per_sec == pytest.approx(result.requests * LOAD.request_batch_size / 0.8)
-    (happened,) = records
-    assert np.all(happened.answered_ns != NEVER)
-    sent = np.searchsorted(happened.sent_ns, happened.sent_ns, side="right")
-    answered = np.searchsorted(np.sort(happened.answered_ns), happened.sent_ns, side="right")
+    (send_record,) = records
+    assert np.all(send_record.answered_ns != NEVER)
+    sent = np.searchsorted(send_record.sent_ns, send_record.sent_ns, side="right")
+    answered = np.searchsorted(np.sort(send_record.answered_ns), send_record.sent_ns, side="right")
     assert set((sent - answered).tolist()) == {LOAD.concurrency}, "each request that is sent replaces an answered one"
 
 
 def test_windows_are_cut_from_one_load(generator: ClosedLoopGenerator) -> None:
-    model = Counting(seconds=0.002)
+    model = CountingModel(seconds=0.002)
     with FakeInferenceServer(model).serving() as endpoint:
         windows = generator.measure_windows(endpoint, LOAD, 0.2, 4)
     assert len(windows) == 4
@@ -220,7 +220,7 @@ def test_windows_are_cut_from_one_load(generator: ClosedLoopGenerator) -> None:
 
 
 def test_a_model_slower_than_the_windows_is_measured_for_longer(generator: ClosedLoopGenerator) -> None:
-    with FakeInferenceServer(Counting(seconds=0.5)).serving() as endpoint:
+    with FakeInferenceServer(CountingModel(seconds=0.5)).serving() as endpoint:
         result = generator.measure(endpoint, LOAD, seconds=0.1)
     assert result.latency_p50_ms is not None
     assert result.latency_p50_ms >= 500
@@ -249,10 +249,12 @@ def test_a_request_that_is_sent_alone_may_take_longer_than_a_large_bound(
 
     with FakeInferenceServer(wait).serving() as endpoint:
         messages = ClosedLoopGenerator(log=tmp_path / "log")._messages_for(endpoint, LOAD).serialized
-        run_here(ClosedLoopClient(SendPlan(endpoint.grpc, bound_ms, concurrency=1, seconds=0.5), messages), tmp_path)
-    happened = SendRecord.read(tmp_path)
-    assert happened.hangs == is_slow
-    assert happened.error == ("the server did not answer a single request within 0.2 s" if is_slow else "")
+        run_in_this_process(
+            ClosedLoopClient(SendPlan(endpoint.grpc, bound_ms, concurrency=1, seconds=0.5), messages), tmp_path
+        )
+    send_record = SendRecord.read(tmp_path)
+    assert send_record.hangs == is_slow
+    assert send_record.error == ("the server did not answer a single request within 0.2 s" if is_slow else "")
 
 
 def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
@@ -267,14 +269,16 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
 
     with FakeInferenceServer(refuse_one).serving() as endpoint:
         messages = generator._messages_for(endpoint, LOAD).serialized
-        run_here(ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path)
-    happened = SendRecord.read(tmp_path)
-    assert "index out of range" in happened.error
-    assert np.any(happened.answered_ns == NEVER), "they do not count"
+        run_in_this_process(
+            ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path
+        )
+    send_record = SendRecord.read(tmp_path)
+    assert "index out of range" in send_record.error
+    assert np.any(send_record.answered_ns == NEVER), "they do not count"
     assert (tmp_path / ALL_ANSWERED_FILE).exists()
 
 
-def run_here(load_client: ClosedLoopClient, folder: Path) -> None:
+def run_in_this_process(load_client: ClosedLoopClient, folder: Path) -> None:
     """Run a client in this process, and turn on the garbage collector again, which a client turns off."""
     try:
         load_client.run(folder)
@@ -289,30 +293,32 @@ def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, loa
     entries = ", ".join(f'{{"x": [{number}, {number}]}}' for number in range(301))
     data.write_text(f'{{"data": [{entries}]}}')
     sender = OpenLoopGenerator(log=tmp_path / "client.log") if load.request_rate else generator
-    seen: set[float] = set()
+    sent_values: set[float] = set()
 
-    def note(feeds: dict[str, Array]) -> Mapping[str, Array]:
-        seen.update(feeds["x"][:, 0].tolist())
+    def record_entries(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        sent_values.update(feeds["x"][:, 0].tolist())
         return {"y": feeds["x"]}
 
-    with FakeInferenceServer(note).serving() as endpoint:
+    with FakeInferenceServer(record_entries).serving() as endpoint:
         for seconds in (0.8, 8.0, 60.0):  # until the machine has had time for all of them
             with contextlib.suppress(LateError):  # on a busy machine
                 replace(sender, input_data=str(data)).measure(endpoint, load, seconds)
-            if len(seen) == 301:
+            if len(sent_values) == 301:
                 break
-    assert len(seen) == 301
+    assert len(sent_values) == 301
 
 
 def test_a_large_first_entry_leaves_no_others_out(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
-    first = {"content": [0] * 500_000, "shape": [500_000]}
-    others = [{"content": [number], "shape": [1]} for number in range(299)]
+    large_value = {"content": [0] * 500_000, "shape": [500_000]}
+    small_values = [{"content": [number], "shape": [1]} for number in range(299)]
     data = tmp_path / "data.json"
-    data.write_text(json.dumps({"data": [{"x": value} for value in (first, *others)]}))
+    data.write_text(json.dumps({"data": [{"x": value} for value in (large_value, *small_values)]}))
     with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
         for sender in (generator, OpenLoopGenerator(log=tmp_path / "client.log")):
-            made = replace(sender, input_data=str(data))._messages_for(endpoint, replace(LOAD, request_batch_size=1))
-            assert len(made.serialized) == len(set(made.serialized)) == 300
+            messages = replace(sender, input_data=str(data))._messages_for(
+                endpoint, replace(LOAD, request_batch_size=1)
+            )
+            assert len(messages.serialized) == len(set(messages.serialized)) == 300
 
 
 def test_a_server_that_stops_answering_is_reported(
@@ -330,22 +336,24 @@ def test_a_server_that_stops_answering_is_reported(
 
     with FakeInferenceServer(hang).serving() as endpoint:
         messages = generator._messages_for(endpoint, LOAD).serialized
-        run_here(ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path)
+        run_in_this_process(
+            ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path
+        )
         freed.set()
-    happened = SendRecord.read(tmp_path)
-    assert happened.hangs
-    assert happened.error.startswith("no answer within ")
-    assert np.sum(happened.answered_ns != NEVER) >= 5
+    send_record = SendRecord.read(tmp_path)
+    assert send_record.hangs
+    assert send_record.error.startswith("no answer within ")
+    assert np.sum(send_record.answered_ns != NEVER) >= 5
 
 
 def test_a_server_that_never_answers_counts_as_crashed(
     generator: ClosedLoopGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = np.array([], np.int64)
-    silent = SendRecord(never, never, never, ended_ns=10**9)
-    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", lambda *_: (silent, 1.0))
+    no_times = np.array([], np.int64)
+    silent_record = SendRecord(no_times, no_times, no_times, ended_ns=10**9)
+    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", lambda *_: (silent_record, 1.0))
     with (
-        FakeInferenceServer(Counting()).serving() as endpoint,
+        FakeInferenceServer(CountingModel()).serving() as endpoint,
         pytest.raises(ServerCrashed, match="no request was answered within"),
     ):
         generator.measure(endpoint, LOAD, seconds=0.1)
@@ -355,24 +363,27 @@ def test_requests_go_to_the_server_with_the_fewest_unanswered_ones(generator: Cl
     """A server that answers nothing keeps half of the requests in flight, and the other one gets all that follow."""
     concurrency, following = 4, 10
     counts, released = [0, 0], threading.Event()
-    kept: list[int] = []
+    sent_to_stalled: list[int] = []
 
-    def answer(feeds: dict[str, Array]) -> Mapping[str, Array]:
+    def count_and_answer(feeds: dict[str, Array]) -> Mapping[str, Array]:
         counts[0] += 1
         if counts[0] == WARM_UPS + concurrency // 2 + following:
-            kept.append(counts[1] - WARM_UPS)
+            sent_to_stalled.append(counts[1] - WARM_UPS)
             released.set()
         return {"y": feeds["x"]}
 
-    def keep(feeds: dict[str, Array]) -> Mapping[str, Array]:
+    def stall(feeds: dict[str, Array]) -> Mapping[str, Array]:
         counts[1] += 1
         assert counts[1] <= WARM_UPS or released.wait(ANSWER_SECONDS)
         return {"y": feeds["x"]}
 
-    with FakeInferenceServer(answer).serving() as fast, FakeInferenceServer(keep).serving() as slow:
+    with (
+        FakeInferenceServer(count_and_answer).serving() as answering,
+        FakeInferenceServer(stall).serving() as stalled,
+    ):
         load = LoadPoint(1, concurrency=concurrency)
-        measured = generator.measure(replace(fast, replicas=(slow,)), load, seconds=1.0)
-    assert kept[0] <= concurrency // 2 <= counts[1] - WARM_UPS
+        measured = generator.measure(replace(answering, replicas=(stalled,)), load, seconds=1.0)
+    assert sent_to_stalled[0] <= concurrency // 2 <= counts[1] - WARM_UPS
     assert measured.requests
     assert measured.requests <= sum(counts)
 

@@ -63,17 +63,17 @@ def test_the_queue_refuses_requests_by_their_number_and_by_their_wait(message: s
 
 
 def test_failed_requests_of_a_closed_loop_are_counted_in_their_window_and_not_served() -> None:
-    happened = record(100, {FULL: [0, 1, 99], EXPIRED: [2], "x": [60, 61]})
-    first, second = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
+    send_record = record(100, {FULL: [0, 1, 99], EXPIRED: [2], "x": [60, 61]})
+    first, second = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
     assert (first.rejected_requests, first.timed_out_requests, first.failed_requests) == (2, 1, 0)
     assert (second.rejected_requests, second.timed_out_requests, second.failed_requests) == (1, 0, 2)
     assert (first.requests or 0) + (second.requests or 0) == 94
     assert first.throughput_infer_per_sec == pytest.approx(2 * (first.requests or 0) / 0.5)
-    plain = summarize_closed_loop(
-        replace(happened, failures=None), PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2
+    uncounted = summarize_closed_loop(
+        replace(send_record, failures=None), PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2
     )
-    assert plain[0].errors is None
-    assert METRICS["error-rate"].value(plain[0]) is None
+    assert uncounted[0].errors is None
+    assert METRICS["error-rate"].value(uncounted[0]) is None
 
 
 def test_failed_requests_of_an_open_loop_are_counted_by_their_planned_time() -> None:
@@ -84,31 +84,31 @@ def test_failed_requests_of_an_open_loop_are_counted_by_their_planned_time() -> 
 
 def test_a_late_request_among_many_that_the_server_rejects_is_no_backlog_of_the_client() -> None:
     on_time = record(100, {FULL: [*range(1, 90), *range(91, 100)]})
-    happened = replace(on_time, sent_ns=on_time.planned_ns + 41 * MS * (np.arange(100) == 90))
-    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES), math.inf)
+    send_record = replace(on_time, sent_ns=on_time.planned_ns + 41 * MS * (np.arange(100) == 90))
+    (result,) = summarize_open_loop(send_record, PlannedLoad(OPEN, 2.0, SIZES), math.inf)
     assert (result.requests, result.rejected_requests) == (2, 98)
-    happened = replace(on_time, sent_ns=on_time.planned_ns + 41 * MS * (np.arange(100) >= 70))
+    send_record = replace(on_time, sent_ns=on_time.planned_ns + 41 * MS * (np.arange(100) >= 70))
     with pytest.raises(LateError, match="cannot keep up"):
-        summarize_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES), math.inf)
+        summarize_open_loop(send_record, PlannedLoad(OPEN, 2.0, SIZES), math.inf)
 
 
 def test_a_request_that_the_client_gave_up_has_timed_out() -> None:
-    happened = record(100, {})
-    happened.answered_ns[-1] = NEVER
-    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf)
+    send_record = record(100, {})
+    send_record.answered_ns[-1] = NEVER
+    (result,) = summarize_open_loop(send_record, PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf)
     assert (result.requests, result.timed_out_requests) == (99, 1)
     (overloaded,) = summarize_open_loop(
-        replace(happened, overload="overloaded"), PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf
+        replace(send_record, overload="overloaded"), PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf
     )
     assert overloaded.timed_out_requests == 0
 
 
 def test_a_request_that_hangs_in_a_closed_loop_has_timed_out() -> None:
     """One sent shortly before the end may have been answered soon, so it is left out like the others in flight."""
-    happened = replace(record(100, {}), ended_ns=10_000 * MS)
-    happened.answered_ns[[10, 99]] = NEVER
-    happened.sent_ns[99] = happened.planned_ns[99] = 1000 * CLOSED_LOOP_LEAD_IN_SECONDS * MS + 995 * MS
-    first, second = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
+    send_record = replace(record(100, {}), ended_ns=10_000 * MS)
+    send_record.answered_ns[[10, 99]] = NEVER
+    send_record.sent_ns[99] = send_record.planned_ns[99] = 1000 * CLOSED_LOOP_LEAD_IN_SECONDS * MS + 995 * MS
+    first, second = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
     assert (first.timed_out_requests, second.timed_out_requests) == (0, 1)
 
 
@@ -125,8 +125,8 @@ def test_failures_in_one_third_of_an_open_loop_are_no_steady_state() -> None:
 
 
 def test_a_window_in_which_all_failed_serves_nothing() -> None:
-    happened = record(100, {FULL: list(range(40, 100))})
-    _, second = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
+    send_record = record(100, {FULL: list(range(40, 100))})
+    _, second = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
     assert (second.throughput_infer_per_sec, second.goodput_infer_per_sec, second.errors) == (0.0, 0.0, 50)
     assert SLA.violation(second) == math.inf
 
@@ -138,21 +138,21 @@ def test_if_every_request_fails_the_message_is_the_error() -> None:
 
 
 def test_goodput_counts_the_samples_within_all_latency_bounds() -> None:
-    happened = record(99, None)  # a third takes 8 ms, the others 4 ms
+    send_record = record(99, None)  # a third takes 8 ms, the others 4 ms
     for bounds, share in (({"p95": 5.0}, 2 / 3), ({"p50": 9.0}, 1.0), ({"p50": 9.0, "avg": 5.0}, 2 / 3), ({}, 1.0)):
         (result,) = summarize_closed_loop(
-            happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=Sla.from_bounds(bounds)), math.inf
+            send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=Sla.from_bounds(bounds)), math.inf
         )
         assert result.goodput_infer_per_sec == pytest.approx(share * (result.throughput_infer_per_sec or 0.0))
         (result,) = summarize_open_loop(
-            happened, PlannedLoad(OPEN, 2.0, SIZES, sla=Sla.from_bounds(bounds)), math.inf
+            send_record, PlannedLoad(OPEN, 2.0, SIZES, sla=Sla.from_bounds(bounds)), math.inf
         )
         assert result.goodput_infer_per_sec == pytest.approx(share * (result.throughput_infer_per_sec or 0.0))
 
 
 def test_a_bound_on_a_percentile_is_on_all_requests() -> None:
-    happened = record(1000, {FULL: list(range(1, 41, 1))}, latency_ms=1.0)
-    (result,) = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf)
+    send_record = record(1000, {FULL: list(range(1, 41, 1))}, latency_ms=1.0)
+    (result,) = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf)
     assert Sla.from_bounds({"p95": 3.0}).is_met(result), "4 % failed"
     assert not Sla.from_bounds({"p99": 1000.0}).is_met(result), "more than 1 % failed"
     assert Sla.from_bounds({"avg": 3.0}).is_met(result)
@@ -179,8 +179,8 @@ def test_responses_of_failed_requests_are_left_out() -> None:
     messages = (b"a", b"b", b"c", b"d", b"e")
     responses = ResponseRecord(np.array([0, 2, 2, 5]), np.arange(5) * MS, messages, 0, 10 * MS)
     times = np.array([0, 1, 2]) * MS
-    happened = SendRecord(times, times, times + 9 * MS, 20 * MS, responses=responses, failures={FULL: [0, 1, 1]})
-    served, sizes, failed = split_failures(happened, SIZES)
+    send_record = SendRecord(times, times, times + 9 * MS, 20 * MS, responses=responses, failures={FULL: [0, 1, 1]})
+    served, sizes, failed = split_failures(send_record, SIZES)
     assert served.responses is not None
     assert served.responses.messages == (b"c", b"d", b"e")
     assert served.responses.offsets.tolist() == [0, 3]
@@ -197,17 +197,19 @@ def test_without_counts_the_error_rate_is_unknown() -> None:
 
 def test_each_priority_has_its_own_requests_and_failures() -> None:
     """Every fourth request has priority 1, and 5 of these are rejected; all windows together have every request."""
-    happened = record(100, {FULL: [0, 4, 8, 12, 16], EXPIRED: [1]})
+    send_record = record(100, {FULL: [0, 4, 8, 12, 16], EXPIRED: [1]})
     priorities = np.array([1, 2, 2, 2])
     for summarize, load, seconds in ((summarize_closed_loop, CLOSED, 1.0), (summarize_open_loop, OPEN, 1.5)):
-        windows = summarize(happened, PlannedLoad(load, seconds, SIZES, priorities=priorities, sla=SLA), math.inf, 2)
+        windows = summarize(
+            send_record, PlannedLoad(load, seconds, SIZES, priorities=priorities, sla=SLA), math.inf, 2
+        )
         statistics = [from_text(window.by_priority) for window in windows]
-        assert [own.priority for own in itertools.chain(*statistics)] == [1, 2, 1, 2]
+        assert [of_priority.priority for of_priority in itertools.chain(*statistics)] == [1, 2, 1, 2]
         for window, (first, second) in zip(windows, statistics, strict=True):
             assert (first.rejected, second.rejected) == (window.rejected_requests, 0)
             assert (first.timed_out, second.timed_out) == (0, window.timed_out_requests)
             assert first.served + second.served == window.requests
             total = first.throughput_infer_per_sec + second.throughput_infer_per_sec
             assert total == pytest.approx(window.throughput_infer_per_sec, rel=0.02)
-        (plain,) = summarize(happened, PlannedLoad(load, seconds, SIZES, sla=SLA), math.inf)
-        assert plain.by_priority == ""
+        (without_priorities,) = summarize(send_record, PlannedLoad(load, seconds, SIZES, sla=SLA), math.inf)
+        assert without_priorities.by_priority == ""

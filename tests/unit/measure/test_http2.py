@@ -47,7 +47,7 @@ Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 UNLIMITED = (("grpc.max_receive_message_length", -1),)
 
 
-class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
+class InferService(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers ModelInfer with the result of ``handler`` for the serialized request."""
 
     def __init__(self, handler: Handler) -> None:
@@ -64,7 +64,7 @@ def serve() -> Iterator[Callable[[Handler], str]]:
 
     def start(handler: Handler, *options: tuple[str, int]) -> str:
         server = grpc.server(ThreadPoolExecutor(4), options=(*UNLIMITED, *options))
-        server.add_generic_rpc_handlers((Service(handler),))
+        server.add_generic_rpc_handlers((InferService(handler),))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         servers.append(server)
@@ -75,7 +75,7 @@ def serve() -> Iterator[Callable[[Handler], str]]:
         server.stop(None).wait()
 
 
-def results(
+def call_errors(
     address: str, messages: list[bytes], method: str = INFER_METHOD, headers: Mapping[str, str] | None = None
 ) -> dict[int, str]:
     """Send all messages at once and return the error message of each call (empty: success)."""
@@ -98,21 +98,21 @@ def results(
 
 
 def test_every_call_arrives_whole_and_is_answered(serve: Callable[[Handler], str]) -> None:
-    seen: list[bytes] = []
+    received: list[bytes] = []
 
-    def note(message: bytes, _: grpc.ServicerContext) -> bytes:
-        seen.append(message)
+    def record_and_answer(message: bytes, _: grpc.ServicerContext) -> bytes:
+        received.append(message)
         return message[:5000]
 
     # none, one frame, several frames, more than the flow control of a call and of the connection let through at once
     messages = [bytes([i]) * size for i, size in enumerate([0, 1, 100, 16_383, 16_384, 70_000, 3_000_000, 10])]
-    assert results(serve(note), messages) == dict.fromkeys(range(len(messages)), "")
-    assert sorted(seen) == sorted(messages)
+    assert call_errors(serve(record_and_answer), messages) == dict.fromkeys(range(len(messages)), "")
+    assert sorted(received) == sorted(messages)
 
 
-def test_many_calls_at_once(serve: Callable[[Handler], str]) -> None:
+def test_many_calls_at_once_are_all_answered(serve: Callable[[Handler], str]) -> None:
     address = serve(lambda message, _: message)
-    assert results(address, [b"x" * 600] * 500) == dict.fromkeys(range(500), "")
+    assert call_errors(address, [b"x" * 600] * 500) == dict.fromkeys(range(500), "")
 
 
 def test_no_more_calls_are_open_than_the_server_permits(serve: Callable[..., str], tmp_path: Path) -> None:
@@ -129,15 +129,15 @@ def test_no_more_calls_are_open_than_the_server_permits(serve: Callable[..., str
     finally:
         gc.unfreeze()
         gc.enable()
-    happened = SendRecord.read(tmp_path)
-    assert happened.error == ""
-    assert len(happened.answered_ns) >= 16
-    assert NEVER not in happened.answered_ns
+    send_record = SendRecord.read(tmp_path)
+    assert send_record.error == ""
+    assert len(send_record.answered_ns) >= 16
+    assert NEVER not in send_record.answered_ns
 
 
 def test_large_answers_do_not_close_the_window(serve: Callable[[Handler], str]) -> None:
     address = serve(lambda _, __: b"y" * 1_000_000)
-    assert results(address, [b""] * 20) == dict.fromkeys(range(20), "")
+    assert call_errors(address, [b""] * 20) == dict.fromkeys(range(20), "")
 
 
 def test_a_failure_has_the_servers_words(serve: Callable[[Handler], str]) -> None:
@@ -146,8 +146,8 @@ def test_a_failure_has_the_servers_words(serve: Callable[[Handler], str]) -> Non
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"größer als 3 % {message.decode()}" + "." * 200)
         return b""
 
-    result = results(serve(fail), [b"", b"abc", b""])
-    assert result == {0: "", 1: "größer als 3 % abc" + "." * 200, 2: ""}
+    errors = call_errors(serve(fail), [b"", b"abc", b""])
+    assert errors == {0: "", 1: "größer als 3 % abc" + "." * 200, 2: ""}
 
 
 def test_each_call_has_the_headers(serve: Callable[[Handler], str]) -> None:
@@ -157,12 +157,12 @@ def test_each_call_has_the_headers(serve: Callable[[Handler], str]) -> None:
         assert headers.items() <= dict(context.invocation_metadata()).items()
         return b""
 
-    assert results(serve(check), [b""] * 3, headers=headers) == dict.fromkeys(range(3), "")
+    assert call_errors(serve(check), [b""] * 3, headers=headers) == dict.fromkeys(range(3), "")
 
 
 def test_an_unknown_method_fails(serve: Callable[[Handler], str]) -> None:
-    result = results(serve(lambda message, _: message), [b"a"], method="/other/Method")
-    assert result == {0: "Method not found!"}
+    errors = call_errors(serve(lambda message, _: message), [b"a"], method="/other/Method")
+    assert errors == {0: "Method not found!"}
 
 
 def test_the_error_of_a_connection_that_is_limited_names_the_limit() -> None:
@@ -171,15 +171,15 @@ def test_the_error_of_a_connection_that_is_limited_names_the_limit() -> None:
         return message
 
     server = grpc.server(ThreadPoolExecutor(1), options=(("grpc.max_connection_age_ms", 100),))
-    server.add_generic_rpc_handlers((Service(answer),))
+    server.add_generic_rpc_handlers((InferService(answer),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with pytest.raises(ConnectionError, match="closes the connection after some time or some requests"):
-        results(f"127.0.0.1:{port}", [b"a"])
+        call_errors(f"127.0.0.1:{port}", [b"a"])
     server.stop(None).wait()
 
 
-def test_a_server_that_is_no_grpc_server() -> None:
+def test_an_answer_that_is_not_http2_ends_no_call() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         connected = connect(address)
@@ -212,7 +212,7 @@ def prefixed(messages: Sequence[bytes]) -> bytes:
     return b"".join(struct.pack(">BI", 0, len(message)) + message for message in messages)
 
 
-def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+def split_at(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [data[begin:end] for begin, end in pairwise(edges)]
 
@@ -232,9 +232,9 @@ def test_any_split_into_frames_and_reads_gives_the_same_messages(
 ) -> None:
     """The frames of two calls alternate, and the reads end anywhere, even in the header of a frame."""
     connection = StreamingConnection("server:8001", STREAM_METHOD)
-    own, other = (pieces(prefixed(messages), frame_cuts) for messages in (first, second))
-    sent = b"".join(frame(a, 0) + frame(b, 1) for a, b in zip(own, other, strict=True))
-    for read in pieces(sent, read_cuts):
+    first_frames, second_frames = (split_at(prefixed(messages), frame_cuts) for messages in (first, second))
+    sent = b"".join(frame(a, 0) + frame(b, 1) for a, b in zip(first_frames, second_frames, strict=True))
+    for read in split_at(sent, read_cuts):
         assert connection.receive(read) == []
     for call, messages in enumerate((first, second)):
         assert [message for number, message in connection.messages if number == call] == messages
@@ -313,5 +313,5 @@ def test_the_responses_of_calls_at_the_same_time_arrive_whole_and_in_order() -> 
     server.stop(None).wait()
     assert ended == {0: "", 1: "", 2: "", 3: "", 4: "three"}
     for call, count in enumerate(counts):
-        own = [message for number, message in connection.messages if number == call]
-        assert own == [b"%d " % number + b"x" * 1000 * number for number in range(count)]
+        messages = [message for number, message in connection.messages if number == call]
+        assert messages == [b"%d " % number + b"x" * 1000 * number for number in range(count)]

@@ -27,14 +27,14 @@ from optimizer.simulator.speed_correction import SpeedCorrection
 P95_20MS = Sla.from_bounds({"p95": 20.0})
 
 
-def saturating(service_ms: float, floor_ms: float = 0.5) -> Callable[[int], Measurement]:
+def saturating_server(service_ms: float, floor_ms: float = 0.5) -> Callable[[int], Measurement]:
     """Simulate a server that two requests saturate: latency grows in proportion to the load."""
 
-    def at(concurrency: int) -> Measurement:
+    def measure(concurrency: int) -> Measurement:
         latency = floor_ms + service_ms * concurrency
         return Measurement(1000 * concurrency / latency, latency_p95_ms=latency, stable=True)
 
-    return at
+    return measure
 
 
 def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[tuple[LoadPoint, Measurement]]:
@@ -48,68 +48,68 @@ def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[
 @pytest.mark.parametrize("start", [1, 4, 30, 200])
 @pytest.mark.parametrize("service_ms", [0.15, 0.4, 1.7, 6.0, 19.0])
 def test_finds_nearly_the_highest_load_that_meets_the_bound(service_ms: float, start: int) -> None:
-    measured = sweep(saturating(service_ms), LoadSearchRules(1, 256, P95_20MS, first_load=start))
+    measured = sweep(saturating_server(service_ms), LoadSearchRules(1, 256, P95_20MS, first_load=start))
     best = max((load.concurrency for load, m in measured if (m.latency_p95_ms or 99) <= 20), default=0)
     highest = min(256, math.floor(19.5 / service_ms))
     assert best >= 0.85 * highest - 1
 
 
 def test_a_hopeless_deployment_is_given_up_after_one_request_at_a_time_is_too_slow() -> None:
-    measured = sweep(saturating(50.0), LoadSearchRules(1, 256, P95_20MS, first_load=4))
+    measured = sweep(saturating_server(50.0), LoadSearchRules(1, 256, P95_20MS, first_load=4))
     assert measured[-1][0].concurrency == 1
     assert len(measured) <= 3
 
 
 def test_a_deployment_that_serves_less_even_at_too_high_a_load_is_given_up() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, first_load=40, to_beat=3000)
-    assert len(sweep(saturating(2.0), rules)) == 1
-    assert len(sweep(saturating(2.0), replace(rules, to_beat=None))) > 1
-    assert len(sweep(saturating(0.25), rules)) > 1, "this one serves more"
+    assert len(sweep(saturating_server(2.0), rules)) == 1
+    assert len(sweep(saturating_server(2.0), replace(rules, to_beat=None))) > 1
+    assert len(sweep(saturating_server(0.25), rules)) > 1, "this one serves more"
 
 
 def test_it_stops_when_more_load_adds_no_throughput() -> None:
-    def flat(concurrency: int) -> Measurement:
+    def measure_constant_throughput(concurrency: int) -> Measurement:
         return Measurement(500.0, latency_p95_ms=0.01 * concurrency, stable=True)
 
-    assert len(sweep(flat, LoadSearchRules(1, 256, P95_20MS))) == 2
+    assert len(sweep(measure_constant_throughput, LoadSearchRules(1, 256, P95_20MS))) == 2
 
 
 def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
-    def unstable_once(stable_from: int) -> list[int]:
+    def measured_concurrencies(first_stable: int) -> list[int]:
         measured: list[tuple[LoadPoint, Measurement]] = []
         rules = LoadSearchRules(1, 256, P95_20MS, first_load=10)
         while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
-            stable = len(measured) >= stable_from
-            measured.append((load, replace(saturating(1.9)(load.concurrency), stable=stable)))
+            stable = len(measured) >= first_stable
+            measured.append((load, replace(saturating_server(1.9)(load.concurrency), stable=stable)))
         return [load.concurrency for load, _ in measured]
 
-    assert unstable_once(0) == [10]
-    assert unstable_once(1) == [10, 10]
-    assert unstable_once(9) == [10, 10, 10]
+    assert measured_concurrencies(0) == [10]
+    assert measured_concurrencies(1) == [10, 10]
+    assert measured_concurrencies(9) == [10, 10, 10]
 
 
 def test_without_a_throughput_objective_the_lowest_sufficient_load_is_searched() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, first_load=40, finds_lowest_load=True)
-    assert [load.concurrency for load, _ in sweep(saturating(2.0), rules)] == [1]
+    assert [load.concurrency for load, _ in sweep(saturating_server(2.0), rules)] == [1]
 
-    def growing(concurrency: int) -> Measurement:
+    def measure_growing_throughput(concurrency: int) -> Measurement:
         return Measurement(100.0 * concurrency, latency_p95_ms=10.0, stable=True)
 
-    measured = sweep(growing, replace(rules, throughput_floor=550))
+    measured = sweep(measure_growing_throughput, replace(rules, throughput_floor=550))
     assert [load.concurrency for load, _ in measured] == [1, 6]
 
 
 def test_without_a_bound_it_climbs_to_saturation() -> None:
-    def knee(concurrency: int) -> Measurement:
+    def measure_with_knee(concurrency: int) -> Measurement:
         return Measurement(100.0 * min(concurrency, 20), latency_p95_ms=5.0, stable=True)
 
-    measured = sweep(knee, LoadSearchRules(1, 256, Sla()))
+    measured = sweep(measure_with_knee, LoadSearchRules(1, 256, Sla()))
     assert max(m.throughput_infer_per_sec or 0 for _, m in measured) == 2000
 
 
 def test_a_load_is_never_measured_twice_and_stays_in_range() -> None:
     for start in (1, 7, 64, 500):
-        measured = sweep(saturating(0.31), LoadSearchRules(8, 64, P95_20MS, first_load=start))
+        measured = sweep(saturating_server(0.31), LoadSearchRules(8, 64, P95_20MS, first_load=start))
         concurrencies = [load.concurrency for load, _ in measured]
         assert len(set(concurrencies)) == len(concurrencies)
         assert all(1 <= c <= 64 for c in concurrencies)
@@ -124,7 +124,7 @@ def test_a_load_without_a_latency_counts_as_missed() -> None:
 
 def test_a_search_resumes_from_its_measurements() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS)
-    whole = sweep(saturating(0.4), rules)
+    whole = sweep(saturating_server(0.4), rules)
     for length in range(len(whole)):
         assert ConcurrencySearch(whole[:length], rules).next_load() == whole[length][0]
 
@@ -193,20 +193,20 @@ def test_every_load_is_measured_whatever_the_results() -> None:
     assert doubling_loads(16) == (1, 2, 4, 8, 16)
 
 
-def slow_by(factor: float, server: Callable[[int], Measurement]) -> Callable[[int], Measurement]:
+def slowed_server(factor: float, server: Callable[[int], Measurement]) -> Callable[[int], Measurement]:
     """Return ``server`` on a machine on which everything takes ``factor`` times as long."""
 
-    def measured(concurrency: int) -> Measurement:
-        known = server(concurrency)
-        throughput, p95_ms = known.throughput_infer_per_sec or 0, known.latency_p95_ms or 0
+    def measure(concurrency: int) -> Measurement:
+        measurement = server(concurrency)
+        throughput, p95_ms = measurement.throughput_infer_per_sec or 0, measurement.latency_p95_ms or 0
         return replace(
-            known,
+            measurement,
             throughput_infer_per_sec=throughput / factor,
             latency_p95_ms=p95_ms * factor,
             speed_probe_ms=80 * factor,
         )
 
-    return measured
+    return measure
 
 
 def test_a_slow_machine_changes_no_load_if_the_speed_is_known() -> None:
@@ -215,10 +215,10 @@ def test_a_slow_machine_changes_no_load_if_the_speed_is_known() -> None:
     def loads(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[int]:
         return [load.concurrency for load, _ in sweep(server, rules)]
 
-    usual, slow = saturating(1.0), slow_by(1.5, saturating(1.0))
-    assert len(loads(usual, rules)) > 1
-    assert loads(slow, rules) == loads(usual, rules)
-    assert loads(slow, replace(rules, speed=SpeedCorrection())) != loads(usual, rules)
+    server, slowed = saturating_server(1.0), slowed_server(1.5, saturating_server(1.0))
+    assert len(loads(server, rules)) > 1
+    assert loads(slowed, rules) == loads(server, rules)
+    assert loads(slowed, replace(rules, speed=SpeedCorrection())) != loads(server, rules)
 
 
 def test_a_slow_minute_does_not_make_a_deployment_hopeless() -> None:
@@ -232,7 +232,7 @@ def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
     measured: list[tuple[LoadPoint, Measurement]] = []
     rules = LoadSearchRules(1, 256, P95_20MS, first_load=10)
     while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
-        disturbed = replace(saturating(1.9)(load.concurrency), stable=False, other_cpu_share=0.46)
+        disturbed = replace(saturating_server(1.9)(load.concurrency), stable=False, other_cpu_share=0.46)
         measured.append((load, disturbed))
     assert [load.concurrency for load, _ in measured] == [10]
 
@@ -240,16 +240,16 @@ def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
 # -- goals other than the highest load -------------------------------------------------------------------------------
 
 
-def peaking(best: int) -> Callable[[int], Measurement]:
+def peaking_server(best: int) -> Callable[[int], Measurement]:
     """Simulate a server whose goodput rises up to ``best`` in flight and falls beyond it, as requests get late."""
 
-    def at(concurrency: int) -> Measurement:
+    def measure(concurrency: int) -> Measurement:
         goodput = 1000 * min(concurrency / best, (best / concurrency) ** 2)
         return Measurement(
             1000.0 * concurrency, goodput_infer_per_sec=goodput, latency_p50_ms=0.1 * concurrency, stable=True
         )
 
-    return at
+    return measure
 
 
 @pytest.mark.parametrize("start", [1, 4, 60])
@@ -257,7 +257,7 @@ def peaking(best: int) -> Callable[[int], Measurement]:
 def test_the_load_with_the_most_goodput_is_found(best: int, start: int) -> None:
     sla = Sla.from_bounds({"p50": 20.0})
     rules = LoadSearchRules(1, 256, sla, first_load=start, max_loads=14, goal=METRICS["goodput"])
-    measured = sweep(peaking(best), rules)
+    measured = sweep(peaking_server(best), rules)
     goodputs = [measurement.goodput_infer_per_sec or 0.0 for _, measurement in measured]
     assert max(goodputs) >= 0.85 * 1000
 
@@ -265,7 +265,7 @@ def test_the_load_with_the_most_goodput_is_found(best: int, start: int) -> None:
 def test_a_load_that_misses_the_bounds_limits_the_search_for_goodput() -> None:
     sla = Sla.from_bounds({"p50": 2.0})  # at most 20 in flight
     rules = LoadSearchRules(1, 256, sla, first_load=64, max_loads=12, goal=METRICS["goodput"])
-    measured = sweep(peaking(40), rules)
+    measured = sweep(peaking_server(40), rules)
     met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]
     assert 17 <= max(met) <= 20
 
@@ -273,7 +273,7 @@ def test_a_load_that_misses_the_bounds_limits_the_search_for_goodput() -> None:
 def test_too_many_failed_requests_lower_the_load() -> None:
     sla = Sla.from_bounds({"p95": 20.0, "error-rate": 1.0})
 
-    def failing(concurrency: int) -> Measurement:
+    def measure_with_rejections(concurrency: int) -> Measurement:
         rejected = max(0, 10 * (concurrency - 24))
         return Measurement(
             100.0 * concurrency,
@@ -285,7 +285,7 @@ def test_too_many_failed_requests_lower_the_load() -> None:
             stable=True,
         )
 
-    measured = sweep(failing, LoadSearchRules(1, 256, sla, first_load=60, max_loads=8))
+    measured = sweep(measure_with_rejections, LoadSearchRules(1, 256, sla, first_load=60, max_loads=8))
     met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]
     assert 20 <= max(met) <= 25
 
@@ -295,7 +295,9 @@ def test_too_many_failed_requests_lower_the_load() -> None:
 def test_a_rate_whose_bursts_exceed_the_capacity_shows_the_way_by_its_latency(
     capacity: float, idle_ms: float
 ) -> None:
-    def bursts(rate: float) -> Measurement:  # of three times the mean rate, and the mean is below the capacity
+    def measure_bursts(
+        rate: float,
+    ) -> Measurement:  # of three times the mean rate, and the mean is below the capacity
         share = min(3 * rate / capacity, 0.95)
         queue_ms = 100 * max(3 * rate / capacity - 1, 0)
         p95_ms = idle_ms * (1 + 0.5 * share / (1 - share)) + queue_ms
@@ -304,9 +306,9 @@ def test_a_rate_whose_bursts_exceed_the_capacity_shows_the_way_by_its_latency(
     rules = LoadSearchRules(1, 1, P95_20MS, first_load=capacity / 30, open_loop=True, max_loads=8)
     measured: list[tuple[LoadPoint, Measurement]] = []
     while (load := RateSearch(measured, rules).next_load()) is not None:
-        measured.append((load, bursts(load.request_rate or 0.0)))
+        measured.append((load, measure_bursts(load.request_rate or 0.0)))
     best = max(load.request_rate or 0.0 for load, m in measured if P95_20MS.is_met(m))
-    assert not P95_20MS.is_met(bursts(1.07 * best))
+    assert not P95_20MS.is_met(measure_bursts(1.07 * best))
 
 
 # -- given loads --------------------------------------------------------------------------------------------------
@@ -323,14 +325,14 @@ def measured_loads(server: Callable[[int], Measurement], rules: LoadSearchRules)
     return [load.concurrency for load, _ in measured]
 
 
-def flat_until_busy(service_ms: float, floor_ms: float) -> Callable[[int], Measurement]:
+def constant_until_busy(service_ms: float, floor_ms: float) -> Callable[[int], Measurement]:
     """Simulate a server whose latency is constant until it is busy, then proportional to the load."""
 
-    def at(concurrency: int) -> Measurement:
+    def measure(concurrency: int) -> Measurement:
         latency = max(floor_ms, service_ms * concurrency)
         return Measurement(1000 * concurrency / latency, latency_p95_ms=latency, stable=True)
 
-    return at
+    return measure
 
 
 @given(
@@ -381,7 +383,7 @@ IDLE_MS = st.floats(0.1, CLOSE_TO_BOUND_SHARE * 20) | st.floats(20, 25, exclude_
 def test_finds_nearly_the_best_of_the_given_loads(
     loads: tuple[int, ...], service_ms: float, floor_ms: float, start: int
 ) -> None:
-    server = flat_until_busy(service_ms, floor_ms)
+    server = constant_until_busy(service_ms, floor_ms)
     measured = measured_loads(
         server, LoadSearchRules(1, 300, P95_20MS, first_load=start, max_loads=12, allowed_concurrencies=loads)
     )
@@ -409,7 +411,7 @@ def test_the_nearest_load_on_the_wanted_side_is_taken(
 ) -> None:
     assert (
         measured_loads(
-            flat_until_busy(0.5, 1.0),
+            constant_until_busy(0.5, 1.0),
             LoadSearchRules(1, 256, P95_20MS, first_load=start, allowed_concurrencies=loads),
         )
         == measured

@@ -17,12 +17,12 @@ from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, ServerProce
 from optimizer.measure.output_check import CombinedOutputCheck
 from tests.conftest import measurement
 
-BOTH = Endpoint("a", Candidate(8), concurrent_models=(Endpoint("b", Candidate(4)),))
+TWO_MODELS = Endpoint("a", Candidate(8), concurrent_models=(Endpoint("b", Candidate(4)),))
 LOAD = LoadPoint(1, 8)
 
 
 @dataclass
-class Recorded:
+class MeetingLoadGenerator:
     """A load generator with a fixed result that waits until the other one is called too."""
 
     answer: Measurement | None
@@ -44,15 +44,21 @@ class Recorded:
         return self.answer
 
 
-def pair(a: Measurement | None, b: Measurement | None) -> tuple[ConcurrentLoadGenerator, Recorded, Recorded]:
+def generators_of_two_models(
+    a: Measurement | None, b: Measurement | None
+) -> tuple[ConcurrentLoadGenerator, MeetingLoadGenerator, MeetingLoadGenerator]:
     meeting = threading.Barrier(2)
-    first, second = Recorded(a, meeting), Recorded(b, meeting)
+    first, second = MeetingLoadGenerator(a, meeting), MeetingLoadGenerator(b, meeting)
     return ConcurrentLoadGenerator({"a": first, "b": second}), first, second
 
 
 def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
-    joint, first, second = pair(measurement(100, 5), measurement(40, 12))
-    for outcome in (joint.measure(BOTH, LOAD), *joint.measure_windows(BOTH, LOAD, 1.0, 3), joint.warm_up(BOTH, LOAD)):
+    joint, first, second = generators_of_two_models(measurement(100, 5), measurement(40, 12))
+    for outcome in (
+        joint.measure(TWO_MODELS, LOAD),
+        *joint.measure_windows(TWO_MODELS, LOAD, 1.0, 3),
+        joint.warm_up(TWO_MODELS, LOAD),
+    ):
         assert outcome is not None
         assert outcome.throughput_infer_per_sec == 140
         assert outcome.latency_p95_ms == 12
@@ -61,19 +67,19 @@ def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
 
 
 def test_missing_figures_are_unknown_and_one_unstable_model_makes_all_unstable() -> None:
-    known = measurement(100, 5)
-    joint = combine([known, Measurement(reason="only 2 of 3 windows")])
+    measured = measurement(100, 5)
+    joint = combine([measured, Measurement(reason="only 2 of 3 windows")])
     assert joint.throughput_infer_per_sec is None
     assert joint.latency_p95_ms is None
     assert (joint.stable, joint.reason) == (False, "only 2 of 3 windows")
-    assert combine([known, known]).batch_stats == ""
+    assert combine([measured, measured]).batch_stats == ""
 
 
 def test_a_failure_of_one_is_raised_and_a_warm_up_needs_both() -> None:
-    joint, _, _ = pair(measurement(100, 5), None)
+    joint, _, _ = generators_of_two_models(measurement(100, 5), None)
     with pytest.raises(MeasurementError, match="no figures"):
-        joint.measure(BOTH, LOAD)
-    assert joint.warm_up(BOTH, LOAD) is None
+        joint.measure(TWO_MODELS, LOAD)
+    assert joint.warm_up(TWO_MODELS, LOAD) is None
 
 
 # -- server processes --------------------------------------------------------------------------------------------
@@ -84,7 +90,7 @@ SLOW = replace(measurement(100, 9), requests=100, measure_seconds=1.1, latency_p
 
 
 @dataclass
-class OfServer:
+class ServerLoadGenerator:
     """A load generator with a fixed result, perhaps a late one, that remembers its loads."""
 
     answer: Measurement
@@ -103,15 +109,15 @@ class OfServer:
         return None
 
 
-def of_servers(*answers: Measurement) -> tuple[ServerProcessesLoadGenerator, list[OfServer]]:
-    generators = [OfServer(answer) for answer in answers]
+def generators_of_servers(*answers: Measurement) -> tuple[ServerProcessesLoadGenerator, list[ServerLoadGenerator]]:
+    generators = [ServerLoadGenerator(answer) for answer in answers]
     return ServerProcessesLoadGenerator(lambda number: generators[number - 1]), generators
 
 
 def test_each_server_gets_its_share_and_latencies_are_weighted_means() -> None:
-    joint, generators = of_servers(FAST, SLOW)
+    joint, generators = generators_of_servers(FAST, SLOW)
     outcome = joint.measure(TWO_SERVERS, LoadPoint(1, 7), 1.0)
-    assert [one.loads for one in generators] == [[("first", 4)], [("second", 3)]]
+    assert [generator.loads for generator in generators] == [[("first", 4)], [("second", 3)]]
     assert (outcome.throughput_infer_per_sec, outcome.requests, outcome.measure_seconds) == (400, 400, 1.1)
     assert outcome.latency_p95_ms == pytest.approx(0.75 * 5 + 0.25 * 9)
     assert outcome.latency_p99_ms is None, "one server lacks it"
@@ -121,26 +127,26 @@ def test_each_server_gets_its_share_and_latencies_are_weighted_means() -> None:
 
 
 def test_one_server_is_measured_as_without_others() -> None:
-    joint, generators = of_servers(FAST)
+    joint, generators = generators_of_servers(FAST)
     assert joint.measure(replace(TWO_SERVERS, replicas=()), LoadPoint(1, 1), 1.0) == FAST
     assert generators[0].loads == [("first", 1)]
 
 
 def test_what_cannot_be_divided_or_did_not_overlap_has_no_values() -> None:
     with pytest.raises(MeasurementError, match="1 cannot be divided among 2 servers; raise the concurrency"):
-        of_servers(FAST, SLOW)[0].measure(TWO_SERVERS, LoadPoint(1, 1))
+        generators_of_servers(FAST, SLOW)[0].measure(TWO_SERVERS, LoadPoint(1, 1))
     with pytest.raises(MeasurementError, match="not measured at the same time"):
-        of_servers(FAST, replace(SLOW, measure_seconds=5.0))[0].measure(TWO_SERVERS, LOAD)
+        generators_of_servers(FAST, replace(SLOW, measure_seconds=5.0))[0].measure(TWO_SERVERS, LOAD)
     short = replace(FAST, measure_seconds=0.1)
-    joint, generators = of_servers(short, short)
+    joint, generators = generators_of_servers(short, short)
     generators[1].late_seconds = 0.3
     with pytest.raises(MeasurementError, match="one began later"):
         joint.measure(TWO_SERVERS, LOAD)
     with pytest.raises(MeasurementError, match="answered no request"):
-        of_servers(FAST, Measurement(reason="none"))[0].measure(TWO_SERVERS, LOAD)
+        generators_of_servers(FAST, Measurement(reason="none"))[0].measure(TWO_SERVERS, LOAD)
 
 
-class Guarded:
+class StubOutputCheck:
     def __init__(self, note: Note | None = None) -> None:
         self.needs_reference, self.note, self.wrong = True, note, False
 
@@ -153,13 +159,13 @@ class Guarded:
 
 
 def test_the_outputs_of_each_model_are_checked() -> None:
-    first, second = Guarded(), Guarded(OutputsNotCompared("it failed"))
+    first, second = StubOutputCheck(), StubOutputCheck(OutputsNotCompared("it failed"))
     output_checks = CombinedOutputCheck({"a": first, "b": second})
     assert output_checks.needs_reference
-    output_checks.record_reference(BOTH)
+    output_checks.record_reference(TWO_MODELS)
     assert not output_checks.needs_reference
     assert str(output_checks.note) == "b: outputs were not compared with the baseline's: it failed"
-    output_checks.check(BOTH)
+    output_checks.check(TWO_MODELS)
     second.wrong = True
     with pytest.raises(DeploymentError, match="b differs"):
-        output_checks.check(BOTH)
+        output_checks.check(TWO_MODELS)

@@ -39,14 +39,14 @@ def record(latency_ms: float | np.ndarray = 5.0, late_ms: float | np.ndarray = 0
     return SendRecord(planned, sent, answered, int(answered.max()))
 
 
-def judged(happened: SendRecord, bound_ms: float = 20.0, spread_limit: float = MAX_SPREAD) -> Measurement:
+def summarize(send_record: SendRecord, bound_ms: float = 20.0, spread_limit: float = MAX_SPREAD) -> Measurement:
     sla = Sla.from_bounds({"p95": bound_ms}) if bound_ms else Sla()
-    (result,) = summarize_open_loop(happened, PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), spread_limit)
+    (result,) = summarize_open_loop(send_record, PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), spread_limit)
     return result
 
 
 def test_latency_counts_from_the_planned_time() -> None:
-    result = judged(record(latency_ms=np.where(np.arange(len(PLANNED)) % 10 == 0, 9.0, 3.0), late_ms=0.9))
+    result = summarize(record(latency_ms=np.where(np.arange(len(PLANNED)) % 10 == 0, 9.0, 3.0), late_ms=0.9))
     assert (result.latency_p50_ms, result.latency_p90_ms) == (3.0, 3.0)
     assert (result.latency_p95_ms, result.latency_p99_ms) == (9.0, 9.0)
     assert result.latency_avg_ms == pytest.approx(3.6)
@@ -58,20 +58,20 @@ def test_latency_counts_from_the_planned_time() -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_throughput_counts_the_samples_that_were_answered(parts: int) -> None:
     sizes = np.array([1, 1, 1, 9])  # requests with nine samples are never answered
-    happened = record()
-    happened.answered_ns[np.resize(sizes, len(PLANNED)) == 9] = NEVER
-    for result in summarize_open_loop(happened, PlannedLoad(LOAD, SECONDS, sizes), math.inf, parts):
+    send_record = record()
+    send_record.answered_ns[np.resize(sizes, len(PLANNED)) == 9] = NEVER
+    for result in summarize_open_loop(send_record, PlannedLoad(LOAD, SECONDS, sizes), math.inf, parts):
         assert result.throughput_infer_per_sec == pytest.approx(750, rel=0.01)
         assert result.requests == pytest.approx(1500 / parts, abs=1)
 
 
 def test_the_lead_in_does_not_count() -> None:
-    assert judged(record(latency_ms=np.where(COUNTED, 3.0, 300.0))).latency_p99_ms == 3.0
+    assert summarize(record(latency_ms=np.where(COUNTED, 3.0, 300.0))).latency_p99_ms == 3.0
 
 
-def judge_bounds(happened: SendRecord, **bounds_ms: float) -> Measurement:
+def judge_bounds(send_record: SendRecord, **bounds_ms: float) -> Measurement:
     (result,) = summarize_open_loop(
-        happened, PlannedLoad(LOAD, SECONDS, SIZES, sla=Sla.from_bounds(bounds_ms)), MAX_SPREAD
+        send_record, PlannedLoad(LOAD, SECONDS, SIZES, sla=Sla.from_bounds(bounds_ms)), MAX_SPREAD
     )
     return result
 
@@ -116,17 +116,20 @@ def test_one_bound_that_is_missed_in_any_case_is_a_result() -> None:
 
 def test_requests_that_queue_behind_late_ones_could_have_been_faster() -> None:
     """After a pause of 60 ms its requests arrive together, and those of the next 60 ms queue behind them."""
-    place = np.arange(len(PLANNED)) - 1000
-    paused, behind = (place >= 0) & (place < 60), (place >= 60) & (place < 120)
-    lateness = np.where(paused, 60.0 - place, 0.0)
-    latency = np.where(paused, 110.0 - 0.5 * place, np.where(behind, 60.0, 3.0))
-    happened = record(latency, lateness)
+    ms_since_pause = np.arange(len(PLANNED)) - 1000
+    is_paused, is_behind = (
+        (ms_since_pause >= 0) & (ms_since_pause < 60),
+        (ms_since_pause >= 60) & (ms_since_pause < 120),
+    )
+    lateness = np.where(is_paused, 60.0 - ms_since_pause, 0.0)
+    latency = np.where(is_paused, 110.0 - 0.5 * ms_since_pause, np.where(is_behind, 60.0, 3.0))
+    send_record = record(latency, lateness)
     assert np.mean(latency[COUNTED] > 20) == pytest.approx(0.06)
     assert np.mean(lateness[COUNTED] > LATE_MS) < 0.05
     with pytest.raises(LateError, match="could be met"):
-        judge_bounds(happened, p95=20.0)
-    kept = judge_bounds(replace(happened, sent_ns=happened.planned_ns), p95=20.0)
-    assert kept.latency_p95_ms == 60.0, "the same latencies of requests that were sent on time are the server's"
+        judge_bounds(send_record, p95=20.0)
+    on_time = judge_bounds(replace(send_record, sent_ns=send_record.planned_ns), p95=20.0)
+    assert on_time.latency_p95_ms == 60.0, "the same latencies of requests that were sent on time are the server's"
 
 
 def test_a_client_that_sends_less_than_the_rate_voids_a_bound_that_is_met() -> None:
@@ -136,8 +139,8 @@ def test_a_client_that_sends_less_than_the_rate_voids_a_bound_that_is_met() -> N
 
 
 def test_a_pause_of_the_client_at_the_end_is_not_a_lower_rate() -> None:
-    left = (PLANNED[-1] + 1.0) - PLANNED  # ms
-    pause = np.where(left <= 60, left, 0.0)
+    remaining_ms = (PLANNED[-1] + 1.0) - PLANNED
+    pause = np.where(remaining_ms <= 60, remaining_ms, 0.0)
     assert judge_bounds(record(pause + 3.0, pause), p95=20.0).stable
 
 
@@ -155,7 +158,7 @@ def test_without_a_bound_a_p95_that_is_mostly_lateness_is_not_stable(pause: int,
     assert stable or result.reason == "unstable: p95 56 ms, of which late sending may be 47 ms"
 
 
-def test_the_note_on_late_requests() -> None:
+def test_a_note_counts_late_requests_and_their_lateness() -> None:
     assert lateness_note([Measurement(requests=100), judge_bounds(record(), p95=20.0)]) is None
     note = str(lateness_note([judge_bounds(record(), p95=20.0), judge_bounds(paused(41, 1000), p95=20.0)]))
     assert note.startswith("the load generator sent 1 % of the requests more than 1 ms late, in one measurement ")
@@ -163,26 +166,26 @@ def test_the_note_on_late_requests() -> None:
 
 
 def test_a_client_that_lost_its_plan_voids_the_measurement() -> None:
-    happened = record()
+    send_record = record()
     lost = PLANNED > 900
-    happened = replace(
-        happened,
-        sent_ns=np.where(lost, NEVER, happened.sent_ns),
-        answered_ns=np.where(lost, NEVER, happened.answered_ns),
+    send_record = replace(
+        send_record,
+        sent_ns=np.where(lost, NEVER, send_record.sent_ns),
+        answered_ns=np.where(lost, NEVER, send_record.answered_ns),
         ended_ns=1400 * MS,
     )
     with pytest.raises(LateError):
-        judged(happened)
+        summarize(send_record)
 
 
 def overloaded(cpu_share: float = 0.3) -> SendRecord:
     """Return a record where half of the requests until 1.2 s are answered in order and a tenth was sent late."""
-    happened = record(late_ms=np.where(np.arange(len(PLANNED)) % 10 == 0, 50.0, 0.0))
+    send_record = record(late_ms=np.where(np.arange(len(PLANNED)) % 10 == 0, 50.0, 0.0))
     sent, answered = PLANNED < 1200, PLANNED < 600
     return replace(
-        happened,
-        sent_ns=np.where(sent, happened.sent_ns, NEVER),
-        answered_ns=np.where(answered, 2 * happened.planned_ns + 1, NEVER),
+        send_record,
+        sent_ns=np.where(sent, send_record.sent_ns, NEVER),
+        answered_ns=np.where(answered, 2 * send_record.planned_ns + 1, NEVER),
         ended_ns=1200 * MS,
         overload="overloaded: 600 requests unanswered after 1.2 s, the oldest for 0.60 s",
         cpu_share=cpu_share,
@@ -190,7 +193,7 @@ def overloaded(cpu_share: float = 0.3) -> SendRecord:
 
 
 def test_an_overload_counts_the_age_of_unanswered_requests() -> None:
-    result = judged(overloaded())
+    result = summarize(overloaded())
     assert not result.stable
     assert result.overloaded
     assert result.reason.startswith("overloaded: 600 requests")
@@ -209,29 +212,29 @@ def test_answers_after_the_planned_time_show_the_capacity() -> None:
         ended_ns=20_000 * MS + 1,
         overload="overloaded: 2,160 requests unanswered after 20.0 s, the oldest for 19.96 s",
     )
-    assert judged(slow).throughput_infer_per_sec == pytest.approx(4 * 2, rel=0.02)
+    assert summarize(slow).throughput_infer_per_sec == pytest.approx(4 * 2, rel=0.02)
 
 
 def test_a_saturated_client_voids_an_overload() -> None:
     with pytest.raises(LateError, match="used 97% of a core"):
-        judged(overloaded(cpu_share=0.97))
+        summarize(overloaded(cpu_share=0.97))
 
 
 def test_no_answers_are_an_error() -> None:
     silent = replace(overloaded(), answered_ns=np.full(len(PLANNED), NEVER))
     with pytest.raises(MeasurementError, match=r"no request was answered within 1\.2 s at 1,000 requests/s"):
-        judged(silent)
+        summarize(silent)
 
 
 def test_a_failed_request_is_reported_with_the_servers_message() -> None:
     with pytest.raises(MeasurementError, match="a request failed at 1,000 requests/s: no such model"):
-        judged(replace(record(), error="no such model"))
+        summarize(replace(record(), error="no such model"))
 
 
 THIRD = 2000 // 3
 
 
-def in_thirds(*p95s_ms: float) -> SendRecord:
+def record_of_thirds(*p95s_ms: float) -> SendRecord:
     latencies = np.concatenate([np.zeros(200), *([ms] * THIRD for ms in p95s_ms), [p95s_ms[-1]] * 2])
     return record(latency_ms=latencies)
 
@@ -247,30 +250,32 @@ def in_thirds(*p95s_ms: float) -> SendRecord:
     ],
 )
 def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[float, ...], stable: bool) -> None:
-    result = judged(in_thirds(*p95s_ms))
+    result = summarize(record_of_thirds(*p95s_ms))
     assert result.stable is stable
     assert result.stable is (result.reason == "")
-    assert judged(in_thirds(*p95s_ms), spread_limit=math.inf).stable
+    assert summarize(record_of_thirds(*p95s_ms), spread_limit=math.inf).stable
 
 
 def test_thirds_are_compared_with_each_bound() -> None:
     """All miss the bound on p50, but they disagree about that on p99."""
     sla = Sla.from_bounds({"p50": 5.0, "p99": 80.0})
-    (result,) = summarize_open_loop(in_thirds(20, 90, 60), PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), MAX_SPREAD)
+    (result,) = summarize_open_loop(
+        record_of_thirds(20, 90, 60), PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), MAX_SPREAD
+    )
     assert result.reason == "unstable: p95 between 20 and 90 ms"
 
 
 def test_thirds_are_compared_with_the_quantile_of_the_bound() -> None:
     """All have the same p95, but they disagree about the bound on p50."""
     latencies = np.concatenate([np.zeros(200), *([ms, ms, ms, 30.0] * (THIRD // 4) for ms in (4.0, 12.0, 4.0))])
-    happened = record(latency_ms=np.resize(latencies, len(PLANNED)))
+    send_record = record(latency_ms=np.resize(latencies, len(PLANNED)))
     sla = Sla.from_bounds({"p50": 8.0})
-    (result,) = summarize_open_loop(happened, PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), MAX_SPREAD)
+    (result,) = summarize_open_loop(send_record, PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), MAX_SPREAD)
     assert result.reason == "unstable: p50 between 4 and 12 ms"
 
 
 @dataclass
-class Pausing:
+class PausingModel:
     """A model that stops for 0.9 s once, so that all later requests wait."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -289,18 +294,18 @@ def test_a_pause_is_no_overload_if_the_largest_bound_permits_it(
     bounds: dict[str, float], overloaded: bool, tmp_path: Path
 ) -> None:
     generator = OpenLoopGenerator(log=tmp_path / "log", sla=Sla.from_bounds(bounds))
-    with FakeInferenceServer(Pausing()).serving() as endpoint:
+    with FakeInferenceServer(PausingModel()).serving() as endpoint:
         assert generator.measure(endpoint, LoadPoint(1, request_rate=50.0), 2.0).overloaded is overloaded
 
 
 def test_a_record_is_divided_into_windows_in_order() -> None:
     growing = np.concatenate([np.zeros(200), np.repeat([5.0, 10.0, 15.0, 20.0], 500)])
-    result = summarize_open_loop(
+    windows = summarize_open_loop(
         record(latency_ms=growing), PlannedLoad(LOAD, SECONDS, SIZES, sla=Sla.from_bounds({"p95": 30.0})), math.inf, 4
     )
-    assert [one.latency_p95_ms for one in result] == [5.0, 10.0, 15.0, 20.0]
-    assert [one.requests for one in result] == [500] * 4
-    assert all(one.stable and one.throughput_infer_per_sec == pytest.approx(4000) for one in result)
+    assert [window.latency_p95_ms for window in windows] == [5.0, 10.0, 15.0, 20.0]
+    assert [window.requests for window in windows] == [500] * 4
+    assert all(window.stable and window.throughput_infer_per_sec == pytest.approx(4000) for window in windows)
 
 
 def test_an_overload_gives_one_window() -> None:
@@ -313,9 +318,11 @@ def test_an_overload_gives_one_window() -> None:
 def test_a_window_without_planned_requests_counts() -> None:
     """A low rate may have no request in a window."""
     early = PLANNED < RATE * (LEAD_IN_SECONDS + 1.0)
-    happened = record()
-    rare = SendRecord(happened.planned_ns[early], happened.sent_ns[early], happened.answered_ns[early], 2300 * MS)
-    first, second = summarize_open_loop(rare, PlannedLoad(LOAD, SECONDS, SIZES), math.inf, 2)
+    send_record = record()
+    sparse_record = SendRecord(
+        send_record.planned_ns[early], send_record.sent_ns[early], send_record.answered_ns[early], 2300 * MS
+    )
+    first, second = summarize_open_loop(sparse_record, PlannedLoad(LOAD, SECONDS, SIZES), math.inf, 2)
     assert first.requests == 1000
     assert first.throughput_infer_per_sec == pytest.approx(4000)
     assert (second.requests, second.throughput_infer_per_sec, second.stable) == (0, 0.0, True)
@@ -324,9 +331,9 @@ def test_a_window_without_planned_requests_counts() -> None:
 def test_the_pause_after_the_last_request_counts() -> None:
     """A low rate may have no request in the last seconds, and the client ends with the last answer."""
     early = PLANNED < RATE * (LEAD_IN_SECONDS + 1.0)
-    happened = record()
-    times = (happened.planned_ns[early], happened.sent_ns[early], happened.answered_ns[early])
-    result = judged(SendRecord(*times, ended_ns=int(times[2].max())), spread_limit=math.inf)
+    send_record = record()
+    times = (send_record.planned_ns[early], send_record.sent_ns[early], send_record.answered_ns[early])
+    result = summarize(SendRecord(*times, ended_ns=int(times[2].max())), spread_limit=math.inf)
     assert result.requests == 1000
     assert result.throughput_infer_per_sec == pytest.approx(2000)
     assert result.goodput_infer_per_sec == pytest.approx(2000)
@@ -334,35 +341,49 @@ def test_the_pause_after_the_last_request_counts() -> None:
 
 def test_a_time_without_planned_requests_is_an_error() -> None:
     early = PLANNED < RATE * LEAD_IN_SECONDS
-    happened = record()
+    send_record = record()
     sent = SendRecord(
-        happened.planned_ns[early], happened.sent_ns[early], happened.answered_ns[early], happened.ended_ns
+        send_record.planned_ns[early],
+        send_record.sent_ns[early],
+        send_record.answered_ns[early],
+        send_record.ended_ns,
     )
     with pytest.raises(MeasurementError, match="no request was due"):
-        judged(sent)
+        summarize(sent)
 
 
 def test_without_a_bound_thirds_must_agree() -> None:
-    assert not judged(in_thirds(5, 12, 6), bound_ms=0.0).stable
+    assert not summarize(record_of_thirds(5, 12, 6), bound_ms=0.0).stable
 
 
 def test_a_third_without_a_request_is_not_stable() -> None:
-    happened = record()
-    kept = (PLANNED < 860) | (PLANNED >= 1540)
-    thinned = SendRecord(
-        happened.planned_ns[kept], happened.sent_ns[kept], happened.answered_ns[kept], happened.ended_ns
+    send_record = record()
+    is_kept = (PLANNED < 860) | (PLANNED >= 1540)
+    thinned_record = SendRecord(
+        send_record.planned_ns[is_kept],
+        send_record.sent_ns[is_kept],
+        send_record.answered_ns[is_kept],
+        send_record.ended_ns,
     )
-    assert not judged(thinned).stable
+    assert not summarize(thinned_record).stable
 
 
 @pytest.mark.parametrize("stream", [None, StreamPlan(30.0, fewest_requests=8)])
 def test_plan_and_record_are_read_back_from_their_files(stream: StreamPlan | None, tmp_path: Path) -> None:
-    job = SendPlan("127.0.0.1:8001", 20.0, concurrency=3, seconds=1.5, stream=stream, sequence_lengths=(2, 1))
+    plan = SendPlan("127.0.0.1:8001", 20.0, concurrency=3, seconds=1.5, stream=stream, sequence_lengths=(2, 1))
     messages = [b"one", b"", b"three\0"]
-    job.write(tmp_path, messages, [0, 5])
-    assert SendPlan.read(tmp_path) == (job, messages, [0, 5])
-    times, facts = ([0, 5], [1, 6], [7, NEVER]), {"ended_ns": 9, "error": "é\x1b", "hangs": True, "cpu_share": 0.3}
-    write_record(tmp_path, times, facts)
-    again = SendRecord.read(tmp_path)
-    assert [again.planned_ns.tolist(), again.sent_ns.tolist(), again.answered_ns.tolist()] == list(times)
-    assert (again.ended_ns, again.overload, again.error, again.hangs, again.cpu_share) == (9, "", "é\x1b", True, 0.3)
+    plan.write(tmp_path, messages, [0, 5])
+    assert SendPlan.read(tmp_path) == (plan, messages, [0, 5])
+    times, fields = ([0, 5], [1, 6], [7, NEVER]), {"ended_ns": 9, "error": "é\x1b", "hangs": True, "cpu_share": 0.3}
+    write_record(tmp_path, times, fields)
+    read_record = SendRecord.read(tmp_path)
+    assert [read_record.planned_ns.tolist(), read_record.sent_ns.tolist(), read_record.answered_ns.tolist()] == list(
+        times
+    )
+    assert (
+        read_record.ended_ns,
+        read_record.overload,
+        read_record.error,
+        read_record.hangs,
+        read_record.cpu_share,
+    ) == (9, "", "é\x1b", True, 0.3)

@@ -22,6 +22,7 @@ from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, LocalRunner
 from optimizer.measure.perf_output import read_windows
 from optimizer.store.trials_table import TrialsTable
 from tests.inference_server import FakeInferenceServer
+from tests.programs import write_program
 
 
 def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
@@ -48,7 +49,7 @@ def test_statistics_are_unknown_without_a_reading() -> None:
     assert executions_by_size(statistics(), statistics()) == []
 
 
-def served(requests: int, queue_ns: int) -> ModelStatistics:
+def statistics_after(requests: int, queue_ns: int) -> ModelStatistics:
     """Return the statistics after ``requests`` in batches of four, which have waited ``queue_ns`` in total."""
     result = statistics((4, requests // 4, 3000 * requests))
     result.inference_stats.success.count, result.inference_stats.queue.ns = requests, queue_ns
@@ -58,17 +59,17 @@ def served(requests: int, queue_ns: int) -> ModelStatistics:
 @pytest.mark.parametrize(
     "after",
     [
-        served(40, 8_000_000),  # fewer requests
-        served(400, 8_000_000),  # more requests, but less time in the queue
+        statistics_after(40, 8_000_000),  # fewer requests
+        statistics_after(400, 8_000_000),  # more requests, but less time in the queue
         statistics((8, 100, 900_000)),  # other batch sizes
     ],
 )
 def test_statistics_are_unknown_if_the_counters_began_again(after: ModelStatistics, tmp_path: Path) -> None:
     """Another client reloaded the model during the measurement. A negative time would make the table unreadable."""
-    before = served(200, 90_000_000)
+    before = statistics_after(200, 90_000_000)
     measured = with_statistics(Measurement(1.0, stable=True), before, after)
     assert measured == Measurement(1.0, stable=True)
-    assert with_statistics(measured, before, served(400, 130_000_000)).queue_ms == 0.2
+    assert with_statistics(measured, before, statistics_after(400, 130_000_000)).queue_ms == 0.2
     table = TrialsTable(tmp_path / "trials.csv", "m", {})
     table.append(Trial(0, Candidate(8)), LoadPoint(1, 4), measured)
     assert table.read()[0].measurements == ((LoadPoint(1, 4), measured),)
@@ -115,60 +116,56 @@ def test_the_longest_window_is_tried_before_a_slow_model_is_given_up(
 def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp_path: Path) -> None:
     requested = []
 
-    def older() -> Path:
+    def fetch_older() -> Path:
         requested.append("fetched")
-        return program("older", "echo measured $1")
+        return write_program(tmp_path / "older", "#!/bin/sh\necho measured $1\n")
 
-    def program(name: str, line: str) -> Path:
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\n{line}\n")
-        path.chmod(0o755)
-        return path
-
-    newer = program("newer", f'echo "Thread [0] had error: {REFUSED} for Triton usage"; exit 99')
-    runner = FallbackRunner(tmp_path, older)
+    refusal = f"Thread [0] had error: {REFUSED} for Triton usage"
+    newer = write_program(tmp_path / "newer", f'#!/bin/sh\necho "{refusal}"; exit 99\n')
+    runner = FallbackRunner(tmp_path, fetch_older)
     for _ in range(2):
-        done = runner(PerfAnalyzerCommand([str(newer), "-m"], timeout_seconds=60, log=tmp_path / "log"))
-        assert (done.exit_code, done.output.split()) == (0, ["measured", "-m"])
+        finished = runner(PerfAnalyzerCommand([str(newer), "-m"], timeout_seconds=60, log=tmp_path / "log"))
+        assert (finished.exit_code, finished.output.split()) == (0, ["measured", "-m"])
     assert requested == ["fetched"]
-    fine = PerfAnalyzerCommand([str(program("fine", "echo fine"))], timeout_seconds=60, log=tmp_path / "log")
-    assert FallbackRunner(tmp_path, older)(fine).output.split() == ["fine"]
+    accepted = write_program(tmp_path / "accepted", "#!/bin/sh\necho fine\n")
+    fine = PerfAnalyzerCommand([str(accepted)], timeout_seconds=60, log=tmp_path / "log")
+    assert FallbackRunner(tmp_path, fetch_older)(fine).output.split() == ["fine"]
     assert requested == ["fetched"]
 
 
 def test_the_time_limit_includes_reading_the_data(tmp_path: Path) -> None:
     limits = []
 
-    def note(run: PerfAnalyzerCommand) -> FinishedProcess:
+    def record_limit(run: PerfAnalyzerCommand) -> FinishedProcess:
         limits.append(run.timeout_seconds)
         return FinishedProcess(0, "", 0.1)
 
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": [1]}] * 3000}) + " " * 50_000_000)
-    tool = PerfAnalyzer(tmp_path / "perf_analyzer", note, tmp_path / "log")
+    tool = PerfAnalyzer(tmp_path / "perf_analyzer", record_limit, tmp_path / "log")
     with_data = replace(tool, input_data=str(data))
-    for each in (tool, with_data, replace(with_data, shared_memory=SharedMemory("cuda", 100))):
-        each.warm_up(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(1, 7))
+    for perf_analyzer in (tool, with_data, replace(with_data, shared_memory=SharedMemory("cuda", 100))):
+        perf_analyzer.warm_up(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(1, 7))
     generated, read, registered = limits
     assert read - generated >= 5.0, "50 MB"
     assert registered - read == pytest.approx(3.0), "3,000 entries"
 
 
-@pytest.mark.parametrize("chosen", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
+@pytest.mark.parametrize("environment", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
 def test_perf_analyzer_sees_the_gpus_of_the_server(
-    chosen: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "driver").mkdir()
     (tmp_path / "driver" / "libcuda.so.1").touch()
-    path = tmp_path / "perf_analyzer"
-    path.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $LD_LIBRARY_PATH"\n')
-    path.chmod(0o755)
+    path = write_program(
+        tmp_path / "perf_analyzer", '#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $LD_LIBRARY_PATH"\n'
+    )
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    for name, value in {"CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": f"{tmp_path}/driver", **chosen}.items():
+    for name, value in {"CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": f"{tmp_path}/driver", **environment}.items():
         monkeypatch.setenv(name, value)
-    done = LocalRunner(tmp_path, BUS_ORDER)(PerfAnalyzerCommand([str(path)], 60, tmp_path / "log"))
-    order = chosen.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert done.output.split() == ["1", order, f"{tmp_path}:{tmp_path}/driver"]
+    finished = LocalRunner(tmp_path, BUS_ORDER)(PerfAnalyzerCommand([str(path)], 60, tmp_path / "log"))
+    order = environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert finished.output.split() == ["1", order, f"{tmp_path}:{tmp_path}/driver"]
 
 
 def test_the_statistics_of_several_servers_are_summed() -> None:

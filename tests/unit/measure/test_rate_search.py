@@ -30,14 +30,14 @@ from optimizer.measure.load_search import (
 BOUND_MS = 20.0
 
 
-def served(rate: float, capacity: float, service_ms: float = 2.0) -> Measurement:
+def measure_queue(rate: float, capacity: float, service_ms: float = 2.0) -> Measurement:
     """Simulate an M/M/1 queue, whose latency is exponential; above its capacity the latency keeps growing."""
     if rate >= capacity:
         return Measurement(capacity, latency_p95_ms=5000.0, stable=False, overloaded=True, reason="overloaded")
     return Measurement(rate, latency_p95_ms=3 * service_ms / (1 - rate / capacity), stable=True)
 
 
-def highest(capacity: float, service_ms: float = 2.0) -> float:
+def highest_rate(capacity: float, service_ms: float = 2.0) -> float:
     return capacity * (1 - 3 * service_ms / BOUND_MS)
 
 
@@ -47,26 +47,26 @@ def sweep(capacity: float, **more: float) -> list[tuple[LoadPoint, Measurement]]
     while (load := RateSearch(measured, rules).next_load()) is not None:
         assert load.concurrency == 0
         assert load not in dict(measured), "no rate twice"
-        measured.append((load, served(load.request_rate, capacity)))
+        measured.append((load, measure_queue(load.request_rate, capacity)))
     return measured
 
 
-def best(measured: list[tuple[LoadPoint, Measurement]]) -> float:
+def best_rate(measured: list[tuple[LoadPoint, Measurement]]) -> float:
     met = [load.request_rate for load, m in measured if m.stable and (m.latency_p95_ms or 99) <= BOUND_MS]
     return max(met, default=0.0)
 
 
 @given(st.floats(20, 50_000), st.floats(10, 50_000))
 def test_it_ends_close_to_the_highest_rate_that_meets_the_bound(capacity: float, start: float) -> None:
-    result = best(sweep(capacity, first_load=start, max_loads=60))
-    assert (1 - 2 * RATE_RESOLUTION) * highest(capacity) - 1 <= result <= highest(capacity) * (1 + 1e-9)
+    result = best_rate(sweep(capacity, first_load=start, max_loads=60))
+    assert (1 - 2 * RATE_RESOLUTION) * highest_rate(capacity) - 1 <= result <= highest_rate(capacity) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("start", [50, 700, 5000])
 def test_few_loads_suffice(start: int) -> None:
     measured = sweep(1000, first_load=start)
     assert len(measured) <= 10
-    assert best(measured) >= 0.9 * highest(1000)
+    assert best_rate(measured) >= 0.9 * highest_rate(1000)
 
 
 def test_it_measures_no_more_loads_than_allowed() -> None:
@@ -128,8 +128,10 @@ def test_the_rate_of_the_throughput_floor_passes_if_all_requests_are_served(floo
     load = RateSearch((), replace(FLOOR, request_batch_size=1, throughput_floor=floor)).next_load()
     assert load is not None
     random, seconds = np.random.default_rng(0), max(0.5, 40 / load.request_rate)
-    arrived = random.poisson(seconds * load.request_rate, (servers, 8)) / seconds
-    windows = [[Measurement(float(rate), requests=9, stable=True) for rate in own] for own in arrived]
+    rates = random.poisson(seconds * load.request_rate, (servers, 8)) / seconds
+    windows = [
+        [Measurement(float(rate), requests=9, stable=True) for rate in rates_of_server] for rates_of_server in rates
+    ]
     sla = Sla.from_bounds({"throughput": floor})
     judged = judge_sla(windows, sla, server_spreads([windows]), SequentialTest(0.005))
     assert judged.verdict is Verdict.PASS, judged.reason
@@ -141,27 +143,29 @@ def test_a_model_that_takes_seconds_is_measured_at_low_rates(capacity: float) ->
     rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1e4 / capacity}), first_load=100, open_loop=True)
     measured: list[tuple[LoadPoint, Measurement]] = []
     while (load := RateSearch(measured, rules).next_load()) is not None:
-        measured.append((load, served(load.request_rate, capacity, 1e3 / capacity)))
-    met = [load.request_rate for load, own in measured if own.stable and rules.sla.is_met(own)]
+        measured.append((load, measure_queue(load.request_rate, capacity, 1e3 / capacity)))
+    met = [
+        load.request_rate for load, measurement in measured if measurement.stable and rules.sla.is_met(measurement)
+    ]
     assert 0.5 * capacity < max(met) < capacity
 
 
 def test_the_lowest_rate_has_requests_in_each_window() -> None:
     assert MIN_RATE * MAX_WINDOW_MS / 1000 == MIN_REQUESTS
     rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 20.0}), first_load=1.3 * MIN_RATE, open_loop=True)
-    first = RateSearch((), rules).next_load()
-    assert first is not None
-    late = (first, Measurement(first.request_rate, latency_p95_ms=90.0, stable=True))
+    first_load = RateSearch((), rules).next_load()
+    assert first_load is not None
+    late_measurement = (first_load, Measurement(first_load.request_rate, latency_p95_ms=90.0, stable=True))
     lowest = LoadPoint(1, request_rate=MIN_RATE)
-    assert RateSearch([late], rules).next_load() == lowest
-    assert RateSearch([late, (lowest, late[1])], rules).next_load() is None
+    assert RateSearch([late_measurement], rules).next_load() == lowest
+    assert RateSearch([late_measurement, (lowest, late_measurement[1])], rules).next_load() is None
 
 
 def test_it_ends_if_no_rate_meets_the_bound() -> None:
     slow = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1.0}), first_load=100, max_loads=50)
     measured: list[tuple[LoadPoint, Measurement]] = []
     while (load := RateSearch(measured, slow).next_load()) is not None:
-        measured.append((load, served(load.request_rate, 1000)))
+        measured.append((load, measure_queue(load.request_rate, 1000)))
     assert min(load.request_rate for load, _ in measured) < 2
 
 
@@ -177,7 +181,7 @@ def test_the_rate_with_the_most_goodput_is_found() -> None:
     measured: list[tuple[LoadPoint, Measurement]] = []
     while (load := RateSearch(measured, rules).next_load()) is not None:
         rate = load.request_rate
-        own = replace(served(rate, 1000), goodput_infer_per_sec=goodput(rate), latency_p50_ms=1.0)
-        measured.append((load, own))
+        measurement = replace(measure_queue(rate, 1000), goodput_infer_per_sec=goodput(rate), latency_p50_ms=1.0)
+        measured.append((load, measurement))
     best_goodput = max(measurement.goodput_infer_per_sec or 0.0 for _, measurement in measured)
     assert best_goodput >= 0.95 * max(goodput(rate) for rate in range(1, 1000))

@@ -59,9 +59,9 @@ def scorer(**arrays: Array) -> Scorer:
     return read_scorer(section("{data: labelled.npz, metric: accuracy}"))
 
 
-def scored(made: Scorer, server: FakeInferenceServer) -> float:
+def score_of(scorer_to_use: Scorer, server: FakeInferenceServer) -> float:
     with server.serving() as endpoint:
-        return made.measure(endpoint)
+        return scorer_to_use.measure(endpoint)
 
 
 # -- the profile --------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_tolerance_may_have_an_exponent() -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("arrays", "says"),
+    ("arrays", "message"),
     [
         ({"x": X}, "needs an array for each of the model's inputs and an array 'labels'"),
         ({"labels": LABELS}, "needs an array for each of the model's inputs and an array 'labels'"),
@@ -139,11 +139,11 @@ def test_a_tolerance_may_have_an_exponent() -> None:
         ({"x": np.array([None] * 150), "labels": LABELS}, "has Python objects"),
     ],
 )
-def test_invalid_samples_are_reported_on_one_line(arrays: dict[str, Any], says: str) -> None:
+def test_invalid_samples_are_reported_on_one_line(arrays: dict[str, Any], message: str) -> None:
     np.savez("labelled.npz", **arrays)
     with pytest.raises(BadInputError) as error:
         read_scorer(section("{data: labelled.npz, metric: auc}"))
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "labelled.npz: " in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -173,7 +173,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -> No
 @pytest.mark.parametrize(("max_batch_size", "largest"), [(8, 8), (1000, MAX_REQUEST), (1, 1)])
 def test_all_samples_are_sent_in_order_in_requests_of_allowed_size(max_batch_size: int, largest: int) -> None:
     server = FakeInferenceServer(classifier, max_batch_size=max_batch_size)
-    assert scored(scorer(), server) == 1.0
+    assert score_of(scorer(), server) == 1.0
     assert max(shape[0] for shape in server.request_shapes) == largest
     assert sum(shape[0] for shape in server.request_shapes) == len(X)
 
@@ -181,22 +181,22 @@ def test_all_samples_are_sent_in_order_in_requests_of_allowed_size(max_batch_siz
 @pytest.mark.usefixtures("folder")
 def test_without_a_batch_dimension_a_sample_is_a_request() -> None:
     server = FakeInferenceServer(classifier, inputs=[("x", "FP32", (2,))], max_batch_size=0)
-    assert scored(scorer(), server) == 1.0
+    assert score_of(scorer(), server) == 1.0
     assert server.request_shapes == [(2,)] * len(X)
 
 
 @pytest.mark.usefixtures("folder")
 def test_samples_are_cast_to_the_models_types_without_loss() -> None:
-    assert scored(scorer(x=X.astype(np.float64)), FakeInferenceServer(classifier)) == 1.0
+    assert score_of(scorer(x=X.astype(np.float64)), FakeInferenceServer(classifier)) == 1.0
     whole = (10 * X).round()
     server = FakeInferenceServer(classifier, inputs=[("x", "INT32", (-1, 2))])
-    assert scored(scorer(x=whole, labels=whole[:, 0] > whole[:, 1]), server) == 1.0
+    assert score_of(scorer(x=whole, labels=whole[:, 0] > whole[:, 1]), server) == 1.0
     with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: \S+ is not INT32"):
-        scored(scorer(), server)
+        score_of(scorer(), server)
     with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: 300 is not INT8"):
-        scored(scorer(x=np.full((150, 2), 300)), FakeInferenceServer(classifier, inputs=[("x", "INT8", (-1, 2))]))
+        score_of(scorer(x=np.full((150, 2), 300)), FakeInferenceServer(classifier, inputs=[("x", "INT8", (-1, 2))]))
     with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: 70000\.0 is too large for FP16"):
-        scored(scorer(x=np.full((150, 2), 7e4)), FakeInferenceServer(classifier, inputs=[("x", "FP16", (-1, 2))]))
+        score_of(scorer(x=np.full((150, 2), 7e4)), FakeInferenceServer(classifier, inputs=[("x", "FP16", (-1, 2))]))
 
 
 @pytest.mark.usefixtures("folder")
@@ -204,36 +204,36 @@ def test_samples_that_do_not_fit_the_model_are_reported_on_one_line() -> None:
     with pytest.raises(
         BadInputError, match=r"labelled\.npz: input x: has the shape \[150, 3\], which is not .* the model's \[2\]"
     ):
-        scored(scorer(x=np.zeros((150, 3))), FakeInferenceServer(classifier))
+        score_of(scorer(x=np.zeros((150, 3))), FakeInferenceServer(classifier))
     with pytest.raises(BadInputError, match=r"labelled\.npz: has the inputs x, z, but the model's inputs are x$"):
-        scored(scorer(z=X), FakeInferenceServer(classifier))
+        score_of(scorer(z=X), FakeInferenceServer(classifier))
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("refusal", ["Exceeds maximum queue size", "Request timeout expired"])
 def test_a_queue_that_refuses_requests_is_scored_with_fewer_at_once(refusal: str) -> None:
-    def slow(feeds: dict[str, Array]) -> dict[str, Array]:
+    def classify_slowly(feeds: dict[str, Array]) -> dict[str, Array]:
         time.sleep(0.005)  # so that requests overlap
         return classifier(feeds)
 
-    server = FakeInferenceServer(slow, refusal=refusal)
-    assert scored(scorer(), server) == 1.0
+    server = FakeInferenceServer(classify_slowly, refusal=refusal)
+    assert score_of(scorer(), server) == 1.0
     assert sum(shape[0] for shape in server.request_shapes) > len(X), "the first attempt was refused"
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_failed_request_is_a_deployment_error() -> None:
-    def fails(feeds: dict[str, Array]) -> dict[str, Array]:
+    def fail_request(feeds: dict[str, Array]) -> dict[str, Array]:
         raise RuntimeError("no such row")
 
     with pytest.raises(DeploymentError, match="the server failed a request: no such row"):
-        scored(scorer(), FakeInferenceServer(fails))
+        score_of(scorer(), FakeInferenceServer(fail_request))
 
 
 # -- metrics ------------------------------------------------------------------------------------------------------
 
 
-def function(program: str) -> Scorer:
+def scorer_of_program(program: str) -> Scorer:
     Path("accuracy.py").write_text(program)
     return read_scorer(section("{data: labelled.npz, metric: 'accuracy.py:score'}"))
 
@@ -242,13 +242,13 @@ def function(program: str) -> Scorer:
 def test_a_metric_function_gets_all_outputs_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
     program = "def score(outputs, labels):\n    print('hm')\n    return -abs(outputs['y']).sum() - labels.sum()\n"
     expected = -np.abs(X[:, 0] - X[:, 1]).sum() - LABELS.sum()
-    assert scored(function(program), FakeInferenceServer(classifier)) == pytest.approx(expected)
+    assert score_of(scorer_of_program(program), FakeInferenceServer(classifier)) == pytest.approx(expected)
     assert capsys.readouterr() == ("", "hm\n")
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("program", "says"),
+    ("program", "message"),
     [
         ("def score(:", "SyntaxError: "),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
@@ -261,18 +261,18 @@ def test_a_metric_function_gets_all_outputs_and_labels(capsys: pytest.CaptureFix
         ("def score(outputs): return 1", "TypeError: score() takes 1 positional argument"),
     ],
 )
-def test_an_error_in_a_metric_function_is_one_line(program: str, says: str) -> None:
+def test_an_error_in_a_metric_function_is_one_line(program: str, message: str) -> None:
     with pytest.raises(BadInputError) as error:
-        scored(function(program), FakeInferenceServer(classifier))
-    assert str(error.value).startswith(f"metric accuracy.py:score: {says}")
+        score_of(scorer_of_program(program), FakeInferenceServer(classifier))
+    assert str(error.value).startswith(f"metric accuracy.py:score: {message}")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_score_that_is_not_finite_is_a_deployment_error() -> None:
-    made = function("def score(outputs, labels): return float('nan')")
+    nan_scorer = scorer_of_program("def score(outputs, labels): return float('nan')")
     with pytest.raises(DeploymentError, match=r"the score of its outputs is nan \(accuracy.py:score\)"):
-        scored(made, FakeInferenceServer(classifier))
+        score_of(nan_scorer, FakeInferenceServer(classifier))
 
 
 def test_every_metric_of_the_profile_schema_exists() -> None:
@@ -311,7 +311,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, b
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("model", "labels", "says"),
+    ("model", "labels", "message"),
     [
         (lambda feeds: {"a": feeds["x"], "b": feeds["x"]}, LABELS, "needs a single output, but the model has a, b"),
         (lambda feeds: {"a": feeds["x"]}, LABELS + 1, "the labels must be columns of the output, from 0 to 1"),
@@ -319,10 +319,10 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, b
         (classifier, X, "needs one label per sample, but the labels have the shape [150, 2]"),
     ],
 )
-def test_unsuitable_outputs_for_a_built_in_metric_are_one_line(model: Model, labels: Array, says: str) -> None:
+def test_unsuitable_outputs_for_a_built_in_metric_are_one_line(model: Model, labels: Array, message: str) -> None:
     with pytest.raises(BadInputError) as error:
-        scored(scorer(labels=labels), FakeInferenceServer(model))
-    assert str(error.value).startswith(f"metric accuracy: {says}")
+        score_of(scorer(labels=labels), FakeInferenceServer(model))
+    assert str(error.value).startswith(f"metric accuracy: {message}")
 
 
 # -- as a constraint ----------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_the_output_check_waits_for_slow_sequences(monkeypatch: pytest.MonkeyPat
         waited.clear()
 
 
-class Sent:
+class RecordingConnection:
     """Stands in for the connection: it keeps the requests that the client sends."""
 
     def __init__(self) -> None:
@@ -84,39 +84,41 @@ class Sent:
         self.requests.append(ModelInferRequest.FromString(message))
 
 
-def client(concurrency: int, lengths: tuple[int, ...], messages: int = 3) -> tuple[SequenceClient, Sent]:
+def new_client(
+    concurrency: int, lengths: tuple[int, ...], messages: int = 3
+) -> tuple[SequenceClient, RecordingConnection]:
     plan = SendPlan("localhost:1", 0.0, concurrency=concurrency, seconds=1e9, sequence_lengths=lengths)
     requests = [ModelInferRequest(raw_input_contents=[bytes([i])]).SerializeToString() for i in range(messages)]
-    made, sent = SequenceClient(plan, requests), Sent()
-    made._channels[0].http2 = sent  # type: ignore[assignment]
-    return made, sent
+    client, connection = SequenceClient(plan, requests), RecordingConnection()
+    client._channels[0].http2 = connection  # type: ignore[assignment]
+    return client, connection
 
 
 def test_the_next_step_is_sent_when_the_last_one_is_answered() -> None:
-    made, sent = client(2, (3,))
-    made._send_due()
-    made._send_due()
-    assert len(sent.requests) == 2, "both sequences wait for an answer"
-    made._record_answer(1, 5)
-    made._send_due()
-    ids = [request.parameters["sequence_id"].int64_param for request in sent.requests]
+    client, connection = new_client(2, (3,))
+    client._send_due()
+    client._send_due()
+    assert len(connection.requests) == 2, "both sequences wait for an answer"
+    client._record_answer(1, 5)
+    client._send_due()
+    ids = [request.parameters["sequence_id"].int64_param for request in connection.requests]
     assert ids[2] == ids[1] != ids[0]
 
 
 def test_first_sequences_are_shortened_so_that_they_do_not_end_together() -> None:
-    made, sent = client(4, (8,))
+    client, connection = new_client(4, (8,))
     for number in range(200):
-        made._send_due()
-        made._record_answer(number, number)
-    ends = Counter(request.parameters["sequence_id"].int64_param for request in sent.requests)
+        client._send_due()
+        client._record_answer(number, number)
+    ends = Counter(request.parameters["sequence_id"].int64_param for request in connection.requests)
     assert list(ends.values())[:4] == [2, 4, 6, 8]
     assert set(list(ends.values())[4:-4]) == {8}
 
 
 def test_the_steps_of_a_sequence_have_consecutive_entries() -> None:
-    made, sent = client(1, (4, 2), messages=5)
+    client, connection = new_client(1, (4, 2), messages=5)
     for number in range(18):
-        made._send_due()
-        made._record_answer(number, number)
-    entries = [request.raw_input_contents[0][0] for request in sent.requests]
+        client._send_due()
+        client._record_answer(number, number)
+    entries = [request.raw_input_contents[0][0] for request in connection.requests]
     assert entries == [i % 5 for i in range(len(entries))]

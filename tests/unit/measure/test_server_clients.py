@@ -131,8 +131,8 @@ def test_header_values_appear_in_no_text() -> None:
 
 
 def test_the_logged_command_has_no_header_values(tmp_path: Path, certificates: Certificates) -> None:
-    at = Connection("host:8001", headers={"Authorization": SECRET}, tls=certificates.tls)
-    words = connection_arguments(at)
+    connection = Connection("host:8001", headers={"Authorization": SECRET}, tls=certificates.tls)
+    words = connection_arguments(connection)
     assert words[-2:] == ["-H", f"authorization:{SECRET}"]
     done = run_command(
         [sys.executable, "-c", "import sys; print(sys.argv[-1])", *words], timeout_seconds=60, log=tmp_path / "log"
@@ -231,24 +231,24 @@ def test_a_wrong_connection_is_diagnosed(certificates: Certificates) -> None:
         tls_proxy(web, certificates.other_host) as other_host,
         refusing_address() as refusing,
     ):
-        ours, others = certificates.tls, Tls(certificates.other_ca)
-        own = Tls(certificates.ca, certificates.own, certificates.own)
+        trusted, other_ca = certificates.tls, Tls(certificates.other_ca)
+        with_client_certificate = Tls(certificates.ca, certificates.own, certificates.own)
         for connection, expected_text in (
             (Connection(plain), ""),
-            (Connection(secured, tls=ours), ""),
-            (Connection(mutual, tls=own), ""),
+            (Connection(secured, tls=trusted), ""),
+            (Connection(mutual, tls=with_client_certificate), ""),
             (Connection(web, "http"), ""),
-            (Connection(secured_web, "http", tls=ours), ""),
+            (Connection(secured_web, "http", tls=trusted), ""),
             (Connection(secured), f"expects TLS; connect with --url grpcs://{secured}"),
             (Connection(mutual), "expects TLS"),
             (Connection(secured_web, "http"), f"expects TLS; connect with --url https://{secured_web}"),
-            (Connection(plain, tls=ours), f"does not use TLS; connect with --url grpc://{plain}"),
-            (Connection(web, "http", tls=ours), "does not use TLS"),
-            (Connection(secured, tls=others), "is not trusted"),
-            (Connection(secured_web, "http", tls=others), "is not trusted"),
-            (Connection(other_host, "http", tls=ours), "is for another host"),
+            (Connection(plain, tls=trusted), f"does not use TLS; connect with --url grpc://{plain}"),
+            (Connection(web, "http", tls=trusted), "does not use TLS"),
+            (Connection(secured, tls=other_ca), "is not trusted"),
+            (Connection(secured_web, "http", tls=other_ca), "is not trusted"),
+            (Connection(other_host, "http", tls=trusted), "is for another host"),
             (
-                Connection(mutual, tls=ours),
+                Connection(mutual, tls=trusted),
                 "closes the connection after the TLS handshake; if it requires a client certificate, give --ssl-grpc",
             ),
             (Connection(web), f"speaks {http_name}; give its gRPC port, or --url http://{web}"),
@@ -266,17 +266,17 @@ def test_a_wrong_connection_is_diagnosed(certificates: Certificates) -> None:
 def test_unusable_tls_files_are_named(certificates: Certificates, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no certificate")
     (tmp_path / "cut").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-    own, ca = certificates.own, certificates.ca
+    certificate, ca = certificates.own, certificates.ca
     for files, expected_text in (
         (Tls(tmp_path / "none"), "none: cannot be read: No such file"),
         (Tls(tmp_path / "text"), "text: not a valid PEM file; give a file with PEM certificates"),
         (Tls(tmp_path / "cut"), "cut: not a valid PEM file"),
-        (Tls(ca, own), "own.pem: a client certificate needs its private key; give both"),
+        (Tls(ca, certificate), "own.pem: a client certificate needs its private key; give both"),
         (
-            Tls(ca, own, certificates.other_host),
+            Tls(ca, certificate, certificates.other_host),
             "own.pem with the key .*elsewhere.pem: not a certificate and its private key",
         ),
-        (Tls(ca, own, ca), "not a certificate and its private key"),
+        (Tls(ca, certificate, ca), "not a certificate and its private key"),
     ):
         for connection in (Connection("host:1", tls=files), Connection("host:1", "http", tls=files)):
             with pytest.raises(BadInputError, match=expected_text):
@@ -326,7 +326,7 @@ def test_the_open_loop_checks_the_certificate(certificates: Certificates) -> Non
         connect(address, {"ca": str(certificates.other_ca), "cert": None, "key": None})
 
 
-# -- what is to be put back ----------
+# -- the stored state of a remote server ----------
 
 
 def test_a_stored_server_state_is_read_back(tmp_path: Path) -> None:
@@ -335,15 +335,15 @@ def test_a_stored_server_state_is_read_back(tmp_path: Path) -> None:
     config = ModelConfig(name="first", max_batch_size=8)
     config.dynamic_batching.max_queue_delay_microseconds = 2**40
     state = ServerState({"first": config, "chain": None}, frozenset({"first", "other"}))
-    kept = ServerStateFile(tmp_path / "keep", "[::1]:8001")
-    with kept.lock_server():
-        assert kept.read() is None
-        kept.write(state)
-        again = kept.read()
-        assert again == state
-        assert again is not None
-        assert list(again.configs) == ["first", "chain"]
-        kept.remove()
+    state_file = ServerStateFile(tmp_path / "keep", "[::1]:8001")
+    with state_file.lock_server():
+        assert state_file.read() is None
+        state_file.write(state)
+        read_state = state_file.read()
+        assert read_state == state
+        assert read_state is not None
+        assert list(read_state.configs) == ["first", "chain"]
+        state_file.remove()
     assert list((tmp_path / "keep").iterdir()) == []
 
 
@@ -352,10 +352,10 @@ def test_a_stored_server_state_is_read_back(tmp_path: Path) -> None:
     ["", "{", "[]", "{}", '{"configs": 1}', '{"configs": {"a": 1}}', '{"configs": {"a": {"b": 1}}, "ready": []}'],
 )
 def test_another_file_is_no_server_state(text: str, tmp_path: Path) -> None:
-    kept = ServerStateFile(tmp_path, "host:8001")
-    kept.path.write_text(text)
+    state_file = ServerStateFile(tmp_path, "host:8001")
+    state_file.path.write_text(text)
     with pytest.raises(EnvironmentFault, match=r"host_8001.json: cannot be read .*, then remove that file"):
-        kept.read()
+        state_file.read()
 
 
 NO_SHARED_MEMORY = (

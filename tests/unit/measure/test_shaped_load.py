@@ -78,22 +78,22 @@ def test_each_window_has_whole_periods(
     count: int,
     expected: float,
 ) -> None:
-    shaped = replace(open_loop, arrivals=parse_arrivals(text))
-    assert planned_seconds(shaped, monkeypatch, 1000.0, seconds, count) == pytest.approx(expected)
+    generator = replace(open_loop, arrivals=parse_arrivals(text))
+    assert planned_seconds(generator, monkeypatch, 1000.0, seconds, count) == pytest.approx(expected)
 
 
 def test_a_long_test_has_fewer_windows_at_a_high_rate(
     open_loop: OpenLoopGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shaped = replace(open_loop, arrivals=parse_arrivals("diurnal:60s"))
-    assert planned_seconds(shaped, monkeypatch, 5000.0, 60.0, 8) == pytest.approx(6 * 60 + 2)
+    generator = replace(open_loop, arrivals=parse_arrivals("diurnal:60s"))
+    assert planned_seconds(generator, monkeypatch, 5000.0, 60.0, 8) == pytest.approx(6 * 60 + 2)
     with pytest.raises(MeasurementError, match=r"^50,000 requests/s for 60 s, .* more than 2,000,000 requests"):
-        shaped.measure_windows(ENDPOINT, LoadPoint(1, request_rate=50_000.0), 60.0, 8)
+        generator.measure_windows(ENDPOINT, LoadPoint(1, request_rate=50_000.0), 60.0, 8)
 
 
 def test_a_shape_is_not_judged_by_a_short_warm_up(open_loop: OpenLoopGenerator) -> None:
-    shaped = replace(open_loop, arrivals=parse_arrivals("spike"))
-    assert shaped.warm_up(ENDPOINT, LoadPoint(1, request_rate=100.0)) is None
+    generator = replace(open_loop, arrivals=parse_arrivals("spike"))
+    assert generator.warm_up(ENDPOINT, LoadPoint(1, request_rate=100.0)) is None
 
 
 def test_requests_get_messages_of_their_kind_in_turn() -> None:
@@ -104,10 +104,12 @@ def test_requests_get_messages_of_their_kind_in_turn() -> None:
 
 def test_each_kind_of_a_trace_has_messages(open_loop: OpenLoopGenerator) -> None:
     classes = RecordedClasses(((1, 0), (4, 2), (8, 1)), np.array([0] * 97 + [1] * 2 + [2]), (2, 99, 101))
-    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(100), classes))
-    made = recorded._request_classes(LoadPoint(1.2, request_rate=10.0), 16)
-    assert np.bincount(made.numbers).tolist() == [16, 1, 1]
-    assert set(zip(made.sizes.tolist(), made.priorities.tolist(), strict=True)) == set(classes.classes)
+    generator = replace(open_loop, arrivals=RecordedArrivals(np.ones(100), classes))
+    request_classes = generator._request_classes(LoadPoint(1.2, request_rate=10.0), 16)
+    assert np.bincount(request_classes.numbers).tolist() == [16, 1, 1]
+    assert set(zip(request_classes.sizes.tolist(), request_classes.priorities.tolist(), strict=True)) == set(
+        classes.classes
+    )
 
 
 def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
@@ -117,39 +119,41 @@ def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(1000)]}))
     classes = RecordedClasses(((1, 0), (2, 0)), np.array([0] * 4 + [1] * 4), (2, 99))
-    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), classes), input_data=str(data))
+    generator = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), classes), input_data=str(data))
     with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
-        messages = recorded._messages_for(endpoint, LoadPoint(1.5, request_rate=10.0))
+        messages = generator._messages_for(endpoint, LoadPoint(1.5, request_rate=10.0))
     sent = [
         np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32) for m in messages.serialized
     ]
     assert set(np.concatenate(sent)) == set(range(1000))
     assert np.bincount(messages.classes).tolist() == [500, 500]
     for number, size in enumerate((1, 2)):
-        of_class = [values for values, own in zip(sent, messages.classes, strict=True) if own == number]
+        of_class = [
+            values for values, class_number in zip(sent, messages.classes, strict=True) if class_number == number
+        ]
         assert {len(values) for values in of_class} == {2 * size}
         assert min(map(min, of_class)) < 250
         assert max(map(max, of_class)) >= 750
 
 
 def test_a_trace_without_sizes_has_the_size_of_the_load(open_loop: OpenLoopGenerator) -> None:
-    recorded = replace(
+    generator = replace(
         open_loop, arrivals=RecordedArrivals(np.ones(2), RecordedClasses(((0, 1), (0, 2)), np.array([0, 1]), (2, 3)))
     )
-    made = recorded._request_classes(LoadPoint(4, request_rate=10.0), 16)
-    assert set(made.sizes.tolist()) == {4}
-    assert set(made.priorities.tolist()) == {1, 2}
+    request_classes = generator._request_classes(LoadPoint(4, request_rate=10.0), 16)
+    assert set(request_classes.sizes.tolist()) == {4}
+    assert set(request_classes.priorities.tolist()) == {1, 2}
 
 
 def test_each_priority_has_requests_of_all_sizes(open_loop: OpenLoopGenerator) -> None:
     """Otherwise the latencies of a rare priority would be those of a single size."""
     mix, shares = parse_size_distribution("1*9|8*1"), parse_priorities("1*1|3*99")
-    made = replace(open_loop, request_mix=mix, priorities=shares)._request_classes(
+    request_classes = replace(open_loop, request_mix=mix, priorities=shares)._request_classes(
         LoadPoint(1.7, request_rate=10.0), 20
     )
-    assert made.priorities.tolist() == [1] * 20 + [3] * 20
-    assert made.numbers.tolist() == [0] * 20 + [1] * 20
-    rare, frequent = made.sizes.reshape(2, 20).tolist()
+    assert request_classes.priorities.tolist() == [1] * 20 + [3] * 20
+    assert request_classes.numbers.tolist() == [0] * 20 + [1] * 20
+    rare, frequent = request_classes.sizes.reshape(2, 20).tolist()
     assert rare == frequent
     assert sorted(rare) == [1] * 18 + [8] * 2
 
@@ -164,7 +168,9 @@ def test_the_plan_sends_messages_in_the_given_order(tmp_path: Path) -> None:
     assert (plan.period_seconds, messages) == (2.0, [b"one", b"two"])
 
 
-def judged(text: str, lead_in: float, seconds: float, rate: float = 3000.0, seed: int = 0) -> Measurement:
+def measure_shaped_load(
+    text: str, lead_in: float, seconds: float, rate: float = 3000.0, seed: int = 0
+) -> Measurement:
     """Return the measurement of a server that serves 5,000 requests a second, one at a time."""
     load = LoadPoint(1, request_rate=rate)
     planned = parse_arrivals(text).plan(load.request_rate, lead_in + seconds, seed)
@@ -186,7 +192,7 @@ def judged(text: str, lead_in: float, seconds: float, rate: float = 3000.0, seed
 )
 def test_windows_of_whole_periods_agree(text: str, rate: float, seed: int) -> None:
     """Their p95 is that of the queue at the peak, which exceeds the capacity."""
-    measured = judged(text, 2.0, 12.0, rate, seed)
+    measured = measure_shaped_load(text, 2.0, 12.0, rate, seed)
     assert measured.stable, measured.reason
     assert measured.latency_p95_ms is not None
     assert measured.latency_p95_ms > 20
@@ -194,4 +200,4 @@ def test_windows_of_whole_periods_agree(text: str, rate: float, seed: int) -> No
 
 
 def test_windows_of_parts_of_a_period_disagree() -> None:
-    assert judged("spike:4x:10%:4s", 0.2, 4.0).reason.startswith("unstable: p95 between")
+    assert measure_shaped_load("spike:4x:10%:4s", 0.2, 4.0).reason.startswith("unstable: p95 between")

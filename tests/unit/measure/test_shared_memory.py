@@ -33,7 +33,7 @@ from optimizer.model.inference_requests import to_message
 ENDPOINT = Endpoint("m", Candidate(8), grpc="localhost:1")
 
 
-class Server:
+class RegionServer:
     """A ServerClient that keeps a list of regions; ``failure`` is how it answers a registration."""
 
     def __init__(self, *regions: str, failure: CallFailure | None = None) -> None:
@@ -56,15 +56,15 @@ class Server:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    server = Server()
+def server(monkeypatch: pytest.MonkeyPatch) -> RegionServer:
+    server = RegionServer()
     for module in (server_calls, shared_memory):
         monkeypatch.setattr(module, "open_client", lambda connection: server)
     return server
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def no_region_is_left() -> Iterator[None]:
     yield
     assert list(SHARED_MEMORY_FOLDER.glob(f"tritune_{os.getpid()}_*")) == []
 
@@ -89,15 +89,15 @@ def test_memory_that_is_not_available_is_a_measurement_error() -> None:
 def test_regions_of_ended_processes_are_unregistered() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    ended = f"tritune_{str(replace(this_process(), pid=process.pid)).replace('-', '_')}_1_inputs"
-    assert is_leftover(ended)
-    server = Server(ended, own := new_name(), "theirs")
+    ended_region = f"tritune_{str(replace(this_process(), pid=process.pid)).replace('-', '_')}_1_inputs"
+    assert is_leftover(ended_region)
+    server = RegionServer(ended_region, own_region := new_name(), "theirs")
     unregister_leftovers(server)  # type: ignore[arg-type]  # the methods that it needs
-    assert server.shared_memory() == [own, "theirs"]
+    assert server.shared_memory() == [own_region, "theirs"]
 
 
 def test_a_server_without_the_memory_of_this_machine_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "open_client", lambda connection: Server(failure="refused"))
+    monkeypatch.setattr(shared_memory, "open_client", lambda connection: RegionServer(failure="refused"))
     with pytest.raises(BadInputError, match="localhost:1 cannot use the shared memory of this machine") as caught:
         check_is_shared(ENDPOINT)
     assert "--ipc host" in str(caught.value)
@@ -105,7 +105,7 @@ def test_a_server_without_the_memory_of_this_machine_is_bad_input(monkeypatch: p
 
 
 def test_a_server_that_does_not_answer_is_left_to_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "open_client", lambda connection: Server(failure="unreachable"))
+    monkeypatch.setattr(shared_memory, "open_client", lambda connection: RegionServer(failure="unreachable"))
     check_is_shared(ENDPOINT)
 
 
@@ -116,7 +116,7 @@ def metadata(**outputs: tuple[str, list[int]]) -> ModelMetadataResponse:
     return response
 
 
-def test_sizes_of_outputs() -> None:
+def test_outputs_of_variable_size_get_the_largest_size() -> None:
     outputs = metadata(
         fixed=("FP32", [-1, 3, 4]), half=("BF16", [-1, 5]), varied=("INT64", [-1, -1, 4]), texts=("BYTES", [-1, 1])
     )
@@ -129,16 +129,16 @@ def test_sizes_of_outputs() -> None:
     assert output_bytes(metadata(one=("FP64", [])), 1, 1000, has_batch=False) == {"one": 8}
 
 
-def test_requests_refer_to_their_inputs_and_places(server: Server) -> None:
+def test_requests_refer_to_their_inputs_and_places(server: RegionServer) -> None:
     arrays = [{"x": np.full(3, value, np.float32), "none": np.zeros(0, np.float32)} for value in (1, 2)]
-    messages = [to_message("m", each) for each in arrays]
+    messages = [to_message("m", feeds) for feeds in arrays]
     outputs = {"y": 100, "z": 8}
     with in_shared_memory([Connection("localhost:1")], messages, outputs, concurrency=3) as sent:
         assert len(sent.output_slots) == 3
         (inputs_name, inputs_size), (outputs_name, outputs_size) = server.regions.items()
         contents = (SHARED_MEMORY_FOLDER / inputs_name).read_bytes()
         used = set()
-        for each, message in zip(arrays, sent.messages, strict=True):
+        for feeds, message in zip(arrays, sent.messages, strict=True):
             for place in sent.output_slots:
                 request = ModelInferRequest.FromString(message + place)
                 x, none = request.inputs
@@ -147,7 +147,7 @@ def test_requests_refer_to_their_inputs_and_places(server: Server) -> None:
                 offset = x.parameters["shared_memory_offset"].int64_param
                 size = x.parameters["shared_memory_byte_size"].int64_param
                 assert x.parameters["shared_memory_region"].string_param == inputs_name
-                assert contents[offset : offset + size] == each["x"].tobytes()
+                assert contents[offset : offset + size] == feeds["x"].tobytes()
                 assert [output.name for output in request.outputs] == ["y", "z"]
                 for output in request.outputs:
                     assert output.parameters["shared_memory_region"].string_param == outputs_name
@@ -163,14 +163,14 @@ def test_requests_refer_to_their_inputs_and_places(server: Server) -> None:
     assert server.regions == {}
 
 
-def test_regions_with_unanswered_requests_stay_registered(server: Server, tmp_path: Path) -> None:
+def test_regions_with_unanswered_requests_stay_registered(server: RegionServer, tmp_path: Path) -> None:
     """The server crashes if it writes to an unregistered region."""
     with in_shared_memory([Connection("localhost:1")], [to_message("m", {"x": np.zeros(1)})], {"y": 8}, 1):
         assert len(server.regions) == 2
     assert len(server.regions) == 2
 
 
-def test_the_places_of_an_open_loop_are_limited(server: Server) -> None:
+def test_the_places_of_an_open_loop_are_limited(server: RegionServer) -> None:
     message = to_message("m", {"x": np.zeros(1)})
     for size, count in ((8, 1024), (64 << 20, 4), (1 << 29, 1)):
         with in_shared_memory([Connection("localhost:1")], [message], {"y": size}, concurrency=0) as sent:

@@ -46,13 +46,13 @@ SLA = Sla.from_bounds({"p95": 500.0, "ttft-p95": 20.0, "itl-p95": 12.0})
 
 def response(*values: int, name: str = "tokens") -> bytes:
     """Return a response with an output ``name`` of these elements; an empty one without values."""
-    made = ModelStreamInferResponse()
-    made.infer_response.model_name = "m"
-    made.infer_response.parameters["triton_final_response"].bool_param = not values
+    message = ModelStreamInferResponse()
+    message.infer_response.model_name = "m"
+    message.infer_response.parameters["triton_final_response"].bool_param = not values
     if values:
-        made.infer_response.outputs.add(name=name, datatype="INT32", shape=[1, len(values)])
-        made.infer_response.raw_output_contents.append(np.array(values, np.int32).tobytes())
-    return bytes(made.SerializeToString())
+        message.infer_response.outputs.add(name=name, datatype="INT32", shape=[1, len(values)])
+        message.infer_response.raw_output_contents.append(np.array(values, np.int32).tobytes())
+    return bytes(message.SerializeToString())
 
 
 def record(
@@ -64,30 +64,34 @@ def record(
     """Return the record of (sent, end of the call, (arrival, message)...) in ms."""
     sent, ended, _ = zip(*requests, strict=True)
     times_ns = [[NEVER if ms < 0 else round(ms * MS) for ms in column] for column in (sent, sent, ended)]
-    arrived = sorted((ms, i, message) for i, own in enumerate(requests) for ms, message in own[2])
+    arrivals = sorted((ms, i, message) for i, request in enumerate(requests) for ms, message in request[2])
     write_record(folder, times_ns, {"ended_ns": round(max(counted_ms[1], *ended) * MS), "error": error})
     with open_responses(folder) as responses:
-        responses.writelines(message for _, _, message in arrived)
+        responses.writelines(message for _, _, message in arrivals)
     write_response_times(
         folder,
         (round(counted_ms[0] * MS), round(counted_ms[1] * MS)),
-        [i for _, i, _ in arrived],
-        [round(ms * MS) for ms, _, _ in arrived],
-        [len(message) for _, _, message in arrived],
+        [i for _, i, _ in arrivals],
+        [round(ms * MS) for ms, _, _ in arrivals],
+        [len(message) for _, _, message in arrivals],
     )
     return SendRecord.read(folder)
 
 
-def steady(begin_ms: float, first_ms: float, gap_ms: float, count: int) -> list[tuple[float, bytes]]:
+def steady_responses(begin_ms: float, first_ms: float, gap_ms: float, count: int) -> list[tuple[float, bytes]]:
     return [(begin_ms + first_ms + gap_ms * i, response(i, i)) for i in range(count)]
 
 
 def test_responses_are_read_in_the_order_of_their_requests(tmp_path: Path) -> None:
-    happened = record(tmp_path, [(0, 90, steady(0, 10, 20, 3)), (5, 6, []), (10, 80, steady(10, 5, 30, 2))], (0, 100))
-    assert happened.responses is not None
-    assert happened.responses.offsets.tolist() == [0, 3, 3, 5]
-    assert happened.responses.arrived_ns.tolist() == [10 * MS, 30 * MS, 50 * MS, 15 * MS, 45 * MS]
-    streamed = StreamedRequests.decode(happened.responses, "tokens")
+    send_record = record(
+        tmp_path,
+        [(0, 90, steady_responses(0, 10, 20, 3)), (5, 6, []), (10, 80, steady_responses(10, 5, 30, 2))],
+        (0, 100),
+    )
+    assert send_record.responses is not None
+    assert send_record.responses.offsets.tolist() == [0, 3, 3, 5]
+    assert send_record.responses.arrived_ns.tolist() == [10 * MS, 30 * MS, 50 * MS, 15 * MS, 45 * MS]
+    streamed = StreamedRequests.decode(send_record.responses, "tokens")
     assert streamed.responses.tolist() == [3, 0, 2]
     assert streamed.tokens.tolist() == [6, 0, 4]
     assert streamed.first_ns.tolist() == [10 * MS, NEVER, 15 * MS]
@@ -95,7 +99,7 @@ def test_responses_are_read_in_the_order_of_their_requests(tmp_path: Path) -> No
 
 
 def test_each_timing_has_its_own_statistics_and_counts(tmp_path: Path) -> None:
-    requests = [(100.0 * i, 100.0 * i + 95, steady(100 * i, 10 + i, 10 + i, 5)) for i in range(10)]
+    requests = [(100.0 * i, 100.0 * i + 95, steady_responses(100 * i, 10 + i, 10 + i, 5)) for i in range(10)]
     (result,) = summarize_closed_loop(
         record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
     )
@@ -113,7 +117,7 @@ def test_each_timing_has_its_own_statistics_and_counts(tmp_path: Path) -> None:
 
 
 def test_the_responses_of_the_request_with_the_median_latency_are_recorded(tmp_path: Path) -> None:
-    requests = [(100.0 * i, 100.0 * i + 95, steady(100 * i, 10, 10 + i, 4)) for i in range(3)]
+    requests = [(100.0 * i, 100.0 * i + 95, steady_responses(100 * i, 10, 10 + i, 4)) for i in range(3)]
     requests.append((50.0, 60.0, []))
     (tmp_path / "closed").mkdir()
     (result,) = summarize_closed_loop(
@@ -121,22 +125,22 @@ def test_the_responses_of_the_request_with_the_median_latency_are_recorded(tmp_p
     )
     assert result.response_times_ms == "10 21 32 43"
     (tmp_path / "open").mkdir()
-    requests = [(100.0, -1.0, steady(100, 5, 10, 3)), (200.0, 260.0, steady(200, 20, 10, 3))]
+    requests = [(100.0, -1.0, steady_responses(100, 5, 10, 3)), (200.0, 260.0, steady_responses(200, 20, 10, 3))]
     (result,) = summarize_open_loop(record(tmp_path / "open", requests, (0, 1000)), PlannedLoad(OPEN, 1.0), math.inf)
     assert result.response_times_ms == "20 30 40", "the other request has not ended"
 
 
 def test_tokens_are_the_elements_of_the_named_output(tmp_path: Path) -> None:
-    happened = record(tmp_path, [(0, 90, steady(0, 10, 10, 5))], (0, 1000))
-    (result,) = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, token_output="tokens", sla=SLA), math.inf)
+    send_record = record(tmp_path, [(0, 90, steady_responses(0, 10, 10, 5))], (0, 1000))
+    (result,) = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, token_output="tokens", sla=SLA), math.inf)
     assert result.responses_per_sec == 5.0
     assert result.output_tokens_per_sec == 10.0
     with pytest.raises(MeasurementError, match=r"no response has the output ids, .* it has tokens"):
-        summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, token_output="ids", sla=SLA), math.inf)
+        summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, token_output="ids", sla=SLA), math.inf)
 
 
 def test_an_empty_final_response_does_not_count(tmp_path: Path) -> None:
-    requests = [(0.0, 300.0, [*steady(0, 10, 10, 3), (300.0, response())])]
+    requests = [(0.0, 300.0, [*steady_responses(0, 10, 10, 3), (300.0, response())])]
     (result,) = summarize_closed_loop(
         record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
     )
@@ -146,7 +150,11 @@ def test_an_empty_final_response_does_not_count(tmp_path: Path) -> None:
 
 
 def test_requests_without_a_time_are_left_out_of_it(tmp_path: Path) -> None:
-    requests = [(0.0, 40.0, []), (0.0, 60.0, steady(0, 50, 0, 1)), (0.0, 70.0, steady(0, 20, 40, 2))]
+    requests = [
+        (0.0, 40.0, []),
+        (0.0, 60.0, steady_responses(0, 50, 0, 1)),
+        (0.0, 70.0, steady_responses(0, 20, 40, 2)),
+    ]
     (result,) = summarize_closed_loop(
         record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
     )
@@ -171,9 +179,9 @@ def test_no_responses_at_all_leave_the_times_unknown(tmp_path: Path) -> None:
 
 
 def test_a_long_request_counts_where_it_ends_and_its_responses_where_they_arrive(tmp_path: Path) -> None:
-    requests = [(0.0, 1500.0, steady(0, 100, 200, 8)), (600.0, 2500.0, steady(600, 100, 900, 2))]
-    happened = record(tmp_path, requests, (500, 2500))
-    (result,) = summarize_closed_loop(happened, PlannedLoad(CLOSED, 0.1, sla=SLA), math.inf)
+    requests = [(0.0, 1500.0, steady_responses(0, 100, 200, 8)), (600.0, 2500.0, steady_responses(600, 100, 900, 2))]
+    send_record = record(tmp_path, requests, (500, 2500))
+    (result,) = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 0.1, sla=SLA), math.inf)
     assert result.requests == 1, "the other one was in flight at the end"
     assert result.ttft_p50_ms == pytest.approx(100.0), "its first response arrived before the window"
     assert result.responses_per_sec == 4.0
@@ -181,9 +189,11 @@ def test_a_long_request_counts_where_it_ends_and_its_responses_where_they_arrive
 
 def test_windows_are_longer_if_few_requests_have_ended(tmp_path: Path) -> None:
     """Requests of one length end in waves, here 10 of them each 400 ms."""
-    requests = [(400.0 * i, 400.0 * i + 399, steady(400 * i, 99, 100, 4)) for i in range(10) for _ in range(10)]
-    happened = record(tmp_path, requests, (0, 4000))
-    parts = summarize_closed_loop(happened, PlannedLoad(CLOSED, 0.1, sla=SLA), math.inf, 40)
+    requests = [
+        (400.0 * i, 400.0 * i + 399, steady_responses(400 * i, 99, 100, 4)) for i in range(10) for _ in range(10)
+    ]
+    send_record = record(tmp_path, requests, (0, 4000))
+    parts = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 0.1, sla=SLA), math.inf, 40)
     assert [part.requests for part in parts] == [20] * 5, "most of the 40 parts would have no request"
     assert {part.output_tokens_per_sec for part in parts} == {100.0}
     few = record(tmp_path, requests[:15], (0, 4000))
@@ -193,31 +203,33 @@ def test_windows_are_longer_if_few_requests_have_ended(tmp_path: Path) -> None:
 
 
 def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) -> None:
-    happened = record(tmp_path, [(0, -1, steady(0, 100, 200, 5))], (500, 45_500))
+    send_record = record(tmp_path, [(0, -1, steady_responses(0, 100, 200, 5))], (500, 45_500))
     launches = []
 
-    class Launched(ClosedLoopGenerator):
+    class LaunchRecordingGenerator(ClosedLoopGenerator):
         def _launch(
             self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, summarize: Summarize, spread_limit: float
         ) -> list[Measurement]:
             launches.append(load)
-            return summarize(happened, PlannedLoad(load, schedule.seconds, sla=SLA), spread_limit, schedule.parts)
+            return summarize(send_record, PlannedLoad(load, schedule.seconds, sla=SLA), spread_limit, schedule.parts)
 
     with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
-        Launched(log=tmp_path / "log", is_streaming=True)._measure(cast("Endpoint", None), CLOSED, 1.0, math.inf)
+        LaunchRecordingGenerator(log=tmp_path / "log", is_streaming=True)._measure(
+            cast("Endpoint", None), CLOSED, 1.0, math.inf
+        )
     assert not isinstance(raised.value, ServerCrashed)
     assert len(launches) == 1
 
 
 def test_the_open_loop_counts_from_the_planned_time(tmp_path: Path) -> None:
-    requests = [(100.0 * i, 100.0 * i + 60, steady(100 * i, 20, 10, 4)) for i in range(20)]
-    happened = record(tmp_path, requests, (1000, 2000))
+    requests = [(100.0 * i, 100.0 * i + 60, steady_responses(100 * i, 20, 10, 4)) for i in range(20)]
+    send_record = record(tmp_path, requests, (1000, 2000))
     late = SendRecord(
-        happened.planned_ns - 5 * MS,
-        happened.sent_ns,
-        happened.answered_ns,
-        happened.ended_ns,
-        responses=happened.responses,
+        send_record.planned_ns - 5 * MS,
+        send_record.sent_ns,
+        send_record.answered_ns,
+        send_record.ended_ns,
+        responses=send_record.responses,
     )
     (result,) = summarize_open_loop(
         late, PlannedLoad(OPEN, 1.0, sla=Sla.from_bounds({"ttft-p95": 500.0})), MAX_SPREAD
@@ -231,15 +243,15 @@ def test_the_open_loop_counts_from_the_planned_time(tmp_path: Path) -> None:
 
 
 def test_an_overload_counts_the_waiting_time_of_requests_without_a_response(tmp_path: Path) -> None:
-    requests = [(100.0 * i, -1.0, steady(100 * i, 50, 10, 4) if i < 5 else []) for i in range(10)]
-    happened = record(tmp_path, requests, (0, 1000))
+    requests = [(100.0 * i, -1.0, steady_responses(100 * i, 50, 10, 4) if i < 5 else []) for i in range(10)]
+    send_record = record(tmp_path, requests, (0, 1000))
     overloaded = SendRecord(
-        happened.planned_ns,
-        happened.sent_ns,
-        np.where(np.arange(10) < 5, happened.sent_ns + 90 * MS, NEVER),
-        happened.ended_ns,
+        send_record.planned_ns,
+        send_record.sent_ns,
+        np.where(np.arange(10) < 5, send_record.sent_ns + 90 * MS, NEVER),
+        send_record.ended_ns,
         overload="overloaded",
-        responses=happened.responses,
+        responses=send_record.responses,
     )
     (result,) = summarize_open_loop(overloaded, PlannedLoad(OPEN, 1.0, sla=SLA), MAX_SPREAD)
     assert result.overloaded
@@ -247,14 +259,14 @@ def test_an_overload_counts_the_waiting_time_of_requests_without_a_response(tmp_
     assert result.responses_per_sec == pytest.approx(20.0)
 
 
-def overloaded(happened: SendRecord) -> SendRecord:
-    return replace(happened, overload="overloaded")
+def overloaded(send_record: SendRecord) -> SendRecord:
+    return replace(send_record, overload="overloaded")
 
 
 def test_an_overload_before_any_request_has_ended_shows_the_rate_of_first_responses(tmp_path: Path) -> None:
-    requests = [(20.0 * i, -1.0, steady(20 * i, 30 * i, 100, 3) if i < 20 else []) for i in range(50)]
-    happened = overloaded(record(tmp_path, requests, (0, 1000)))
-    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
+    requests = [(20.0 * i, -1.0, steady_responses(20 * i, 30 * i, 100, 3) if i < 20 else []) for i in range(50)]
+    send_record = overloaded(record(tmp_path, requests, (0, 1000)))
+    (result,) = summarize_open_loop(send_record, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
     assert (result.overloaded, result.stable) == (True, False)
     assert result.throughput_infer_per_sec == pytest.approx(20.0)
     assert result.output_tokens_per_sec == pytest.approx(54.0), "six others arrive after the end"
@@ -262,30 +274,30 @@ def test_an_overload_before_any_request_has_ended_shows_the_rate_of_first_respon
 
 
 def test_an_overload_soon_after_the_lead_in_is_judged_by_the_second_half_of_the_time(tmp_path: Path) -> None:
-    requests = [(20.0 * i, 20.0 * i + 5, steady(20 * i, 5, 0, 1)) for i in range(50)]
-    happened = overloaded(record(tmp_path, requests, (995, 1000)))
-    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
+    requests = [(20.0 * i, 20.0 * i + 5, steady_responses(20 * i, 5, 0, 1)) for i in range(50)]
+    send_record = overloaded(record(tmp_path, requests, (995, 1000)))
+    (result,) = summarize_open_loop(send_record, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
     assert result.throughput_infer_per_sec == pytest.approx(50.0)
 
 
 def test_an_overload_without_a_first_response_is_an_error(tmp_path: Path) -> None:
-    happened = overloaded(record(tmp_path, [(20.0 * i, -1.0, []) for i in range(50)], (0, 1000)))
+    send_record = overloaded(record(tmp_path, [(20.0 * i, -1.0, []) for i in range(50)], (0, 1000)))
     with pytest.raises(MeasurementError, match=r"no request was answered within 1\.0 s at 10 requests/s"):
-        summarize_open_loop(happened, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
+        summarize_open_loop(send_record, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
 
 
 def test_rising_first_responses_are_not_stable_although_the_latencies_are(tmp_path: Path) -> None:
     bounds = Sla.from_bounds({"ttft-p95": 30.0})
-    flat = [(10.0 * i, 10.0 * i + 90, steady(10 * i, 20, 10, 7)) for i in range(90)]
+    flat_requests = [(10.0 * i, 10.0 * i + 90, steady_responses(10 * i, 20, 10, 7)) for i in range(90)]
     (result,) = summarize_closed_loop(
-        record(tmp_path, flat, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=bounds), MAX_SPREAD
+        record(tmp_path, flat_requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=bounds), MAX_SPREAD
     )
     assert result.stable, result.reason
-    rising = [
+    rising_requests = [
         (10.0 * i, 10.0 * i + 90, [(10 * i + 10 + i, response(1)), (10 * i + 89, response(1))]) for i in range(90)
     ]
     (result,) = summarize_closed_loop(
-        record(tmp_path, rising, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=bounds), MAX_SPREAD
+        record(tmp_path, rising_requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=bounds), MAX_SPREAD
     )
     assert "p95" in result.reason
 
@@ -403,18 +415,21 @@ def test_responses_are_joined_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "error_text"),
     [(b"\xff", "no ModelInferResponse"), (ModelInferResponse(raw_output_contents=[b"1"]), "0 outputs, .* of 1")],
 )
-def test_an_invalid_response_fails_the_deployment(message: Any, said: str) -> None:
-    with pytest.raises(DeploymentError, match=said):
+def test_an_invalid_response_fails_the_deployment(message: Any, error_text: str) -> None:
+    with pytest.raises(DeploymentError, match=error_text):
         concatenate([message if isinstance(message, bytes) else message.SerializeToString()])
 
 
 def test_responses_of_only_one_deployment_are_a_difference() -> None:
-    some = ModelStreamInferResponse.FromString(response(1, 2)).infer_response.SerializeToString()
-    for baseline, candidate, said in ((some, [], "tokens is missing"), (None, [some], "tokens is not expected")):
+    tokens_response = ModelStreamInferResponse.FromString(response(1, 2)).infer_response.SerializeToString()
+    for baseline, candidate, problem in (
+        (tokens_response, [], "tokens is missing"),
+        (None, [tokens_response], "tokens is not expected"),
+    ):
         reference = ReferenceOutputs((b"",), (concatenate([baseline] if baseline else []),), 0.1)
-        assert reference.compare([0], [concatenate(candidate)], Tolerance()).problem.startswith(said)
+        assert reference.compare([0], [concatenate(candidate)], Tolerance()).problem.startswith(problem)
     nothing = ReferenceOutputs((b"",), (concatenate([]),), 0.1)
     assert not nothing.compare([0], [concatenate([])], Tolerance()).problem
