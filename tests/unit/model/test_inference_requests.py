@@ -81,13 +81,17 @@ def test_random_strings_are_as_long_as_perf_analyzers() -> None:
 
 def test_seed_determines_all_values() -> None:
     model = metadata(x=("FP32", [-1, 4]), s=("BYTES", [-1, 1]))
-    once, again, other = (requests(model, "random", seed=seed, count=2)[1] for seed in (5, 5, 6))
+    first_values, repeated_values, other_values = (
+        requests(model, "random", seed=seed, count=2)[1] for seed in (5, 5, 6)
+    )
     assert all(
-        np.array_equal(once[name], again[name]) and not np.array_equal(once[name], other[name]) for name in once
+        np.array_equal(first_values[name], repeated_values[name])
+        and not np.array_equal(first_values[name], other_values[name])
+        for name in first_values
     )
 
 
-def test_zero() -> None:
+def test_zero_data_are_zeros_and_empty_strings() -> None:
     (values,) = requests(metadata(x=("INT32", [-1, 2]), s=("BYTES", [-1, 1])), "zero", batch=2)
     assert values["x"].tolist() == [[0, 0], [0, 0]]
     assert values["s"].tolist() == [[b""], [b""]]
@@ -120,7 +124,9 @@ def test_a_model_without_batches_has_no_batch_dimension() -> None:
         (("x:4",), {"batch": 2, "max_batch_size": 0}, "takes no batches"),
     ],
 )
-def test_requests_that_cannot_be_generated(shapes: tuple[str, ...], more: dict[str, Any], message: str) -> None:
+def test_requests_that_cannot_be_generated_are_refused(
+    shapes: tuple[str, ...], more: dict[str, Any], message: str
+) -> None:
     model = metadata(x=("FP32", [-1, -1, 3] if more.get("max_batch_size", 8) else [-1]))
     with pytest.raises(BadInputError) as caught:
         requests(model, "zero", shapes=shapes, **more)
@@ -154,14 +160,14 @@ def test_builders_data_is_read_in_successive_batches(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_every_form_of_a_tensor(tmp_path: Path, tensor: object, nested: bool) -> None:
+def test_every_form_of_a_tensor_is_read(tmp_path: Path, tensor: object, nested: bool) -> None:
     entry = {"x": tensor}
     path = data_file(tmp_path, {"data": [[entry], [entry]] if nested else [entry, entry]})
     (result,) = requests(metadata(x=("INT32", [-1, 2, 3])), path, batch=2)
     assert result["x"].tolist() == [[[1, 2, 3], [4, 5, 6]]] * 2
 
 
-def test_strings_plain_and_in_base64(tmp_path: Path) -> None:
+def test_strings_are_read_plain_and_in_base64(tmp_path: Path) -> None:
     packed = serialize_byte_tensor(np.array([b"\xff\x00", b""], object)).item()
     coded = {"b64": base64.b64encode(packed).decode()}
     path = data_file(tmp_path, {"data": [{"s": ["añ", "b"]}, {"s": coded}]})
@@ -223,7 +229,7 @@ def test_bad_data_is_one_line(tmp_path: Path, document: object, message: str) ->
     assert str(caught.value).isprintable()
 
 
-def test_missing_data_file(tmp_path: Path) -> None:
+def test_a_missing_data_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
         requests(metadata(x=("UINT8", [-1, 2])), tmp_path / "missing.json")
 
@@ -252,7 +258,7 @@ def test_any_file_content_raises_only_bad_input(tmp_path: Path, entries: list[ob
 # -- messages ---------------------------------------------------------------------------------------------------
 
 
-def test_message_equals_tritonclients() -> None:
+def test_a_message_equals_that_of_tritonclient() -> None:
     inputs: InputSample = {
         "f": np.array([[1.5, -2]], np.float32),
         "i": np.array([[2**40]], np.int64),
@@ -268,7 +274,7 @@ def test_message_equals_tritonclients() -> None:
         assert raw == (expected._get_content() or b"")
 
 
-def test_outputs_of_a_response() -> None:
+def test_the_outputs_of_a_response_are_decoded() -> None:
     arrays: InputSample = {
         "f": np.array([[1.5, -2], [0, 3]], np.float16),
         "u": np.array([7], np.uint64),

@@ -50,15 +50,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for example in EXAMPLES.glob("*.yaml"):
         tmp_path.joinpath(example.name).write_text(example.read_text())
-    write("llm", VLLM_CONFIG, "model.json", json.dumps({"model": "m", "max_num_seqs": 128}))
+    write_llm_model("llm", VLLM_CONFIG, "model.json", json.dumps({"model": "m", "max_num_seqs": 128}))
     for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):
-        write(name, TEXT_MODEL.replace("BACKEND", "python"), "model.py", "")
-    write("tensorrt_llm", TEXT_MODEL.replace("BACKEND", "tensorrtllm"), "notes", "")
-    write("ensemble", ENSEMBLE, "notes", "")
+        write_llm_model(name, TEXT_MODEL.replace("BACKEND", "python"), "model.py", "")
+    write_llm_model("tensorrt_llm", TEXT_MODEL.replace("BACKEND", "tensorrtllm"), "notes", "")
+    write_llm_model("ensemble", ENSEMBLE, "notes", "")
     return tmp_path
 
 
-def write(name: str, config: str, file: str, content: str) -> None:
+def write_llm_model(name: str, config: str, file: str, content: str) -> None:
     version = Path("models", name, "1")
     version.mkdir(parents=True)
     version.parent.joinpath("config.pbtxt").write_text(config)
@@ -83,7 +83,7 @@ def samples(task: Task, model: str) -> list[input_data.InputSample]:
     return input_data.read(Path(task.input_data), tensors)
 
 
-def test_the_profile_of_a_vllm_model() -> None:
+def test_the_profile_of_a_vllm_model_tunes_the_number_of_sequences() -> None:
     task = prepare("vllm.yaml")
     assert task.source.is_streaming
     assert not task.problem.is_simulated
@@ -102,7 +102,7 @@ def test_the_profile_of_a_vllm_model() -> None:
     assert words[len(words) // 2] == pytest.approx(256, rel=0.05)
 
 
-def test_the_profile_of_a_tensorrt_llm_model() -> None:
+def test_the_profile_of_a_tensorrt_llm_model_tunes_the_scheduler_policy() -> None:
     task = prepare("tensorrt_llm.yaml")
     assert (task.source.name, task.source.batcher) == ("tensorrt_llm_bls", "tensorrt_llm")
     assert task.source.is_streaming
@@ -134,7 +134,7 @@ def test_one_engine_is_served_unless_the_profile_says_otherwise() -> None:
 
 
 def test_each_variant_needs_the_file_before_anything_is_measured() -> None:
-    write("other", VLLM_CONFIG, "notes", "")
+    write_llm_model("other", VLLM_CONFIG, "notes", "")
     profile = Path("vllm.yaml")
     profile.write_text(profile.read_text().replace("name: llm", "name: llm\n  variants: [other]"))
     with pytest.raises(BadInputError, match=r"space.model_json: no version folder of other has a model\.json"):

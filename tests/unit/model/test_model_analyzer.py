@@ -422,7 +422,7 @@ cpu_only_composing_models: [a]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_documented_form(name: str, folder: Path) -> None:
+def test_a_documented_form_is_imported_as_documented(name: str, folder: Path) -> None:
     example = EXAMPLES[name]
     mapped = read(example.text, example.model)
     assert mapped.model == (example.model or "m")
@@ -430,12 +430,12 @@ def test_a_documented_form(name: str, folder: Path) -> None:
     assert mapped.options(None) == {**example.options, "model-repository": "models"}
     result = profile(mapped)
     values = result.model_dump(exclude_unset=True, exclude={"model"})
-    wanted = {name: dict(keys) for name, keys in example.sections.items()}
-    if isinstance(data := wanted.get("request", {}).get("input_data"), Path):
-        wanted["request"]["input_data"] = folder / data
-    for short, text in wanted.get("sla", {}).items():
-        wanted["sla"][short] = float(text.removesuffix("ms"))
-    assert values == wanted
+    expected = {name: dict(keys) for name, keys in example.sections.items()}
+    if isinstance(data := expected.get("request", {}).get("input_data"), Path):
+        expected["request"]["input_data"] = folder / data
+    for short, text in expected.get("sla", {}).items():
+        expected["sla"][short] = float(text.removesuffix("ms"))
+    assert values == expected
     assert isinstance(result.model, StoredModel)
     assert result.model.model_dump(exclude_unset=True) == {
         "repository": folder / "models",
@@ -460,9 +460,9 @@ def assert_the_printed_profile_is_the_same(example: Example, mapped: ModelAnalyz
     for gpu in (False, True):
         text = render_imported_profile(mapped, options.options, stored(Path("models")))
         printed = parse_profile(text.encode(), folder / "m.yaml").for_hardware(gpu=gpu)
-        ours = profile(mapped, gpu=gpu)
-        assert printed.model == ours.model
-        assert printed.model_dump(exclude={"model"}) == ours.model_dump(exclude={"model"})
+        imported = profile(mapped, gpu=gpu)
+        assert printed.model == imported.model
+        assert printed.model_dump(exclude={"model"}) == imported.model_dump(exclude={"model"})
     assert all(f"# {comment}" in text for comment in (f"  line {n.line}, " for n in mapped.notes if not n.is_mapped))
 
 
@@ -476,13 +476,15 @@ def test_the_task_is_that_of_the_printed_profile() -> None:
     printed = render_imported_profile(values.mapped, values.options, stored(Path("models")))
     Path("m.yaml").write_text(printed)
     (command,) = re.findall("^#   (tune .*)", printed, re.MULTILINE)
-    again = read_run_arguments(shlex.split(command)[1:])
-    ours = task.prepare_task(values.options, MACHINE, print)
-    theirs = task.prepare_task(again.options, MACHINE, print)
-    assert ours.notes
-    assert replace(ours, notes=()) == theirs
-    assert again.options == replace(values.options, model="m.yaml", model_repository=None, from_model_analyzer=None)
-    assert [str(bound) for bound in ours.problem.sla] == ["p95 <= 20 ms", "throughput >= 10 infer/s"]
+    printed_arguments = read_run_arguments(shlex.split(command)[1:])
+    imported_task = task.prepare_task(values.options, MACHINE, print)
+    printed_task = task.prepare_task(printed_arguments.options, MACHINE, print)
+    assert imported_task.notes
+    assert replace(imported_task, notes=()) == printed_task
+    assert printed_arguments.options == replace(
+        values.options, model="m.yaml", model_repository=None, from_model_analyzer=None
+    )
+    assert [str(bound) for bound in imported_task.problem.sla] == ["p95 <= 20 ms", "throughput >= 10 infer/s"]
 
 
 def test_a_preview_has_each_note_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -509,7 +511,7 @@ def test_gpu_is_requested_if_there_is_one() -> None:
 # -- notes ------------------------------------------------------------------------------------------------------
 
 
-def test_every_key_that_model_analyzer_knows_is_known() -> None:
+def test_every_key_of_model_analyzer_is_imported_or_noted() -> None:
     """Return the keys of Model Analyzer; its documentation names one objective more than its program."""
     more = {"`objectives`": {"cpu_free_ram"}}
     for line in KNOWN.read_text().splitlines():
@@ -546,7 +548,7 @@ def test_every_key_that_model_analyzer_knows_is_known() -> None:
         ("constraints: {output_token_throughput: {min: 9}}\n", "not supported: use perf_throughput, the requests"),
     ],
 )
-def test_a_note(text: str, line: str) -> None:
+def test_a_note_says_how_a_key_is_imported(text: str, line: str) -> None:
     notes = [str(note) for note in read(ONE + text).notes]
     assert [note for note in notes if line in note], notes
 
@@ -561,7 +563,7 @@ def test_a_note(text: str, line: str) -> None:
         ("dynamic_batching: {}", "dynamic batching, without a delay if"),
     ],
 )
-def test_choices_that_a_space_cannot_express(parameters: str, words: str) -> None:
+def test_choices_that_a_space_cannot_express_are_noted(parameters: str, words: str) -> None:
     mapped = read(f"{HEAD}profile_models: {{m: {{model_config_parameters: {{{parameters}}}}}}}\n")
     assert words in " ".join(map(str, mapped.notes))
     assert profile(mapped).space is not None
@@ -601,19 +603,19 @@ profile_models: {{m: {{parameters: {{request_rate: 9, batch_sizes: 2}}}}}}
 
 
 @pytest.mark.parametrize("target", ["docker", "remote", "local"])
-def test_a_backend_that_only_the_users_own_server_has(
+def test_a_backend_of_the_users_server_is_found_by_the_other_targets(
     target: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = CONFIG.replace('platform: "onnxruntime_onnx"', 'backend: "tensorrt"')
     write_model(folder / "models", "engine", config, None)
     limit = "run_config_search_max_model_batch_size: 4"
     read(f"{HEAD}profile_models: {{engine: {{model_config_parameters: {{dynamic_batching: {{}}}}}}}}\n{limit}\n")
-    own = {"docker": ["--docker-image=triton"], "remote": ["--url=triton:8001"], "local": []}[target]
-    words = ["--from-model-analyzer", "ma.yaml", "--target", target, *own]
-    found = find_model(read_run_arguments(words).options, MACHINE, print, start_server=False)
-    assert found.profile is not None
-    assert found.profile.space is not None
-    assert found.profile.space.max_queue_delay_microseconds == (70,)
+    target_options = {"docker": ["--docker-image=triton"], "remote": ["--url=triton:8001"], "local": []}[target]
+    words = ["--from-model-analyzer", "ma.yaml", "--target", target, *target_options]
+    found_model = find_model(read_run_arguments(words).options, MACHINE, print, start_server=False)
+    assert found_model.profile is not None
+    assert found_model.profile.space is not None
+    assert found_model.profile.space.max_queue_delay_microseconds == (70,)
     assert main([*words, "--print-profile"]) == 0
     assert "max_queue_delay_microseconds: [70]" in capsys.readouterr().out
     with pytest.raises(BadInputError, match="backend 'tensorrt' is not in the embedded server"):
@@ -636,7 +638,7 @@ def test_values_of_config_pbtxt_are_those_of_the_tuned_step(folder: Path) -> Non
         assert (space.preferred_batch_size, space.instance_group_count) == (("4",), (3,))
 
 
-def test_repository_in_another_folder(folder: Path) -> None:
+def test_a_repository_in_another_folder_is_found(folder: Path) -> None:
     read("model_repository: /models/of/a/container\nprofile_models: m\n")
     (folder / "models").rename(folder / "moved")
     target_task = prepared("--from-model-analyzer", "ma.yaml", "--model-repository", "moved")
@@ -662,8 +664,8 @@ def test_run_is_resumed_from_another_folder(folder: Path, monkeypatch: pytest.Mo
     options = read_run_arguments(["--from-model-analyzer", "ma.yaml"]).options
     (folder / "below").mkdir()
     monkeypatch.chdir(folder / "below")
-    again = move_options(folder, options)
-    assert task.prepare_task(again, MACHINE, print).source.repository == folder / "models"
+    moved_options = move_options(folder, options)
+    assert task.prepare_task(moved_options, MACHINE, print).source.repository == folder / "models"
 
 
 def test_a_file_without_models_takes_the_one_that_is_named() -> None:
@@ -767,7 +769,7 @@ def test_a_fault_is_reported_on_one_line(text: str, line: str) -> None:
     assert str(raised.value).startswith("ma.yaml:")
 
 
-def test_a_model_that_the_file_does_not_have() -> None:
+def test_a_model_that_the_file_does_not_have_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"ma.yaml: no model 'o' in it; it has m, n$"):
         read(f"{HEAD}profile_models: [m, n]\n", "o")
 
@@ -792,8 +794,8 @@ def table(keys: KeyTable) -> str:
 def test_the_page_has_every_key() -> None:
     page = PAGE.read_text()
     for section, keys in SECTIONS.items():
-        wanted = f"### {section}\n\n| key | how tune imports it |\n| :-- | :-- |\n{table(keys)}"
-        assert wanted in page, wanted
+        table_of_section = f"### {section}\n\n| key | how tune imports it |\n| :-- | :-- |\n{table(keys)}"
+        assert table_of_section in page, table_of_section
     assert page.count("| key |") == len(SECTIONS)
     assert str(NESTED_KEYS) in page
 

@@ -294,10 +294,10 @@ def test_defaults_and_the_same_values_written_out_are_one_model(tmp_path: Path) 
 def test_a_damaged_model_is_rebuilt(damage: str, tmp_path: Path) -> None:
     source = obtain(tmp_path)
     built = source.repository / "built.json"
-    good = model_file(source).read_bytes()
+    content = model_file(source).read_bytes()
     match damage:
         case "truncate":
-            model_file(source).write_bytes(good[:-1])
+            model_file(source).write_bytes(content[:-1])
         case "delete":
             model_file(source).unlink()
         case "no built.json":
@@ -305,10 +305,10 @@ def test_a_damaged_model_is_rebuilt(damage: str, tmp_path: Path) -> None:
         case "bad built.json":
             built.write_text("[]", encoding="utf-8")
     messages: list[str] = []
-    again = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", on_progress=messages.append)
+    rebuilt = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", on_progress=messages.append)
     assert len(messages) == 1
-    assert again == source
-    assert model_file(again).read_bytes() == good
+    assert rebuilt == source
+    assert model_file(rebuilt).read_bytes() == content
     assert not list((tmp_path / "models").glob(".*.old"))
 
 

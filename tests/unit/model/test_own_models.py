@@ -249,7 +249,7 @@ def test_the_size_is_that_of_the_versions_that_are_served(policy: str, served: l
         ('platform: "torch_aoti"', 'write backend: "pytorch" instead of the platform'),
     ],
 )
-def test_a_backend_that_is_not_in_the_server(line: str, mend: str, tmp_path: Path) -> None:
+def test_a_backend_that_is_not_in_the_server_is_refused(line: str, mend: str, tmp_path: Path) -> None:
     write_model(tmp_path, "m", line, doubler())
     has = "not in the embedded server, which has onnxruntime, python, pytorch; only a server of your own that has it"
     with pytest.raises(BadInputError, match=re.escape(has)) as error:
@@ -348,13 +348,13 @@ def test_parameters_have_the_native_backends_names_and_defaults() -> None:
         "ENABLE_JIT_EXECUTOR": "no",
         "INTRA_OP_THREAD_COUNT": " 4 ",
     }
-    wanted = Parameters(
+    expected = Parameters(
         inference_mode=False,
         disable_optimized_execution=True,
         enable_jit_executor=False,
         intra_op_thread_count=4,
     )
-    assert read_parameters(values) == wanted
+    assert read_parameters(values) == expected
     for key, value in (("INFERENCE_MODE", "maybe"), ("INTER_OP_THREAD_COUNT", "-1")):
         with pytest.raises(ValueError, match=f"parameter {key} is '{value}'; write "):
             read_parameters({key: value})
@@ -399,7 +399,7 @@ ASSERT = "CUDA error: device-side assert triggered"
         ),
     ],
 )
-def test_the_cause_in_a_message_of_pytorch(message: str, text: str) -> None:
+def test_the_cause_is_read_from_a_message_of_pytorch(message: str, text: str) -> None:
     assert cause(message) == text
 
 
@@ -407,12 +407,12 @@ def test_a_config_above_a_file_that_is_tuned_alone_is_named(tmp_path: Path, monk
     write_model(tmp_path / "repo", "mine", 'platform: "onnxruntime_onnx"', doubler())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    said = list[str]()
-    find_model(RunOptions("repo/mine/1/model.onnx"), Hardware((), "a CPU", 2, 1 << 33), said.append)
-    assert said == [
+    messages = list[str]()
+    find_model(RunOptions("repo/mine/1/model.onnx"), Hardware((), "a CPU", 2, 1 << 33), messages.append)
+    assert messages == [
         "repo/mine/config.pbtxt is ignored, because model.onnx is tuned as a file of its own; to use it: "
         "tune repo/mine"
     ]
     (tmp_path / "repo" / "mine" / "config.pbtxt").unlink()
-    find_model(RunOptions("repo/mine/1/model.onnx"), Hardware((), "a CPU", 2, 1 << 33), said.append)
-    assert len(said) == 1
+    find_model(RunOptions("repo/mine/1/model.onnx"), Hardware((), "a CPU", 2, 1 << 33), messages.append)
+    assert len(messages) == 1

@@ -47,8 +47,8 @@ def test_python_bytecode_does_not_count_as_part_of_a_step(tmp_path: Path) -> Non
     """Bytecode written by a server must not change which step is the largest."""
     write_ensemble(tmp_path, milliseconds=5)
     before = read_source(stored(tmp_path), "chain").batcher
-    other = "first" if before == "second" else "second"
-    compiled = tmp_path / other / "1" / "__pycache__"
+    other_step = "first" if before == "second" else "second"
+    compiled = tmp_path / other_step / "1" / "__pycache__"
     compiled.mkdir()
     (compiled / "model.pyc").write_bytes(bytes(100_000))
     assert read_source(stored(tmp_path), "chain").batcher == before
@@ -98,19 +98,19 @@ def test_an_ensemble_that_calls_itself_is_refused(tmp_path: Path) -> None:
         read_source(stored(tmp_path), "chain")
 
 
-def test_settings_of_other_models(chain: ModelSource) -> None:
-    other = next(name for name in chain.composing if name != chain.batcher)
-    fields = ((f"{other}/instance_group_count", 2), (f"{other}/max_queue_delay_microseconds", 100))
-    result = served_models(chain, Candidate(4, True, 500, fields=fields))
-    assert list(result.configs) == ["first", "second", "chain"]
-    assert (result.model, result.batcher) == ("chain", chain.batcher)
-    assert result.settings[other] == Candidate(8, True, 100, (), 2)
-    assert result.settings[chain.batcher] == Candidate(4, True, 500)
-    assert result.configs["chain"].max_batch_size == 4
-    assert result.differences(result.configs) == []
-    assert result.differences({**result.configs, other: chain.composing[other]}) == [
-        f"{other}: dynamic_batching is off, wanted on",
-        f"{other}: instance_count is 1, wanted 2",
+def test_settings_of_other_models_are_applied_to_them(chain: ModelSource) -> None:
+    other_step = next(name for name in chain.composing if name != chain.batcher)
+    fields = ((f"{other_step}/instance_group_count", 2), (f"{other_step}/max_queue_delay_microseconds", 100))
+    served = served_models(chain, Candidate(4, True, 500, fields=fields))
+    assert list(served.configs) == ["first", "second", "chain"]
+    assert (served.model, served.batcher) == ("chain", chain.batcher)
+    assert served.settings[other_step] == Candidate(8, True, 100, (), 2)
+    assert served.settings[chain.batcher] == Candidate(4, True, 500)
+    assert served.configs["chain"].max_batch_size == 4
+    assert served.differences(served.configs) == []
+    assert served.differences({**served.configs, other_step: chain.composing[other_step]}) == [
+        f"{other_step}: dynamic_batching is off, wanted on",
+        f"{other_step}: instance_count is 1, wanted 2",
     ]
 
 
@@ -121,12 +121,12 @@ def test_different_counts_of_a_step_that_is_not_tuned_are_kept(tmp_path: Path) -
     source = read_source(stored(tmp_path), "chain", batcher="second")
     space = build_space(SpaceSection(), source, parse_size_distribution("1"), LAPTOP)
     assert [path for path in space.fields if "/" in path] == ["first/max_queue_delay_microseconds"]
-    kept = served_models(source, configured_candidate(source, space.fields))
-    assert kept.configs["first"] == source.composing["first"]
-    assert kept.differences(kept.configs) == []
+    configured = served_models(source, configured_candidate(source, space.fields))
+    assert configured.configs["first"] == source.composing["first"]
+    assert configured.differences(configured.configs) == []
     count = "first/instance_group_count"
-    both = served_models(source, Candidate(4, fields=((count, 2),)))
-    assert [group.count for group in both.configs["first"].instance_group] == [2, 2]
+    changed = served_models(source, Candidate(4, fields=((count, 2),)))
+    assert [group.count for group in changed.configs["first"].instance_group] == [2, 2]
     with pytest.raises(BadInputError, match="first: the instance groups have different counts"):
         configured_candidate(source, [count])
 
@@ -145,8 +145,8 @@ def test_the_derived_space_of_many_steps_is_limited() -> None:
     gpu = Hardware(("A10",), "a CPU", 16, 64 << 30)
     space = build_space(SpaceSection(), source, parse_size_distribution("1"), gpu)
     assert MAX_DERIVED_CONFIGURATIONS / 4 < len(space) <= MAX_DERIVED_CONFIGURATIONS
-    others = {path: choices for path, choices in space.fields.items() if "/" in path}
-    assert others == {f"{name}/instance_group_count": (1, 2) for name in "abcd"}, "delays are left out first"
+    fields_of_steps = {path: choices for path, choices in space.fields.items() if "/" in path}
+    assert fields_of_steps == {f"{name}/instance_group_count": (1, 2) for name in "abcd"}, "delays are left out first"
 
 
 @pytest.mark.parametrize(
@@ -163,22 +163,27 @@ def test_the_preferred_choices_are_kept(limit: int, expected: dict[str, tuple[Fi
     assert limit_choices({"a": (1, 2, 3, 4), "b": (700, "off", 0)}, limit) == expected
 
 
-def test_preferred_sizes_of_another_model(chain: ModelSource) -> None:
-    other = next(name for name in chain.composing if name != chain.batcher)
+def test_preferred_sizes_of_another_model_are_resolved_for_its_batches(chain: ModelSource) -> None:
+    other_step = next(name for name in chain.composing if name != chain.batcher)
 
     def preferred(policy: str, delay: str | int = 0) -> tuple[int, ...]:
-        fields = ((f"{other}/max_queue_delay_microseconds", delay), (f"{other}/preferred_batch_size", policy))
-        return served_models(chain, Candidate(8, fields=fields)).settings[other].preferred_batch_sizes
+        fields = (
+            (f"{other_step}/max_queue_delay_microseconds", delay),
+            (f"{other_step}/preferred_batch_size", policy),
+        )
+        return served_models(chain, Candidate(8, fields=fields)).settings[other_step].preferred_batch_sizes
 
     assert preferred("max/2,max") == (4, 8)
     assert preferred("max/2", "off") == ()
-    with pytest.raises(DeploymentError, match=f"{other}: preferred_batch_size max/3 does not fit 8"):
+    with pytest.raises(DeploymentError, match=f"{other_step}: preferred_batch_size max/3 does not fit 8"):
         preferred("max/3")
 
 
 def test_baseline_is_the_configuration_on_disk(chain: ModelSource) -> None:
-    other = next(name for name in chain.composing if name != chain.batcher)
-    paths = [f"{other}/{name}" for name in ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size")]
+    other_step = next(name for name in chain.composing if name != chain.batcher)
+    paths = [
+        f"{other_step}/{name}" for name in ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size")
+    ]
     values = configured_candidate(chain, paths)
     assert dict(values.fields) == {paths[0]: 8, paths[1]: "off", paths[2]: "none"}
     configs = served_models(chain, values).configs
@@ -226,9 +231,9 @@ def test_variants_replace_each_other(tmp_path: Path) -> None:
     task = prepare_task(options, LAPTOP, print)
     assert task.problem.space.fields[VARIANT] == ("fp32", "fp16")
     assert dict(task.baseline.fields)[VARIANT] == "fp32"
-    other = served_models(task.source, Candidate(4, fields=((VARIANT, "fp16"),)))
-    assert (other.model, other.batcher, list(other.configs)) == ("fp16", "fp16", ["fp16"])
-    assert other.configs["fp16"].max_batch_size == 4
+    variant = served_models(task.source, Candidate(4, fields=((VARIANT, "fp16"),)))
+    assert (variant.model, variant.batcher, list(variant.configs)) == ("fp16", "fp16", ["fp16"])
+    assert variant.configs["fp16"].max_batch_size == 4
 
 
 def test_variants_with_other_inputs_are_refused(tmp_path: Path) -> None:
@@ -236,9 +241,9 @@ def test_variants_with_other_inputs_are_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "five", CONFIG, doubler(dims=("batch", 5)))
     write_model(tmp_path, "alone", CONFIG.replace("8", "0"), doubler(dims=(4,)))
     refusals = (("five", "its inputs differ from those of four"), ("alone", "takes batches"), ("six", "no model"))
-    for other, why in refusals:
-        with pytest.raises(BadInputError, match=why):
-            read_source(stored(tmp_path), "four", variants=[other])
+    for variant, reason in refusals:
+        with pytest.raises(BadInputError, match=reason):
+            read_source(stored(tmp_path), "four", variants=[variant])
 
 
 def test_a_models_own_folder_in_place_of_its_repository_is_refused_with_the_repository(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def lists(samples: list[InputSample]) -> list[dict[str, Any]]:
     return [{name: array.tolist() for name, array in sample.items()} for sample in samples]
 
 
-def refused(reader: Any, path: Path, *tensors: InputTensor) -> str:
+def refusal(reader: Any, path: Path, *tensors: InputTensor) -> str:
     with pytest.raises(BadInputError) as caught:
         reader(path, tensors, NONE)
     message = str(caught.value)
@@ -70,13 +70,13 @@ def test_strings_are_lines_and_a_dynamic_dim_follows_from_the_size(tmp_path: Pat
         (b"", InputTensor("a/b", "INT32", (3,), True), "input a/b: 'a/b' has a separator"),
     ],
 )
-def test_a_folder_that_does_not_fit(tmp_path: Path, raw: bytes, tensor: InputTensor, message: str) -> None:
+def test_a_folder_that_does_not_fit_is_refused(tmp_path: Path, raw: bytes, tensor: InputTensor, message: str) -> None:
     (tmp_path / "ids").write_bytes(raw)
-    assert message in refused(read_folder, tmp_path, tensor)
+    assert message in refusal(read_folder, tmp_path, tensor)
 
 
-def test_a_folder_without_an_input(tmp_path: Path) -> None:
-    assert "ids: cannot be read: No such file" in refused(read_folder, tmp_path, IDS)
+def test_a_folder_without_an_input_is_refused(tmp_path: Path) -> None:
+    assert "ids: cannot be read: No such file" in refusal(read_folder, tmp_path, IDS)
 
 
 # -- arrays -----------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_arrays_are_cast_where_nothing_is_lost(tmp_path: Path) -> None:
 def test_an_array_alone_is_the_only_input(tmp_path: Path) -> None:
     np.save(tmp_path / "d.npy", np.arange(6).reshape(2, 3))
     assert lists(read_npy_samples(tmp_path / "d.npy", [OPEN], NONE)) == [{"ids": [0, 1, 2]}, {"ids": [3, 4, 5]}]
-    assert "holds one input, but the model has ids, x" in refused(read_npy_samples, tmp_path / "d.npy", IDS, X)
+    assert "holds one input, but the model has ids, x" in refusal(read_npy_samples, tmp_path / "d.npy", IDS, X)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_an_array_alone_is_the_only_input(tmp_path: Path) -> None:
         ({"idz": [[1, 2, 3]]}, ": lacks input ids; it has idz"),
     ],
 )
-def test_arrays_that_do_not_fit(tmp_path: Path, arrays: Mapping[str, Any], message: str) -> None:
-    assert message in refused(read_npz_samples, npz(tmp_path, arrays), IDS)
+def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, arrays: Mapping[str, Any], message: str) -> None:
+    assert message in refusal(read_npz_samples, npz(tmp_path, arrays), IDS)
 
 
 @pytest.mark.parametrize(("datatype", "value"), [("FP16", 70000.0), ("FP16", 70000), ("FP32", -1e300)])
@@ -125,9 +125,9 @@ def test_a_number_that_would_become_infinite_is_refused(tmp_path: Path, datatype
     tensor = InputTensor("x", datatype, (2,), True)
     message = f": sample 2, input x: {value} is too large for {datatype}"
     array = np.array([[1, 2], [3, value]])
-    assert refused(read_npz_samples, npz(tmp_path, {"x": array}), tensor) == message
+    assert refusal(read_npz_samples, npz(tmp_path, {"x": array}), tensor) == message
     np.save(tmp_path / "d.npy", array)
-    assert refused(read_npy_samples, tmp_path / "d.npy", tensor) == message
+    assert refusal(read_npy_samples, tmp_path / "d.npy", tensor) == message
     np.save(tmp_path / "d.npy", np.array([[1, 2], [math.inf, math.nan]]))
     assert lists(read_npy_samples(tmp_path / "d.npy", [tensor], NONE))[1]["x"][0] == math.inf
 
@@ -135,17 +135,17 @@ def test_a_number_that_would_become_infinite_is_refused(tmp_path: Path, datatype
 def test_an_array_of_one_dimension_does_not_fit_two_open_ones(tmp_path: Path) -> None:
     np.save(tmp_path / "d.npy", np.arange(4))
     message = ": input x: has the shape [4], which is not a number of samples, then the model's [-1, -1]"
-    assert refused(read_npy_samples, tmp_path / "d.npy", InputTensor("x", "INT64", (-1, -1), True)) == message
-    one = InputTensor("x", "INT64", (1, 1), True)
-    assert lists(read_npy_samples(tmp_path / "d.npy", [one], NONE))[3] == {"x": [[3]]}
+    assert refusal(read_npy_samples, tmp_path / "d.npy", InputTensor("x", "INT64", (-1, -1), True)) == message
+    scalar_tensor = InputTensor("x", "INT64", (1, 1), True)
+    assert lists(read_npy_samples(tmp_path / "d.npy", [scalar_tensor], NONE))[3] == {"x": [[3]]}
 
 
-def test_files_that_hold_no_array(tmp_path: Path) -> None:
+def test_files_without_an_array_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.npy"
     path.write_bytes(b"no")
-    assert ": not a .npy file; np.save writes one" in refused(read_npy_samples, path, IDS)
+    assert ": not a .npy file; np.save writes one" in refusal(read_npy_samples, path, IDS)
     np.save(path, np.array([{}], dtype=object), allow_pickle=True)
-    assert "has Python objects" in refused(read_npy_samples, path, IDS)
+    assert "has Python objects" in refusal(read_npy_samples, path, IDS)
 
 
 # -- CSV --------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def table(folder: Path, text: str) -> Path:
     return folder / "d.csv"
 
 
-def test_columns_of_elements_in_any_order(tmp_path: Path) -> None:
+def test_columns_of_elements_are_read_in_any_order(tmp_path: Path) -> None:
     text = "ids[1],ids[0],text,ids[2],x.0,x.1,x.2,x.3,label\n2,1, añ,3,1,2,3,.5,7\n\n5.0,4,,6,-1e1,inf,0,0,\n"
     result = read_csv_samples(table(tmp_path, "\ufeff" + text), [IDS, X, TEXT], NONE)
     assert lists(result) == [
@@ -170,7 +170,7 @@ def test_lists_in_cells_may_differ_in_length(tmp_path: Path) -> None:
     assert lists(result) == [{"ids": [1, 2]}, {"ids": [3, 4, 5]}, {"ids": [6]}]
 
 
-def test_a_name_that_ends_like_an_element(tmp_path: Path) -> None:
+def test_a_name_that_ends_like_an_element_is_no_element(tmp_path: Path) -> None:
     item, two = InputTensor("input.1", "INT8", (1,), True), InputTensor("input", "INT8", (1,), True)
     assert lists(read_csv_samples(table(tmp_path, "input.1,input\n1,2\n"), [two, item], NONE)) == [
         {"input": [2], "input.1": [1]}
@@ -196,13 +196,13 @@ def test_a_name_that_ends_like_an_element(tmp_path: Path) -> None:
         ('ids\n"a\n', ":2: not a row of a CSV file"),
     ],
 )
-def test_a_table_that_does_not_fit(tmp_path: Path, text: str, message: str) -> None:
-    assert message in refused(read_csv_samples, table(tmp_path, text), IDS)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refusal(read_csv_samples, table(tmp_path, text), IDS)
 
 
-def test_a_table_that_is_no_text(tmp_path: Path) -> None:
+def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_bytes(b"ids\n\xff")
-    assert refused(read_csv_samples, tmp_path / "d.csv", IDS) == ":2: is not UTF-8 text"
+    assert refusal(read_csv_samples, tmp_path / "d.csv", IDS) == ":2: is not UTF-8 text"
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def parquet(folder: Path, columns: Mapping[str, Any]) -> Path:
     return folder / "d.parquet"
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_rows_of_parquet_are_samples(tmp_path: Path) -> None:
     columns = {
         "ids": [[1, 2, 3], [4, 5, 6]],
         "x": [[[1, 2], [3, 4]], [[0, 0], [0, 0.5]]],
@@ -244,27 +244,27 @@ def test_parquet(tmp_path: Path) -> None:
         ({"ids": []}, ": has no rows"),
     ],
 )
-def test_parquet_that_does_not_fit(tmp_path: Path, columns: Mapping[str, Any], message: str) -> None:
-    assert message in refused(read_parquet_samples, parquet(tmp_path, columns), IDS)
+def test_parquet_that_does_not_fit_is_refused(tmp_path: Path, columns: Mapping[str, Any], message: str) -> None:
+    assert message in refusal(read_parquet_samples, parquet(tmp_path, columns), IDS)
 
 
-def test_parquet_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = parquet(tmp_path, {"ids": [[7, 7, 7]] * 5000})
     monkeypatch.setattr("optimizer.model.recorded_samples.MAX_PARQUET_BYTES", path.stat().st_size)
-    assert "when unpacked; write fewer samples" in refused(read_parquet_samples, path, IDS)
+    assert "when unpacked; write fewer samples" in refusal(read_parquet_samples, path, IDS)
 
 
-def test_files_that_are_not_parquet(tmp_path: Path) -> None:
+def test_files_that_are_not_parquet_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "d.parquet").write_bytes(b"PAR1PAR1")
     assert (
-        refused(read_parquet_samples, tmp_path / "d.parquet", IDS)
+        refusal(read_parquet_samples, tmp_path / "d.parquet", IDS)
         == ": not a Parquet file; write it with pyarrow.parquet.write_table"
     )
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_parquet_without_pyarrow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert refused(read_parquet_samples, tmp_path / "d.parquet", IDS) == (
+    assert refusal(read_parquet_samples, tmp_path / "d.parquet", IDS) == (
         ": reading Parquet needs pyarrow; pip install 'tritune[parquet]'"
     )

@@ -64,7 +64,7 @@ def weights_of(source: ModelSource) -> dict[str, Array]:
 # -- parameters -----------------------------------------------------------------------------------------------------
 
 
-def test_as_many_parameters_as_published(tmp_path: Path) -> None:
+def test_a_model_has_as_many_parameters_as_published(tmp_path: Path) -> None:
     """BERT's as Hugging Face counts BertForQuestionAnswering, MiniLM's those of its 22.7 M and two labels,
     ResNeXt's as timm counts resnext101_32x4d, the text recognizer's 44.3 M (Baek et al. 2019, table 2)."""
     file = tmp_path / "weights.bin"
@@ -102,9 +102,9 @@ def encoded_by_the_book(
         size = x.shape[1] // heads
         mixed = []
         for head in range(heads):
-            own = slice(head * size, (head + 1) * size)
-            scores = query[:, own] @ key[:, own].T / np.sqrt(size) + (1 - mask) * -10000.0
-            mixed.append(special.softmax(scores, axis=-1) @ value[:, own])
+            columns_of_head = slice(head * size, (head + 1) * size)
+            scores = query[:, columns_of_head] @ key[:, columns_of_head].T / np.sqrt(size) + (1 - mask) * -10000.0
+            mixed.append(special.softmax(scores, axis=-1) @ value[:, columns_of_head])
         x = norm(dense(np.concatenate(mixed, 1), w, f"{name}.attention.output") + x, w, f"{name}.attention.norm")
         inner = dense(x, w, f"{name}.inner")
         gelu = inner * special.ndtr(inner)
@@ -196,13 +196,15 @@ def test_the_ensemble_leads_a_text_through_both_models(ensemble: ModelSource) ->
 
 def test_each_of_its_models_gets_another_max_batch_size(ensemble: ModelSource) -> None:
     cache = ensemble.repository.parent.parent
-    other = build("minilm", {"samples": 40}, cache=cache, max_batch_size=2, kind="KIND_GPU", on_progress=pytest.fail)
+    smaller_batches = build(
+        "minilm", {"samples": 40}, cache=cache, max_batch_size=2, kind="KIND_GPU", on_progress=pytest.fail
+    )
     models = ("minilm", "minilm_tokenize", "minilm_model")
-    assert [config_of(other, model).max_batch_size for model in models] == [2, 2, 2]
-    kinds = [config_of(other, model).instance_group[0].kind for model in models[1:]]
+    assert [config_of(smaller_batches, model).max_batch_size for model in models] == [2, 2, 2]
+    kinds = [config_of(smaller_batches, model).instance_group[0].kind for model in models[1:]]
     assert kinds == [ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_GPU]
     weights = Path("minilm_model", "1", "weights.bin")
-    assert (ensemble.repository / weights).samefile(other.repository / weights)
+    assert (ensemble.repository / weights).samefile(smaller_batches.repository / weights)
 
 
 def tokenize(source: ModelSource, *texts: str) -> dict[str, Array]:
@@ -272,13 +274,13 @@ def test_resnext_tells_images_apart_and_batches_are_their_parts(tmp_path: Path, 
     source = obtain(tmp_path, "resnext", depth="50", image=64, precision=precision)
     dtype = np.float16 if precision == "fp16" else np.float32
     images = np.random.default_rng(3).standard_normal((2, 3, 64, 64)).astype(dtype)
-    (both,) = run(source, input__0=images)
-    assert both.shape == (2, 1000)
-    assert np.isfinite(both).all()
-    (first,) = run(source, input__0=images[:1])
-    np.testing.assert_allclose(both[:1].astype(np.float32), first.astype(np.float32), atol=2e-2)
-    assert 0.05 < np.abs(both.astype(np.float32)).mean() < 50, "neither vanished nor exploded"
-    assert np.abs(both[0] - both[1]).max() > 1e-3
+    (batch,) = run(source, input__0=images)
+    assert batch.shape == (2, 1000)
+    assert np.isfinite(batch).all()
+    (first_alone,) = run(source, input__0=images[:1])
+    np.testing.assert_allclose(batch[:1].astype(np.float32), first_alone.astype(np.float32), atol=2e-2)
+    assert 0.05 < np.abs(batch.astype(np.float32)).mean() < 50, "neither vanished nor exploded"
+    assert np.abs(batch[0] - batch[1]).max() > 1e-3
 
 
 def test_the_text_recogniser_reads_26_places(tmp_path: Path) -> None:

@@ -108,12 +108,12 @@ def test_many_samples_in_large_requests_are_limited(tmp_path: Path) -> None:
     (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
     options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:2",))
     result = prepare_requests(options, config(), RequestBatching(4096), tmp_path)
-    kept = json.loads(Path(result.input_data).read_text())["data"]
-    assert len(kept) == 128
-    assert [kept[0], kept[-1]] == [entries[0], entries[992]]
+    sent_entries = json.loads(Path(result.input_data).read_text())["data"]
+    assert len(sent_entries) == 128
+    assert [sent_entries[0], sent_entries[-1]] == [entries[0], entries[992]]
     assert str(result.note).startswith("128 of the 1,000 samples are sent: ")
-    for sent in (RequestBatching(4096, open_loop=True), RequestBatching(512), RequestBatching(1)):
-        whole = prepare_requests(options, config(), sent, tmp_path)
+    for batching in (RequestBatching(4096, open_loop=True), RequestBatching(512), RequestBatching(1)):
+        whole = prepare_requests(options, config(), batching, tmp_path)
         assert (whole.input_data, whole.note) == (str(tmp_path / "many.json"), None)
 
 
@@ -122,10 +122,12 @@ def test_an_open_loop_takes_samples_of_all_parts_of_a_large_file(tmp_path: Path)
     (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
     options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:1",))
     result = prepare_requests(options, config(), RequestBatching(4, open_loop=True), tmp_path)
-    kept = [entry["ids"][0] for entry in json.loads(Path(result.input_data).read_text())["data"]]
-    assert input_data.MAX_SENT_ENTRIES - 8 < len(kept) <= input_data.MAX_SENT_ENTRIES
-    assert (kept[:4], kept[-1]) == ([0, 1, 2, 3], len(entries) - 5), "the last but one of 16,634 requests is chosen"
-    assert all(first % 4 == 0 for first in kept[::4]), "samples of a request stay together"
+    sent_ids = [entry["ids"][0] for entry in json.loads(Path(result.input_data).read_text())["data"]]
+    assert input_data.MAX_SENT_ENTRIES - 8 < len(sent_ids) <= input_data.MAX_SENT_ENTRIES
+    assert (sent_ids[:4], sent_ids[-1]) == ([0, 1, 2, 3], len(entries) - 5), (
+        "the last but one of 16,634 requests is chosen"
+    )
+    assert all(first_id % 4 == 0 for first_id in sent_ids[::4]), "samples of a request stay together"
     assert str(result.note).startswith("65,536 of the 66,536 samples are sent, chosen evenly: ")
 
 
@@ -155,7 +157,9 @@ def test_bounds_are_reached_and_kept(tmp_path: Path) -> None:
         (RequestOptions("zero", string_length=7), {7}),
     ],
 )
-def test_strings(options: RequestOptions, lengths: set[int], tmp_path: Path) -> None:
+def test_strings_have_the_text_of_the_options_or_their_length(
+    options: RequestOptions, lengths: set[int], tmp_path: Path
+) -> None:
     result = samples(options, tmp_path, tensors=[InputTensor("s", "BYTES", (3,), False)], model=TEXTS)
     assert {len(text) for item in result for text in item["s"]} == lengths
     assert ({text for item in result for text in item["s"]} == {"añ".encode()}) == (options.string_data is not None)
@@ -199,7 +203,7 @@ def test_equal_options_share_a_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_that_do_not_fit_the_model(options: RequestOptions, message: str, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_the_model_are_refused(options: RequestOptions, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadInputError) as caught:
         prepare_requests(options, config(), RequestBatching(), tmp_path)
     assert message in str(caught.value)
@@ -248,7 +252,7 @@ def test_perf_analyzer_json_is_used_in_place(tmp_path: Path, monkeypatch: pytest
         prepare_requests(RequestOptions("d.json", ("ids,mask:2..3",)), config(), RequestBatching(), tmp_path)
 
 
-def test_samples_of_different_lengths(tmp_path: Path) -> None:
+def test_samples_of_different_lengths_need_requests_of_one_sample(tmp_path: Path) -> None:
     text = 'ids,mask,x\n"[1,2]","[1,1]","[0,0,0,0]"\n"[1,2,3]","[1,1,1]","[0,0,0,0]"\n'
     (tmp_path / "d.csv").write_text(text)
     options = RequestOptions(str(tmp_path / "d.csv"))
@@ -394,7 +398,7 @@ def token_samples(model: str, requests: TokenRequests, cache: Path, *ranges: str
     return input_data.read(Path(result.input_data), tensors)
 
 
-def test_text_and_a_json_text_for_vllm(tmp_path: Path) -> None:
+def test_requests_for_vllm_have_a_text_and_parameters_as_json(tmp_path: Path) -> None:
     sent = token_samples(VLLM, tokens("text_input", "sampling_parameters", output_text=TEXT), tmp_path, "stream:1..1")
     words = [sample["text_input"][0].decode().split() for sample in sent]
     assert {len(row) for row in words} == {3, 4, 5, 6}
@@ -405,7 +409,7 @@ def test_text_and_a_json_text_for_vllm(tmp_path: Path) -> None:
     assert all(sample["stream"].tolist() == [True] for sample in sent)
 
 
-def test_the_number_of_tokens_of_the_prompt_for_tensorrt_llm(tmp_path: Path) -> None:
+def test_requests_for_tensorrt_llm_have_the_number_of_tokens(tmp_path: Path) -> None:
     requests = tokens("input_ids", "request_output_len", length_input="input_lengths")
     sent = token_samples(TENSORRT_LLM, requests, tmp_path, "input_ids:0..31999", "streaming:1..1")
     assert all(sample["input_lengths"].tolist() == [sample["input_ids"].size] for sample in sent)

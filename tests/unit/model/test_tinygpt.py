@@ -78,9 +78,9 @@ def logits_by_the_book(w: dict[str, Array], ids: Array) -> Array:
         size = x.shape[1] // HEADS
         mixed = []
         for head in range(HEADS):
-            own = slice(head * size, (head + 1) * size)
-            scores = query[:, own] @ key[:, own].T / np.sqrt(size) + future
-            mixed.append(special.softmax(scores, axis=-1) @ value[:, own])
+            columns_of_head = slice(head * size, (head + 1) * size)
+            scores = query[:, columns_of_head] @ key[:, columns_of_head].T / np.sqrt(size) + future
+            mixed.append(special.softmax(scores, axis=-1) @ value[:, columns_of_head])
         x = x + dense(np.concatenate(mixed, 1), w, f"{name}.attention")
         inner = dense(norm(x, w, f"{name}.norm"), w, f"{name}.inner")
         gelu = 0.5 * inner * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
@@ -196,27 +196,27 @@ def prompts(count: int, seed: int = 0) -> list[Array]:
 
 def generate(batch: RunningBatch, requests: Sequence[tuple[Array, int]]) -> list[list[int]]:
     """Return the tokens of each request; new ones join whenever a slot is free."""
-    made = [Generation(prompt, wanted, RecordingClient()) for prompt, wanted in requests]
-    waiting = list(made)
+    generations = [Generation(prompt, token_count, RecordingClient()) for prompt, token_count in requests]
+    waiting = list(generations)
     while waiting or batch.running:
         new, waiting = waiting[: batch.free], waiting[batch.free :]
         if new:
             batch.add(new)
         if batch.running:
             batch.step()
-    clients = [generation.client for generation in made]
+    clients = [generation.client for generation in generations]
     return [client.tokens for client in clients if isinstance(client, RecordingClient)]
 
 
 def test_tokens_are_those_of_repeated_passes_in_any_batch(session: Any, weights: dict[str, Array]) -> None:
     requests = [(prompt, 5 + 20 * (i % 3)) for i, prompt in enumerate(prompts(9))]
     expected = []
-    for prompt, wanted in requests:
+    for prompt, token_count in requests:
         ids = list(prompt)
-        for _ in range(wanted):
+        for _ in range(token_count):
             ids.append(int(logits_by_the_book(weights, np.array(ids))[-1].argmax()))
         expected.append(ids[len(prompt) :])
-    assert [len(tokens) for tokens in expected] == [wanted for _, wanted in requests]
+    assert [len(tokens) for tokens in expected] == [token_count for _, token_count in requests]
     for size in (1, 2, 4, 16):
         assert generate(RunningBatch(session, size), requests) == expected
 
@@ -226,22 +226,22 @@ def test_the_cache_grows_and_frees_memory(session: Any) -> None:
     long, short = np.arange(3 * CACHE_STEP // 2) % VOCABULARY, np.arange(4)
     alone = generate(RunningBatch(session, 1), [(short, 40)])
     assert generate(batch, [(long, 50), (short, 40)])[1:] == alone
-    grown = batch._cache._room
-    assert grown == 3 * CACHE_STEP
+    grown_room = batch._cache._room
+    assert grown_room == 3 * CACHE_STEP
     assert generate(batch, [(short, 40)]) == alone
     assert batch._cache._room == CACHE_STEP
 
 
 @pytest.fixture
 def scheduler(session: Any) -> Any:
-    made = Scheduler(RunningBatch(session, 2), pytest.fail)
-    yield made
-    made.stop()
+    scheduler = Scheduler(RunningBatch(session, 2), pytest.fail)
+    yield scheduler
+    scheduler.stop()
 
 
-def submit(scheduler: Scheduler, prompt: Array, wanted: int, *, is_held: bool = False) -> RecordingClient:
+def submit(scheduler: Scheduler, prompt: Array, token_count: int, *, is_held: bool = False) -> RecordingClient:
     client = RecordingClient(is_held=is_held)
-    scheduler.submit(Generation(prompt, wanted, client))
+    scheduler.submit(Generation(prompt, token_count, client))
     return client
 
 
@@ -300,7 +300,7 @@ def test_a_failed_pass_fails_its_requests_only(session: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "wanted", "words"),
+    ("ids", "max_tokens", "words"),
     [
         ([[]], 1, "INPUT_IDS is empty"),
         ([[1]], 0, "MAX_TOKENS is 0"),
@@ -311,17 +311,17 @@ def test_a_failed_pass_fails_its_requests_only(session: Any) -> None:
         ([[1], [2]], 1, "2 prompts; send one prompt a request"),
     ],
 )
-def test_refused_requests(ids: list[list[int]], wanted: int, words: str) -> None:
+def test_invalid_requests_are_refused_in_one_line(ids: list[list[int]], max_tokens: int, words: str) -> None:
     limits = {"positions": POSITIONS, "vocabulary": VOCABULARY}
     with pytest.raises(ValueError, match=words) as caught:
-        check_request(np.array(ids, np.int32), np.array([[wanted]], np.int32), limits)
+        check_request(np.array(ids, np.int32), np.array([[max_tokens]], np.int32), limits)
     assert "\n" not in str(caught.value)
 
 
 # -- the builder ----------------------------------------------------------------------------------------------------
 
 
-def test_the_served_model(small: ModelSource) -> None:
+def test_the_served_model_is_decoupled_and_has_one_instance_on_the_cpu(small: ModelSource) -> None:
     config = small.config
     assert config.backend == "python"
     assert config.model_transaction_policy.decoupled
