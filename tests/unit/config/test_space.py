@@ -30,8 +30,8 @@ def test_the_preferred_sizes_of_another_model_fit_its_batches_and_its_delay() ->
     )
     space = SearchSpace((1,), fields={size: (4, 8), delay: ("off", 0), preferred: ("none", "8")})
     fields = [dict(candidate.fields) for candidate in space.candidates()]
-    chosen = [(each[size], each[delay], each[preferred]) for each in fields]
-    assert chosen == [(4, "off", "none"), (4, 0, "none"), (8, "off", "none"), (8, 0, "none"), (8, 0, "8")]
+    combinations = [(settings[size], settings[delay], settings[preferred]) for settings in fields]
+    assert combinations == [(4, "off", "none"), (4, 0, "none"), (8, "off", "none"), (8, 0, "none"), (8, 0, "8")]
     assert len(space) == 5
     values: dict[str, str | int | float] = {**dict.fromkeys(space.parameters(), 1)}
     values |= {"max_queue_delay_us": "off", "preferred_batch_sizes": "none"}

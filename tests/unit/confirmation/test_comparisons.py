@@ -214,11 +214,13 @@ def test_no_load_above_the_best_one_is_tested_if_only_measurements_show_its_limi
 
 
 def test_windows_are_long_enough_for_a_high_percentile() -> None:
-    usual = plan_server(POINT, POINT.load, None, sla=Sla.from_bounds({"p95": 20.0}))
-    assert usual.window_seconds == plan_server(POINT, POINT.load, None).window_seconds == 0.5
-    slow = replace(POINT, measurement=measurement(100.0, 10.0))
-    (bound,) = high = Sla.from_bounds({"p99.9": 20.0})
-    requests = LOOKS[0] * WINDOWS * 100.0 * plan_server(slow, POINT.load, None, sla=high).window_seconds
+    default_plan = plan_server(POINT, POINT.load, None, sla=Sla.from_bounds({"p95": 20.0}))
+    assert default_plan.window_seconds == plan_server(POINT, POINT.load, None).window_seconds == 0.5
+    slow_point = replace(POINT, measurement=measurement(100.0, 10.0))
+    (bound,) = high_percentile = Sla.from_bounds({"p99.9": 20.0})
+    requests = (
+        LOOKS[0] * WINDOWS * 100.0 * plan_server(slow_point, POINT.load, None, sla=high_percentile).window_seconds
+    )
     assert requests == pytest.approx(needed_requests(bound))
-    longest = plan_server(slow, POINT.load, None, sla=Sla.from_bounds({"p99.99": 20.0}))
-    assert longest.window_seconds == MAX_WINDOW_SECONDS
+    longest_plan = plan_server(slow_point, POINT.load, None, sla=Sla.from_bounds({"p99.99": 20.0}))
+    assert longest_plan.window_seconds == MAX_WINDOW_SECONDS

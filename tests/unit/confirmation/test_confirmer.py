@@ -187,15 +187,15 @@ def test_a_higher_load_that_serves_no_more_is_not_tested(problem: Problem, tmp_p
 
 def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path: Path) -> None:
     class BestPointObserver(QuietObserver):
-        seen: list[Point | None] = []  # noqa: RUF012
+        best_points: list[Point | None] = []  # noqa: RUF012
 
         def trial_finished(self, trial: Trial, best: Point | None) -> None:
-            self.seen.append(best)
+            self.best_points.append(best)
 
     server, observer = RandomServer(), BestPointObserver()
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
     Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
-    assert {point.candidate if point else None for point in observer.seen} == {FASTER}
+    assert {point.candidate if point else None for point in observer.best_points} == {FASTER}
 
 
 def test_the_runner_up_is_tested_if_no_load_of_the_best_candidate_passes(problem: Problem, tmp_path: Path) -> None:

@@ -133,9 +133,11 @@ def test_slopes_are_fitted_and_measurements_corrected_by_them(factor: float) -> 
     assert correction.latency_slope == pytest.approx(latency_slope, abs=0.02)
     assert correction.throughput_slope == pytest.approx(throughput_slope, abs=0.02)
     median_share = HALF_SHARE
-    usual = {point.trial: point.measurement for point in points if point.measurement.other_cpu_share == median_share}
+    median_measurements = {
+        point.trial: point.measurement for point in points if point.measurement.other_cpu_share == median_share
+    }
     for point in correction.correct_points(points):
-        expected, corrected = usual[point.trial], point.measurement
+        expected, corrected = median_measurements[point.trial], point.measurement
         served = corrected.throughput_infer_per_sec or 0.0
         assert served / point.load.concurrency == pytest.approx(
             SERVED * math.exp(0.02 * point.trial) * HALF_SHARE**throughput_slope, rel=0.05

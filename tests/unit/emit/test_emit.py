@@ -778,10 +778,10 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     assert finished.outcome.recommended is not None
     point = replace(finished.outcome.recommended, trial=trial)
     window = measurement(1000.0, p95_ms)
-    again = [
+    windows = [
         ConfirmationWindow(server, point.load, window, 0.01) for server in range(1, LOOKS[0] + 1) for _ in range(8)
     ]
-    trials = [Trial(trial, point.candidate, ((point.load, window),), confirmations=tuple(again))]
+    trials = [Trial(trial, point.candidate, ((point.load, window),), confirmations=tuple(windows))]
     candidates = verification_candidates(point, trials, finished.problem, is_cross_checked=False)
     verified = verification.judge_verification(trials, candidates, finished.problem)
     folder = run / verification.FOLDER / name

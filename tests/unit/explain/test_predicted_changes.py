@@ -123,11 +123,14 @@ def test_a_setting_that_was_not_tried_has_a_wide_interval(forecaster: SurrogateF
 
 
 def test_faster_computing_scales_throughput_and_times(forecaster: SurrogateForecaster) -> None:
-    usual, faster = forecaster.best([TRIED[1]], Sla()), forecaster.best([TRIED[1]], Sla(), time_share=0.5)
-    assert usual is not None
-    assert faster is not None
-    assert faster.throughput_infer_per_sec == pytest.approx(2 * usual.throughput_infer_per_sec)
-    assert faster.latency_ms == pytest.approx(usual.latency_ms / 2)
+    forecast_now, faster_forecast = (
+        forecaster.best([TRIED[1]], Sla()),
+        forecaster.best([TRIED[1]], Sla(), time_share=0.5),
+    )
+    assert forecast_now is not None
+    assert faster_forecast is not None
+    assert faster_forecast.throughput_infer_per_sec == pytest.approx(2 * forecast_now.throughput_infer_per_sec)
+    assert faster_forecast.latency_ms == pytest.approx(forecast_now.latency_ms / 2)
 
 
 def test_no_load_meets_a_bound_below_the_lowest_time(forecaster: SurrogateForecaster) -> None:
@@ -161,10 +164,10 @@ def test_an_interval_needs_samples_that_meet_the_bounds() -> None:
     def forecast(rate: float, samples: list[float]) -> Forecast:
         return Forecast(TRIED[0], 4, rate, {"ttft-p95": 100.0}, np.array(samples))
 
-    usual, other = forecast(10.0, [10.0] * 100), forecast(20.0, [0.0] * 10 + [20.0] * 90)
-    assert compute_gain(other, usual) == Gain(1.0, ConfidenceInterval(-1.0, 1.0))
-    assert compute_gain(other, forecast(10.0, [0.0] * 90 + [10.0] * 10)) == Gain(1.0)
-    assert compute_gain(None, usual) is None
+    forecast_now, forecast_changed = forecast(10.0, [10.0] * 100), forecast(20.0, [0.0] * 10 + [20.0] * 90)
+    assert compute_gain(forecast_changed, forecast_now) == Gain(1.0, ConfidenceInterval(-1.0, 1.0))
+    assert compute_gain(forecast_changed, forecast(10.0, [0.0] * 90 + [10.0] * 10)) == Gain(1.0)
+    assert compute_gain(None, forecast_now) is None
 
 
 # -- stages -------------------------------------------------------------------------------------------------------
