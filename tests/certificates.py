@@ -76,6 +76,6 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)
-    for one in (source, sink):
+    for endpoint in (source, sink):
         with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            endpoint.shutdown(socket.SHUT_RDWR)

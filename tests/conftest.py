@@ -94,8 +94,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     time of waiting does not count for the time limit of the test.
     """
     if (_runs_tests_alone(item.config) or _only_computes(item.config)) and item.path not in _turns:
-        own = [other for other in item.session.items if other.path == item.path]
-        _turns[item.path] = _take_turn(item.config, is_exclusive=any(map(_is_exclusive, own)))
+        items_of_file = [other for other in item.session.items if other.path == item.path]
+        _turns[item.path] = _take_turn(item.config, is_exclusive=any(map(_is_exclusive, items_of_file)))
     try:
         return (yield)
     finally:

@@ -17,6 +17,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.process import SupervisedProcess
 from optimizer.deploy import runtime
 from tests.command_fixtures import eventually
+from tests.programs import write_program
 from tests.server_image import ensure_image
 
 LIMITED_RUNC = Path(__file__).with_name("limited_runc.py")
@@ -48,9 +49,7 @@ def engine() -> Iterator[Engine]:
         pytest.skip("needs root, Podman and runc: apt-get install podman runc")
     with TemporaryDirectory(prefix="podman-") as name, contextlib.ExitStack() as undo:
         folder = Path(name)
-        limited = folder / "limited_runc"
-        limited.write_text(f"#!{sys.executable} -IS\n{LIMITED_RUNC.read_text()}")
-        limited.chmod(0o755)
+        limited = write_program(folder / "limited_runc", f"#!{sys.executable} -IS\n{LIMITED_RUNC.read_text()}")
         configuration = folder / "containers.conf"
         configuration.write_text(CONFIGURATION.format(runtime=limited))
         store = cache_folder() / "podman"  # keeps the image

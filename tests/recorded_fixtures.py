@@ -73,19 +73,19 @@ def undisturbed_run(sandbox: Sandbox, search: str, space: SearchSpace) -> Record
 def record(path: Path, space: SearchSpace, loads: Sequence[int] = LOADS) -> None:
     """Write the table of a server whose configurations are 0.6 to 1.4 times as fast as the known server."""
     table = TrialsTable(path, "known", {})
-    chance = random.Random(1)
+    random_source = random.Random(1)
     for number, candidate in enumerate(space.candidates()):
-        luck = chance.uniform(0.6, 1.4)
+        speed = random_source.uniform(0.6, 1.4)
         for concurrency in loads:
-            result = _lucky(candidate, concurrency, luck)
+            result = _with_speed(candidate, concurrency, speed)
             table.append(Trial(number, candidate), LoadPoint(1, concurrency), result)
 
 
-def _lucky(candidate: Candidate, concurrency: int, luck: float) -> Measurement:
-    usual = measure_known_server(candidate, concurrency, 1)
-    assert usual.throughput_infer_per_sec is not None
-    assert usual.latency_p95_ms is not None
-    return measurement(luck * usual.throughput_infer_per_sec, usual.latency_p95_ms / luck)
+def _with_speed(candidate: Candidate, concurrency: int, speed: float) -> Measurement:
+    measured = measure_known_server(candidate, concurrency, 1)
+    assert measured.throughput_infer_per_sec is not None
+    assert measured.latency_p95_ms is not None
+    return measurement(speed * measured.throughput_infer_per_sec, measured.latency_p95_ms / speed)
 
 
 @dataclass(frozen=True)

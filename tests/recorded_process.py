@@ -96,10 +96,10 @@ def run(table: Path, folder: Path, search: str, storage: str | None = None) -> N
     """Start or resume the run in ``folder``; at the end its recommendation is in the file RESULT."""
     recording = read_recording(table)
     problem = recorded_problem(recording, {"p95": BOUND_MS})
-    kept = RunFolder(folder)
-    with kept.locked():
-        trials_table = TrialsTable(kept.trials, problem.model, problem.space.fields)
-        searcher = make_searcher(search, problem, 0, storage or str(kept.study), kept.study_name)
+    run_folder = RunFolder(folder)
+    with run_folder.locked():
+        trials_table = TrialsTable(run_folder.trials, problem.model, problem.space.fields)
+        searcher = make_searcher(search, problem, 0, storage or str(run_folder.study), run_folder.study_name)
         generator = SlowLoad(recording.server, folder, MEASURE_SECONDS, is_confirmation_slow=True)
         measuring = Measurer(generator, recording.server, trials_table, QuietObserver())
         budget = Budget(math.inf)

@@ -66,13 +66,18 @@ instance_group { count: 1 kind: KIND_CPU }
 """
 
 
+def write_python_model(repository: Path, name: str, program: str, config: str = SLEEPER_CONFIG) -> Path:
+    """Write the Python model ``name`` with the code ``program``; return its folder."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "1" / "model.py").write_text(program)
+    return folder
+
+
 def write_sleeper(repository: Path, milliseconds: float, loading_seconds: float = 0.0) -> Path:
     """Write a model that takes the same time for every batch, however busy the machine is."""
-    folder = repository / "sleeper"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
-    (folder / "1" / "model.py").write_text(sleeper_program(milliseconds, loading_seconds))
-    return folder
+    return write_python_model(repository, "sleeper", sleeper_program(milliseconds, loading_seconds))
 
 
 def sleeper_program(milliseconds: float, loading_seconds: float = 0.0) -> str:
@@ -160,11 +165,7 @@ class TritonPythonModel:
 
 def write_faulty(repository: Path) -> Path:
     """Write a model that fails as ``FAULT`` says: ``loading: HOW``, or ``executing: HOW`` (FAULTY_BATCH samples)."""
-    folder = repository / "faulty"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(FAULTY_CONFIG)
-    (folder / "1" / "model.py").write_text(FAULTY_PROGRAM)
-    return folder
+    return write_python_model(repository, "faulty", FAULTY_PROGRAM, FAULTY_CONFIG)
 
 
 ENSEMBLE_CONFIG = """\
@@ -218,15 +219,6 @@ def write_bls(repository: Path, milliseconds: float) -> Path:
     return write_python_model(repository, "caller", BLS_PROGRAM)
 
 
-def write_python_model(repository: Path, name: str, program: str) -> Path:
-    """Write the Python model ``name`` with the tensors of the sleeper and the code ``program``; return its folder."""
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
-    (folder / "1" / "model.py").write_text(program)
-    return folder
-
-
 STREAMER_CONFIG = """\
 backend: "python"
 max_batch_size: 8
@@ -265,11 +257,8 @@ def write_streamer(repository: Path, milliseconds: float) -> Path:
 
     A response is (its number, count). After a negative count of responses the request fails.
     """
-    folder = repository / "streamer"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(STREAMER_CONFIG)
-    (folder / "1" / "model.py").write_text(STREAMER_PROGRAM.replace("INTERVAL", str(milliseconds / 1000)))
-    return folder
+    program = STREAMER_PROGRAM.replace("INTERVAL", str(milliseconds / 1000))
+    return write_python_model(repository, "streamer", program, STREAMER_CONFIG)
 
 
 STATES = "parameters.states.string_value"  # the field that selects how the model keeps its states
@@ -330,11 +319,8 @@ def write_sums(repository: Path, log: Path, strategy: str = "oldest { max_candid
 
     It writes a line for each step to ``log``: sequence, start, end, input and output.
     """
-    folder = repository / "sums"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(SUMS_CONFIG.replace("LOG", str(log)).replace("STRATEGY", strategy))
-    (folder / "1" / "model.py").write_text(SUMS_PROGRAM)
-    return folder
+    config = SUMS_CONFIG.replace("LOG", str(log)).replace("STRATEGY", strategy)
+    return write_python_model(repository, "sums", SUMS_PROGRAM, config)
 
 
 READER_PROGRAM = """\

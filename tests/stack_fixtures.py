@@ -58,15 +58,15 @@ def perf_analyzer(mlp: ModelSource, tmp_path: Path) -> PerfAnalyzer:
 @pytest.fixture
 def records(monkeypatch: pytest.MonkeyPatch) -> list[SendRecord]:
     """Return the records that the client processes write, in their order."""
-    kept: list[SendRecord] = []
+    records_read: list[SendRecord] = []
     read = SendRecord.read
 
-    def keep(folder: Path) -> SendRecord:
-        kept.append(read(folder))
-        return kept[-1]
+    def read_and_keep(folder: Path) -> SendRecord:
+        records_read.append(read(folder))
+        return records_read[-1]
 
-    monkeypatch.setattr(SendRecord, "read", keep)
-    return kept
+    monkeypatch.setattr(SendRecord, "read", read_and_keep)
+    return records_read
 
 
 @contextlib.contextmanager

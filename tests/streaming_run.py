@@ -63,30 +63,30 @@ parameters { key: "max_batch" value { string_value: "%s" } }
 @functools.cache
 def measurement(candidate: Candidate, concurrency: int, window: int = 0) -> Measurement:
     """Return the measurement of REQUESTS synthetic requests; other values of ``window`` draw other requests."""
-    most = int(dict(candidate.fields)[BATCH])
-    draw = np.random.default_rng(zlib.crc32(f"{most} {concurrency} {window}".encode()))
-    active = min(concurrency, most)
+    max_running = int(dict(candidate.fields)[BATCH])
+    draw = np.random.default_rng(zlib.crc32(f"{max_running} {concurrency} {window}".encode()))
+    active = min(concurrency, max_running)
     step_ms = STEP_MS + STEP_MS_OF_REQUEST * active
     tokens = draw.integers(16, 64, REQUESTS)
     waits_ms = PROMPT_MS + step_ms * draw.uniform(0.5, 1.5, REQUESTS)
-    waits_ms += max(0, concurrency - most) / most * step_ms * 40 * draw.uniform(0.8, 1.2, REQUESTS)
+    waits_ms += max(0, concurrency - max_running) / max_running * step_ms * 40 * draw.uniform(0.8, 1.2, REQUESTS)
     arrivals = [
         first + np.concatenate([[0.0], np.cumsum(step_ms * draw.uniform(0.8, 1.25, count - 1))])
         for first, count in zip(waits_ms, tokens.tolist(), strict=True)
     ]
     times_ms = {
-        "latency": np.array([own[-1] for own in arrivals]),
-        "ttft": np.array([own[0] for own in arrivals]),
-        "itl": np.array([(own[-1] - own[0]) / (len(own) - 1) for own in arrivals]),
+        "latency": np.array([times[-1] for times in arrivals]),
+        "ttft": np.array([times[0] for times in arrivals]),
+        "itl": np.array([(times[-1] - times[0]) / (len(times) - 1) for times in arrivals]),
     }
     values: dict[str, Any] = {}
     for timing in TIMINGS:
-        own_ms = times_ms[timing.name]
-        values[timing.field_of("avg")] = float(own_ms.mean())
-        values |= {timing.field_of(name): float(np.quantile(own_ms, level)) for name, level in QUANTILES.items()}
-        values[timing.sketch_field] = sketch_latencies(own_ms)
-        own_bounds = [bound for metric, bound in BOUNDS_MS.items() if metric.startswith(timing.name)]
-        values[timing.over_field] = count_over(own_ms, own_bounds)
+        values_ms = times_ms[timing.name]
+        values[timing.field_of("avg")] = float(values_ms.mean())
+        values |= {timing.field_of(name): float(np.quantile(values_ms, level)) for name, level in QUANTILES.items()}
+        values[timing.sketch_field] = sketch_latencies(values_ms)
+        bounds_ms = [bound for metric, bound in BOUNDS_MS.items() if metric.startswith(timing.name)]
+        values[timing.over_field] = count_over(values_ms, bounds_ms)
     rate = 1e3 * concurrency / float(times_ms["latency"].mean())
     return Measurement(
         throughput_infer_per_sec=rate,

@@ -83,10 +83,15 @@ def upward_imports(imports: Imports) -> list[str]:
     """Return ``importer -> imported`` for each import of a package of the same or a later row."""
     wrong = set()
     for importer, modules in imports.items():
-        own = package_of(importer)
+        importing = package_of(importer)
         for module in modules:
-            other = package_of(module)
-            if own is not None and other is not None and own != other and RANK[other] >= RANK[own]:
+            imported = package_of(module)
+            if (
+                importing is not None
+                and imported is not None
+                and importing != imported
+                and RANK[imported] >= RANK[importing]
+            ):
                 wrong.add(f"{importer} -> {module}")
     return sorted(wrong)
 
@@ -98,7 +103,7 @@ def module_cycles(imports: Imports) -> list[list[str]]:
         for module, targets in imports.items()
     }
     reached = {module: _reach(module, graph) for module in graph}
-    groups = {tuple(sorted(other for other in reached[one] if one in reached[other])) for one in graph}
+    groups = {tuple(sorted(other for other in reached[module] if module in reached[other])) for module in graph}
     return [list(group) for group in sorted(groups) if group]
 
 
@@ -106,10 +111,12 @@ def package_levels(imports: Imports) -> int:
     """Return the number of packages on the longest chain of imports, those of a later package left out."""
     graph: dict[str, set[str]] = {package: set() for package in RANK}
     for importer, modules in imports.items():
-        own = package_of(importer)
-        others = {package_of(module) for module in modules} - {None, own}
-        if own is not None:
-            graph[own] |= {other for other in others if other is not None and RANK[other] < RANK[own]}
+        package = package_of(importer)
+        imported_packages = {package_of(module) for module in modules} - {None, package}
+        if package is not None:
+            graph[package] |= {
+                other for other in imported_packages if other is not None and RANK[other] < RANK[package]
+            }
 
     @functools.cache
     def level(package: str) -> int:

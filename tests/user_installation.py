@@ -9,6 +9,7 @@ from shlex import quote
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import server_environment
 from optimizer.deploy.runtime import Runtime
+from tests.programs import write_program
 
 SET = ("LD_LIBRARY_PATH", "PATH")
 
@@ -23,12 +24,8 @@ def write_installation(folder: Path, installed: Runtime) -> Path:
     shutil.copytree(installed.python_backend, python)
     if installed.stub.exists():  # the oldest wheels have a stub for an older Python instead
         shutil.copy(installed.stub, python)
-    program = folder / "bin" / "tritonserver"
-    program.parent.mkdir()
     lines = [f"export {name}={quote(settings[name])}" for name in SET]
     if numpy is not None:  # the stub ignores PYTHONPATH, but searches the current folder first
         lines.append(f"cd {quote(str(numpy))} || exit 1")
     script = "\n".join(["#!/bin/sh", *lines, f'exec {quote(str(installed.tritonserver))} "$@"', ""])
-    program.write_text(script)
-    program.chmod(0o755)
-    return program
+    return write_program(folder / "bin" / "tritonserver", script)

@@ -29,7 +29,7 @@ ENGINE_ARGUMENTS = {
     "disable_log_stats": False,
 }
 CACHE_TOKENS = 20_000  # in the KV cache at a memory utilization of 1
-# Of an iteration, a prompt token and a sequence. An iteration takes longer than its responses take the CPU.
+# Times of an iteration, a prompt token and a sequence. An iteration takes longer than its responses take the CPU.
 STEP_SECONDS, TOKEN_SECONDS, SEQUENCE_SECONDS = 0.008, 0.00001, 0.0001
 DEFAULT_TOKENS = 16  # vLLM's own default of max_tokens
 
@@ -74,13 +74,13 @@ class TritonPythonModel:
     def auto_complete_config(config):  # type: ignore[no-untyped-def]
         inputs = {"text_input": "TYPE_STRING", "sampling_parameters": "TYPE_STRING"}
         inputs |= dict.fromkeys((*FLAGS, "return_num_output_tokens"), "TYPE_BOOL")
-        known = config.as_dict()
+        written_config = config.as_dict()
         for name, kind in inputs.items():
-            if name not in [tensor["name"] for tensor in known["input"]]:
+            if name not in [tensor["name"] for tensor in written_config["input"]]:
                 optional = {} if name == "text_input" else {"optional": True}
                 config.add_input({"name": name, "data_type": kind, "dims": [1], **optional})
         for name, kind in OUTPUTS.items():
-            if name not in [tensor["name"] for tensor in known["output"]]:
+            if name not in [tensor["name"] for tensor in written_config["output"]]:
                 config.add_output({"name": name, "data_type": kind, "dims": [-1]})
         config.set_model_transaction_policy({"decoupled": True})
         config.set_max_batch_size(0)
@@ -88,10 +88,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         file = Path(args["model_repository"], args["model_version"], "model.json")
-        given = json.loads(file.read_text())
-        if unknown := given.keys() - ENGINE_ARGUMENTS.keys():
+        engine_arguments = json.loads(file.read_text())
+        if unknown := engine_arguments.keys() - ENGINE_ARGUMENTS.keys():
             raise TypeError(f"AsyncEngineArgs got an unexpected keyword argument {sorted(unknown)[0]!r}")
-        self.arguments = ENGINE_ARGUMENTS | given
+        self.arguments = ENGINE_ARGUMENTS | engine_arguments
         self.capacity = int(CACHE_TOKENS * self.arguments["gpu_memory_utilization"])
         parameters = json.loads(args["model_config"])["parameters"]
         reports = parameters.get("REPORT_CUSTOM_METRICS", {}).get("string_value", "").lower() == "true"
