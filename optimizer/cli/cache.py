@@ -23,7 +23,7 @@ from optimizer.options.values import quote
 
 FLAG = "--clean"
 DECLINED = 1
-NOT_NOTICED = "A run that is being prepared, or is in another container, is not noticed and would fail."
+UNNOTICED_RUNS = "A run that is being prepared, or is in another container, is not noticed and would fail."
 EPILOG = f"""\
 The cache is in ~/.cache/tritune; the variable TRITUNE_CACHE moves it. The next
 run fetches or builds again what it needs: 90 MB for the server, and seconds to
@@ -82,7 +82,7 @@ def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: b
     if removable:
         check_unused(folder)
         kinds = ", ".join(files.kind.name for files in removable)
-        question = f"{NOT_NOTICED}\nremove {kinds} ({_size(removable)}) from {show_path(folder)}?"
+        question = f"{UNNOTICED_RUNS}\nremove {kinds} ({_size_text(removable)}) from {show_path(folder)}?"
         if not confirm_deletion(question, FLAG, is_confirmed=is_confirmed):
             print("nothing was removed")
             return DECLINED
@@ -91,7 +91,7 @@ def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: b
         print(json.dumps(_document(folder, removable), indent=2))
         return 0
     for files in removable:
-        print(f"removed {files.kind.name} ({_size([files])})")
+        print(f"removed {files.kind.name} ({_size_text([files])})")
     if not removable:
         print(f"nothing to remove in {show_path(folder)}")
     return 0
@@ -109,8 +109,8 @@ def _show(folder: Path, cached: Sequence[CachedFiles], *, as_json: bool) -> None
     table = plain_table("kind", ">size", "in the folder", "what it is")
     for files in cached:
         names = "\n".join(one_line(path.name) for path in files.paths)
-        table.add_row(*map(Text, (files.kind.name, _size([files]), names, files.kind.description)))
-    print(f"{_size(cached)} in {show_path(folder)}")
+        table.add_row(*map(Text, (files.kind.name, _size_text([files]), names, files.kind.description)))
+    print(f"{_size_text(cached)} in {show_path(folder)}")
     print_table(Console(), table)
 
 
@@ -122,7 +122,7 @@ def _document(folder: Path, cached: Sequence[CachedFiles]) -> dict[str, object]:
     }
 
 
-def _size(cached: Sequence[CachedFiles]) -> str:
+def _size_text(cached: Sequence[CachedFiles]) -> str:
     from optimizer.results import formatting
 
     return formatting.size(sum(files.size_bytes for files in cached))

@@ -58,7 +58,7 @@ def diagnose() -> int:
             print(f"{'':{INDENT}}-> {finding.fix}")
     failed = sum(finding.state == "fail" for finding in findings)
     print("ready: tune --sla-p95 20ms dlrm" if not failed else f"{failed} to fix before tune can run here")
-    return 3 if failed else 0
+    return EnvironmentFault.exit_code if failed else 0
 
 
 def check_server(unsupported: str | None = None) -> Finding:

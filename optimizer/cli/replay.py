@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from optimizer.cli.output import fail, print_message
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from optimizer.cli.output import print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import Parser, add_json, values_of
@@ -11,7 +14,11 @@ from optimizer.options.run_options import SEARCHERS
 from optimizer.options.table import SLA_OPTIONS
 from optimizer.options.values import MAX_SEED, parse_value, quote, whole_number
 
-MAX_TRIALS = "30"
+if TYPE_CHECKING:
+    from optimizer.replay.replay import Comparison
+    from optimizer.store.recording import Recording
+
+DEFAULT_MAX_TRIALS = "30"
 GRID = "grid"
 EPILOG = """\
 A table has a row for each configuration and load, with the columns
@@ -52,14 +59,18 @@ def build_parser() -> Parser:
         "--seeds", default="1", metavar="N", help="Searches per method, with seeds 0 to N-1 (default: 1)"
     )
     parser.add_argument(
-        "--max-trials", default=MAX_TRIALS, metavar="N", help=f"Configurations per search (default: {MAX_TRIALS})"
+        "--max-trials",
+        default=DEFAULT_MAX_TRIALS,
+        metavar="N",
+        help=f"Configurations per search (default: {DEFAULT_MAX_TRIALS})",
     )
     parser.add_argument("--warm-start", metavar="RUN", help="Learn from a run or a table of another machine")
     add_json(parser)
     return parser
 
 
-def _methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
+def _parse_methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
+    """Return the search methods, by default all installed ones that can use ``warm_start``. Raises BadInputError."""
     if text is None:
         from optimizer.search import installed_methods
 
@@ -81,45 +92,23 @@ def main(argv: list[str]) -> int:
     bounds_ms = latency_bounds_ms(sla)
     seeds = parse_value("--seeds", arguments.seeds, whole_number(1, MAX_SEED))
     max_trials = parse_value("--max-trials", arguments.max_trials, whole_number(1))
-    methods = _methods(arguments.search, arguments.warm_start)
+    methods = _parse_methods(arguments.search, arguments.warm_start)
     from pathlib import Path
 
     from rich.console import Console
 
-    from optimizer.replay.replay import (
-        Comparison,
-        compare,
-        describe_closest_row,
-        describe_unstable_rows,
-        document,
-        print_comparison,
-        recorded_problem,
-    )
+    from optimizer.replay.replay import document, print_comparison
     from optimizer.store.recording import read_recordings
-    from optimizer.study.warm_start import read_transfer
 
-    recordings, comparisons = read_recordings(Path(arguments.table)), dict[str, Comparison]()
+    recordings = read_recordings(Path(arguments.table))
     if len(recordings) > 1:
         several = f"measured on {len(recordings)} devices or servers, which are searched separately"
         print_message(f"{one_line(arguments.table)}: {several}")
+    comparisons: dict[str, Comparison] = {}
     for recording in recordings:
-        problem = recorded_problem(recording, bounds_ms)
-        if recording.best(problem) is None:
-            fail(describe_closest_row(recording, problem), 1)
-            continue
-        transferred, notes = read_transfer(arguments.warm_start, problem)
-        for note in filter(None, (*map(str, notes), describe_unstable_rows(recording, problem))):
-            print_message(note)
-        with Console(stderr=True).status("") as status:
-            comparisons[recording.fingerprint] = compare(
-                recording,
-                problem,
-                methods,
-                seeds=range(seeds),
-                max_trials=max_trials,
-                transferred=transferred,
-                on_progress=status.update,
-            )
+        comparison = _compare_methods(recording, bounds_ms, methods, seeds, max_trials, arguments.warm_start)
+        if comparison is not None:
+            comparisons[recording.fingerprint] = comparison
     if arguments.json and comparisons:
         import json
 
@@ -129,3 +118,36 @@ def main(argv: list[str]) -> int:
         for comparison in comparisons.values():
             print_comparison(Console(), comparison)
     return 0 if comparisons else 1
+
+
+def _compare_methods(
+    recording: Recording,
+    bounds_ms: Mapping[str, float],
+    methods: Sequence[str],
+    seeds: int,
+    max_trials: int,
+    warm_start: str | None,
+) -> Comparison | None:
+    """Return the comparison of the search methods; None, and print the closest row, if no row meets the bounds."""
+    from rich.console import Console
+
+    from optimizer.replay.replay import compare, describe_closest_row, describe_unstable_rows, recorded_problem
+    from optimizer.study.warm_start import read_transfer
+
+    problem = recorded_problem(recording, bounds_ms)
+    if recording.best(problem) is None:
+        print_message(describe_closest_row(recording, problem))
+        return None
+    transferred, notes = read_transfer(warm_start, problem)
+    for note in filter(None, (*map(str, notes), describe_unstable_rows(recording, problem))):
+        print_message(note)
+    with Console(stderr=True).status("") as status:
+        return compare(
+            recording,
+            problem,
+            methods,
+            seeds=range(seeds),
+            max_trials=max_trials,
+            transferred=transferred,
+            on_progress=status.update,
+        )

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("html", "markdown", "csv", "parquet", "png", "svg")
-NO_RUNS = 2
 MAX_RUNS = 200
 
 
@@ -45,12 +44,12 @@ def build_parser() -> Parser:
 def main(argv: list[str]) -> int:
     """Run ``tune report`` and return its exit code: 0 if any run has measurements. A line reports each other run."""
     arguments = build_parser().read(argv)
-    formats = _formats(arguments.format or ["html"])
+    formats = _parse_formats(arguments.format or ["html"])
     if len(arguments.runs) > MAX_RUNS:
         raise BadInputError(f"{len(arguments.runs):,} runs are too many for one page; give up to {MAX_RUNS}")
-    runs = _readable(arguments.runs, arguments.results)
+    runs = _read_runs(arguments.runs, arguments.results)
     if not runs:
-        return NO_RUNS
+        return BadInputError.exit_code
     from optimizer.results.report.writer import write
 
     output = Path(arguments.out) if arguments.out else runs[0].folder.path if len(runs) == 1 else Path()
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _formats(texts: list[str]) -> list[str]:
+def _parse_formats(texts: list[str]) -> list[str]:
     names = [name.strip() for text in texts for name in text.split(",")]
     unknown = next((name for name in names if name not in FORMATS), None)
     if unknown is not None:
@@ -69,7 +68,7 @@ def _formats(texts: list[str]) -> list[str]:
     return names
 
 
-def _readable(names: list[str], out: str) -> list[FinishedRun]:
+def _read_runs(names: list[str], out: str) -> list[FinishedRun]:
     """Return the runs that have measurements, each once. Print a line for each other run and each unfinished run."""
     from optimizer.results.finished_run import read_run, remark
 

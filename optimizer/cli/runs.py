@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         from rich.console import Console
 
         console = Console()
-        _print(console if console.is_terminal else Console(width=PIPED_WIDTH), runs)
+        _print_runs(console if console.is_terminal else Console(width=PIPED_WIDTH), runs)
     else:
         print(f"no runs in {one_line(arguments.results)}; `tune models` lists what can be tuned")
     batches = Path(arguments.results) / BATCHES
@@ -91,7 +91,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def _print(console: Console, runs: Sequence[ListedRun]) -> None:
+def _print_runs(console: Console, runs: Sequence[ListedRun]) -> None:
     from rich.text import Text
 
     from optimizer.results import formatting
@@ -105,7 +105,7 @@ def _print(console: Console, runs: Sequence[ListedRun]) -> None:
         cells = (
             run.model,
             run.name,
-            _result(run),
+            _result_text(run),
             "" if throughput is None else formatting.estimate(throughput, run.throughput_interval),
             (",\n" if console.is_terminal else ", ").join(run.bounds),
             formatting.size(run.size_bytes),
@@ -117,7 +117,7 @@ def _print(console: Console, runs: Sequence[ListedRun]) -> None:
             print(run.fault)
 
 
-def _result(run: ListedRun) -> str:
+def _result_text(run: ListedRun) -> str:
     """Return the verdict of a run that ended by itself, otherwise its status."""
     if run.kind == "sweep":
         return "sweep" if run.status == "done" else f"sweep, {run.status}"
@@ -129,20 +129,20 @@ def _delete(arguments: argparse.Namespace) -> int:
         raise BadInputError(f"{quote(arguments.model)}: write the runs to delete after {FLAG}, and no model")
     named_runs = [find_deletable(run, arguments.results) for run in arguments.delete]
     runs = list({run.folder.path.resolve(): run for run in named_runs}.values())
-    question = f"delete {_sentence(runs)}?"
+    question = f"delete {_folders_and_size(runs)}?"
     if not confirm_deletion(question, FLAG, is_confirmed=arguments.yes):
         print("nothing was deleted")
         return DECLINED
     for run in runs:
         delete_run(run.folder)
         if not arguments.json:
-            print(f"deleted {_sentence([run])}")
+            print(f"deleted {_folders_and_size([run])}")
     if arguments.json:
         print(json.dumps([run.document() for run in runs], indent=2))
     return 0
 
 
-def _sentence(runs: Sequence[ListedRun]) -> str:
+def _folders_and_size(runs: Sequence[ListedRun]) -> str:
     """Return the folders of ``runs`` and their size."""
     from optimizer.results import formatting
 

@@ -135,16 +135,16 @@ def main(argv: list[str]) -> int:
         run, candidate, recommendation.configs, options, choose, quantiles, on_progress
     ) as server:
         try:
-            _show(run, server, as_json=arguments.json)
+            _show_server(run, server, as_json=arguments.json)
             on_progress("serving until Ctrl-C")
             wait_for_failure(server.endpoint)
         except KeyboardInterrupt:
-            is_complete = _end(server, exit_seconds, on_progress)
+            is_complete = _complete_requests(server, exit_seconds, on_progress)
     on_progress("stopped" if is_complete else "stopped; requests and streams that were still open have failed")
     return 0
 
 
-def _end(server: RecommendedServer, exit_seconds: float, on_progress: Callable[[str], None]) -> bool:
+def _complete_requests(server: RecommendedServer, exit_seconds: float, on_progress: Callable[[str], None]) -> bool:
     """Complete the requests in flight after the first Ctrl-C; return whether all were completed."""
     from optimizer.study.recommendation_server import complete_requests
 
@@ -199,7 +199,7 @@ def addresses(endpoint: Endpoint) -> list[Addresses]:
     ]
 
 
-def _show(run: FinishedRun, server: RecommendedServer, *, as_json: bool) -> None:
+def _show_server(run: FinishedRun, server: RecommendedServer, *, as_json: bool) -> None:
     """Print the addresses, the verdict on the recommendation, and the command that watches the server."""
     if as_json:
         print(json.dumps(document(run, server), indent=2, allow_nan=False))

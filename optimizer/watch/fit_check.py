@@ -295,7 +295,7 @@ class Comparison:
         reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in self.failures.items())
         number = f"{run_failed:,}" if run_failed else "none"
         meaning = f"requests fail ({reasons}), and {number} of {run_requests:,} did in the run"
-        return _compare(CheckKind.FAILED_REQUESTS, "%", _percent(measured), allowed, meaning)
+        return _compare(CheckKind.FAILED_REQUESTS, "%", _as_percent(measured), allowed, meaning)
 
     def _check_stall(self) -> list[Check]:
         """Compare the longest time without a success while requests waited with the longest latency of the run.
@@ -308,7 +308,9 @@ class Comparison:
         longest_ms = self.expectation.longest_latency_ms
         allowed = None if longest_ms is None else Range(0.0, MAX_STALL_FACTOR * longest_ms)
         meaning = f"a server served no request for {stalled_ms / 1e3:,.3g} s, although requests waited"
-        return [_at_most(CheckKind.STALL, "ms", Estimate(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)]
+        return [
+            _compare_at_most(CheckKind.STALL, "ms", Estimate(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)
+        ]
 
     def _check_rate(self) -> Check:
         """Compare the requests per second and replica with the confirmed throughput on further replicas."""
@@ -387,7 +389,7 @@ class Comparison:
         confirmed = self.expectation.queue_ms.predicted(self.replicas, self.error)
         at_rate_ms = self.at_rate.queue_ms.high if self.at_rate and self.at_rate.meets_sla else 0.0
         meaning = "requests wait longer than at the highest load that met the SLA"
-        return _at_most(CheckKind.QUEUE_TIME, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
+        return _compare_at_most(CheckKind.QUEUE_TIME, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
 
     def _check_execution_time(self) -> Check:
         """Compare the time of an execution with that of the simulator at the same rate."""
@@ -409,7 +411,9 @@ class Comparison:
         if self.at_rate and self.at_rate.meets_sla:
             at_rate_ms = self.at_rate.queue_ms.high + self.at_rate.compute_ms.high
         meaning = "requests take longer in the server than at the highest load that met the SLA"
-        return _at_most(CheckKind.TIME_IN_SERVER, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
+        return _compare_at_most(
+            CheckKind.TIME_IN_SERVER, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning
+        )
 
     def _not_simulated(self, kind: CheckKind, unit: str, measured: Estimate) -> Check:
         """Return the check of a value that only the simulator could predict."""
@@ -447,13 +451,13 @@ class Comparison:
         if not quantiles:
             mean = self._per_request(lambda load: load.request_ms)
             meaning = f"the mean latency in the server alone is above {formatting.bound(bound)}"
-            return _at_most(CheckKind.MEAN_LATENCY, "ms", mean, allowed, meaning)
+            return _compare_at_most(CheckKind.MEAN_LATENCY, "ms", mean, allowed, meaning)
         # each value is that of the server's last minute, so that neighboring ones are not independent
         largest = [high for _, high in quantiles]
         smallest = largest if self.expectation.server_processes == 1 else [low for low, _ in quantiles]
         measured = Estimate(float(np.median(largest)), min(smallest), max(largest))
         meaning = f"the server's own latency, which is without the network, misses {formatting.bound(bound)}"
-        return _at_most(CheckKind.LATENCY_QUANTILE, "ms", measured, allowed, meaning)
+        return _compare_at_most(CheckKind.LATENCY_QUANTILE, "ms", measured, allowed, meaning)
 
     def _check_first_responses(self, bound: Constraint, level: float) -> Check | None:
         """Compare the share of requests whose first response was later than the bound with the permitted share.
@@ -467,10 +471,10 @@ class Comparison:
             return None
         late = total - counts[limit]
         low, high = share_interval(late, total, self.error)
-        measured = _percent(Estimate(late / total, low, high))
+        measured = _as_percent(Estimate(late / total, low, high))
         allowed = Range(0.0, 100 * (1 - level))
         meaning = f"the first responses miss {formatting.bound(bound)}"
-        return _at_most(CheckKind.LATE_FIRST_RESPONSES, "%", measured, allowed, meaning)
+        return _compare_at_most(CheckKind.LATE_FIRST_RESPONSES, "%", measured, allowed, meaning)
 
 
 def smallest_limit(bound: Constraint, limits: Iterable[float]) -> float | None:
@@ -499,7 +503,7 @@ def _compare(kind: CheckKind, unit: str, measured: Estimate, expected_range: Ran
     return Check(kind, "undecided", unit, measured, expected_range, explanation)
 
 
-def _at_most(kind: CheckKind, unit: str, measured: Estimate, allowed: Range | None, meaning: str) -> Check:
+def _compare_at_most(kind: CheckKind, unit: str, measured: Estimate, allowed: Range | None, meaning: str) -> Check:
     """Return the check of a value that should not be too high."""
     if allowed is None:
         return Check(kind, "unknown", unit, _none_if_nan(measured), None, "the run lacks the times of this model")
@@ -515,5 +519,5 @@ def _none_if_nan(measured: Estimate) -> Estimate | None:
     return None if math.isnan(measured.value) else measured
 
 
-def _percent(share: Estimate) -> Estimate:
+def _as_percent(share: Estimate) -> Estimate:
     return Estimate(100 * share.value, 100 * share.low, 100 * share.high)
