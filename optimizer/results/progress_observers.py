@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -109,6 +109,13 @@ class PlainObserver(QuietObserver):
         self._console.print(Text(one_line(f"{elapsed}  {line}")), soft_wrap=True)
 
 
+class DisplayedTrial(NamedTuple):
+    """A running or finished trial in the live display; the role is empty if it is not known."""
+
+    role: str
+    trial: Trial
+
+
 MIN_COLUMNS_FOR_LOADS = 70
 MAX_ROWS = 12
 OTHER_LINES = 11  # lines of the display without finished trials and plot
@@ -129,8 +136,8 @@ class LiveObserver:
         self._latency = problem.sla.judged_latency
         self._throughput = front_metrics(problem).throughput
         self._shown_metrics = (self._latency, *_goodput(problem))
-        self._finished: tuple[tuple[str, Trial], ...] = ()
-        self._running: tuple[tuple[str, Trial], ...] = ()  # several on a cluster; the last one changed last
+        self._finished: tuple[DisplayedTrial, ...] = ()
+        self._running: tuple[DisplayedTrial, ...] = ()  # several on a cluster; the last one changed last
         self._best: Point | None = None
         self._plotted: tuple[list[Point], list[Point]] = ([], [])  # points of the finished trials, and their front
         # stdout may be a pipe for the result, so it is not redirected
@@ -150,21 +157,21 @@ class LiveObserver:
         self._live.stop()
 
     def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
-        self._running = (*_without(self._running, number), (role, Trial(number, candidate)))
+        self._running = (*_without(self._running, number), DisplayedTrial(role, Trial(number, candidate)))
         self._live.refresh()
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         for role, trial in self._running:
             if trial.number == number:
                 measured_trial = Trial(number, trial.candidate, (*trial.measurements, (load, measurement)))
-                self._running = (*_without(self._running, number), (role, measured_trial))
+                self._running = (*_without(self._running, number), DisplayedTrial(role, measured_trial))
                 break
         self._live.refresh()
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         role = next((role for role, running in self._running if running.number == trial.number), "")
-        self._finished = (*_without(self._finished, trial.number), (role, trial))
-        points = self._plottable([finished for _, finished in self._finished])
+        self._finished = (*_without(self._finished, trial.number), DisplayedTrial(role, trial))
+        points = self._plottable([finished.trial for finished in self._finished])
         self._plotted = points, self._front(points)
         self._running, self._best = _without(self._running, trial.number), best
         self._live.refresh()
@@ -187,7 +194,7 @@ class LiveObserver:
 
     def _plot(self) -> list[Text]:
         """Return the plot of all points measured so far; empty if there is no room."""
-        (finished, front), current = self._plotted, self._plottable([trial for _, trial in self._running])
+        (finished, front), current = self._plotted, self._plottable([running.trial for running in self._running])
         bound_ms = self._problem.sla.latency_bound_ms(self._latency)
         return scatter(
             self._places([*finished, *current]),
@@ -256,7 +263,7 @@ class LiveObserver:
     def _running_line(self) -> RenderableType:
         if not self._running:
             return Text("")
-        trial = self._running[-1][1]
+        trial = self._running[-1].trial
         state = "deploying and warming up"
         if trial.measurements:
             load, measurement = trial.measurements[-1]
@@ -281,7 +288,8 @@ class LiveObserver:
         left_seconds = min(max(0.0, self._budget.seconds_left()), total)
         elapsed = formatting.clock(time.monotonic() - self._started)
         most = f" of at most {self._budget.max_trials}" if self._budget.max_trials else ""
-        done = formatting.count(max((trial.number + 1 for _, trial in self._finished), default=0), "trial") + most
+        trials = max((finished.trial.number + 1 for finished in self._finished), default=0)
+        done = formatting.count(trials, "trial") + most
         row = Table.grid(padding=(0, 2, 0, 0), expand=True)
         row.width = max(1, self._console.width - ECHO_COLUMNS)
         row.add_column(ratio=1)
@@ -291,8 +299,8 @@ class LiveObserver:
         return row
 
 
-def _without(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[str, Trial], ...]:
-    return tuple(pair for pair in pairs if pair[1].number != number)
+def _without(displayed: Sequence[DisplayedTrial], number: int) -> tuple[DisplayedTrial, ...]:
+    return tuple(entry for entry in displayed if entry.trial.number != number)
 
 
 def _goodput(problem: Problem) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from objectives import batch_stats, response_times
 from objectives.confidence import Verdict
@@ -216,8 +217,15 @@ def streaming(run: FinishedRun) -> ReportTable:
     return ReportTable(headers, rows, "Output, and times of the requests whose responses are streamed")
 
 
-def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
-    """Return the recommended point, or the closest one, and the times of the responses of one request in ms.
+class Timeline(NamedTuple):
+    """When the responses to one request at ``point`` arrived, in ms after the request was sent."""
+
+    point: Point
+    times_ms: tuple[float, ...]
+
+
+def timeline(run: FinishedRun) -> Timeline | None:
+    """Return the timeline of one request at the recommended point, or at the closest one.
 
     It is the request with the median latency in the median window, on fresh servers if it was measured there. None if
     no window has such a request.
@@ -239,7 +247,8 @@ def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
             key=lambda measurement: measurement.latency_p50_ms or 0.0,
         )
         if recorded:
-            return point, response_times.from_text(recorded[(len(recorded) - 1) // 2].response_times_ms)
+            median = recorded[(len(recorded) - 1) // 2]
+            return Timeline(point, response_times.from_text(median.response_times_ms))
     return None
 
 
