@@ -21,7 +21,13 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
-from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, plan_by_measurements, plan_by_simulation
+from optimizer.plan.capacity_plan import (
+    CapacityPlan,
+    CapacityQuestion,
+    hour_cost_of,
+    plan_by_measurements,
+    plan_by_simulation,
+)
 from optimizer.plan.fleet import MAX_REPLICAS
 from optimizer.plan.traffic import (
     BALANCER_SPLITS,
@@ -302,6 +308,13 @@ def main(argv: list[str]) -> int:
         print_message(arguments.note)
     with busy("simulating replicas"):
         capacity = _plan(arguments.question, runs)
+    hardware = {fleet.configuration.hardware for fleet in capacity.answers}
+    for name, cost in arguments.question.hour_costs.items():
+        if all(hour_cost_of({name: cost}, device) is None for device in hardware):
+            print_message(
+                f"note: --gpu-hour-cost {quote(name)}: this price is not used, because the name is no part of "
+                f"{' or '.join(sorted(hardware))}"
+            )
     forecasts = [fleet.at_rate for fleet in capacity.answers]
     is_simulated = all(load is not None and load.refused is not None for load in forecasts)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:

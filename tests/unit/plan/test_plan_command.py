@@ -336,6 +336,15 @@ def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not printed.endswith("\n\n")
 
 
+def test_a_price_of_other_hardware_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--rate", "12000/s", "--gpu-hour-cost", "Xeon=0.1", "--gpu-hour-cost", "H100=3")
+    assert main([str(run), *words]) == 0
+    assert capsys.readouterr().err == (
+        "tune: note: --gpu-hour-cost H100: this price is not used, because the name is no part of "
+        "Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs\n"
+    )
+
+
 def test_a_long_headline_is_printed_without_trailing_blanks(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
