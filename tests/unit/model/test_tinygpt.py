@@ -21,9 +21,9 @@ from scipy import special
 from optimizer.config.model_source import ModelSource
 from optimizer.model import input_data as request_data
 from optimizer.model.builders import build, tinygpt
-from optimizer.model.builders.python_models import tinygpt as tinygpt_model
 from optimizer.model.builders.python_models.tinygpt import (
     CACHE_STEP,
+    CANCELLATION_SECONDS,
     CANCELLED,
     Generation,
     RunningBatch,
@@ -257,12 +257,13 @@ def test_a_short_request_ends_before_a_long_one_that_came_first(session: Any, sc
     assert all(client.ended_seconds < long.ended_seconds for client in short)
 
 
-def test_cancelled_requests_leave_their_slots(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tinygpt_model, "CANCELLATION_SECONDS", 0.0)
+def test_cancelled_requests_leave_their_slots(scheduler: Scheduler) -> None:
     running = [submit(scheduler, np.arange(5), POSITIONS - 5, is_held=True) for _ in range(2)]
+    running[0].wait_for_first_token()
     waiting = submit(scheduler, np.arange(5), 4)
     for client in (*running, waiting):
         client.cancelled = True
+    time.sleep(CANCELLATION_SECONDS)  # the next check is due before the second token
     for client in running:
         client.may_go_on.set()
     last = submit(scheduler, np.arange(5), 3)
