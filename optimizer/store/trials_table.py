@@ -43,7 +43,7 @@ MAX_LIST_LENGTH = 300  # characters of the columns in a message
 # A run's table has these; a measurement whose column is missing is unknown.
 _REQUIRED = (
     *(*TRIAL_COLUMNS, *LOAD_COLUMNS, "throughput_infer_per_sec", "latency_p95_ms", "stable"),
-    *("deploy_seconds", "status", "reason"),
+    *("load_generator", "deploy_seconds", "status", "reason"),
 )
 
 
@@ -88,8 +88,6 @@ class TrialsTable:
 
         Raises EnvironmentFault if the file cannot be written.
         """
-        if fresh is not None and fresh.load_generator and "load_generator" not in self.columns:
-            return  # an older table, in which the row would look like a window of the confirmation
         is_measured = measurement.throughput_infer_per_sec is not None
         self._write_row(
             self._trial_cells(trial)

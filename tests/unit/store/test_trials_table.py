@@ -163,7 +163,7 @@ def without(measurement: Measurement, unknown: set[str]) -> Measurement:
     return replace(measurement, **defaults)
 
 
-@pytest.mark.parametrize("column", ["concurrency", "throughput_infer_per_sec", "optimization.graph.level"])
+@pytest.mark.parametrize("column", ["concurrency", "load_generator", "optimization.graph.level"])
 def test_a_column_that_a_trial_cannot_do_without_must_be_there(column: str, tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text(",".join(name for name in table(path).columns if name != column) + "\n")
@@ -214,17 +214,6 @@ def test_cross_checks_are_kept_apart_from_windows_and_searched_loads(tmp_path: P
     assert read.measurements == ((load, measurement(1, 1)),)
     assert read.confirmations == (ConfirmationWindow(1, load, measurement(2, 2), 0.01),)
     assert read.cross_checks == (ConfirmationWindow(1, load, measurement(3, 3), 0.01),)
-
-
-def test_a_table_without_load_generators_is_read_and_gets_no_cross_checks(tmp_path: Path) -> None:
-    path, load = tmp_path / "trials.csv", LoadPoint(1, 1)
-    older = table(path)
-    older.columns = tuple(name for name in older.columns if name != "load_generator")
-    older.append(Trial(0, CANDIDATE), load, measurement(2, 2), FreshServer(1, 0.01))
-    continued = table(path)
-    (read,) = continued.read()
-    continued.append(read, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECK_GENERATOR))
-    assert continued.read() == [read]
 
 
 def test_a_cross_check_names_its_server(tmp_path: Path) -> None:
