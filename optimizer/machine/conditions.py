@@ -169,20 +169,41 @@ def server_pids(endpoint: Endpoint) -> list[int]:
     return pids if len(pids) == len(endpoint.servers) else []
 
 
-def port_forwarders(endpoint: Endpoint) -> set[int]:
-    """Return the processes of Docker's engine that forward the ports of ``endpoint`` to a container.
+# Forwarders of rootless Podman, which have a process for each container. Podman before 4.0 starts its own as "exe".
+_ROOTLESS_FORWARDERS = frozenset({"rootlessport", "exe", "pasta", "pasta.avx2", "passt.avx2"})
 
-    Its ``docker-proxy`` carries the traffic of a port that is published on loopback, one process for each port.
+
+def port_forwarders(endpoint: Endpoint) -> set[int]:
+    """Return the processes of a container engine that forward ports of ``endpoint``, and no others, to a container.
+
+    These are ``docker-proxy``, which Docker starts for each port of loopback, and the forwarders of rootless Podman.
+    The ``rootlesskit`` of rootless Docker is not one of them, because it forwards the ports of all containers.
     """
-    addresses = [address for server in endpoint.servers for address in (server.grpc, server.http)]
+    addresses = [address for server in endpoint.servers for address in (server.grpc, server.http, server.metrics)]
     ports = {address.rpartition(":")[2] for address in addresses if address}
-    forwarders = set()
+    forwarders, rootless = set(), set()
     for process in Path("/proc").glob("[0-9]*"):
-        if read_kernel_file(process / "comm") == "docker-proxy":
+        name = read_kernel_file(process / "comm")
+        if name == "docker-proxy":
             arguments = read_kernel_file(process / "cmdline").split("\0")
             if any(name == "-host-port" and value in ports for name, value in pairwise(arguments)):
                 forwarders.add(int(process.name))
-    return forwarders
+        elif name in _ROOTLESS_FORWARDERS:
+            rootless.add(int(process.name))
+    return forwarders | {pid for pid, own in _listening_ports(rootless).items() if own <= ports}
+
+
+def _listening_ports(pids: set[int]) -> dict[int, set[str]]:
+    """Return the TCP ports at which each of these processes listens, without those that are at none."""
+    listening = defaultdict[int, set[str]](set)
+    if pids:
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            for socket in psutil.net_connections("tcp"):
+                if socket.pid in pids and socket.status == psutil.CONN_LISTEN and socket.laddr:
+                    listening[socket.pid].add(str(socket.laddr.port))
+    return listening
 
 
 def total_of(values: Sequence[float | None]) -> float | None:

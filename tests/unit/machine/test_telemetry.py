@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from optimizer.machine.conditions import (
     SpeedMeter,
     SpeedProbe,
     describe_disturbance,
+    port_forwarders,
     process_tree,
     speed_note,
     tree_by_children,
@@ -36,6 +38,7 @@ from tests.command_fixtures import eventually
 from tests.programs import write_program
 
 ENDPOINT = Endpoint("model", Candidate(1), server_pid=os.getpid())
+BUSY = f"while kill -0 {os.getpid()}; do :; done"  # shell command that ends with the tests, also if they are killed
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_the_time_of_ended_processes_counts_for_the_run() -> None:
 
 def test_a_server_that_is_no_child_is_the_runs_too() -> None:
     started = subprocess.run(
-        ["sh", "-c", "timeout 60 sh -c 'while :; do :; done' >/dev/null & echo $!"],
+        ["sh", "-c", f"sh -c '{BUSY}' >/dev/null 2>&1 & echo $!"],
         stdout=subprocess.PIPE,
         check=True,
         process_group=0,
@@ -135,7 +138,7 @@ def test_a_server_that_is_no_child_is_the_runs_too() -> None:
             assert time.monotonic() < deadline, spent
             time.sleep(0.02)
     finally:
-        os.kill(server, signal.SIGTERM)  # ``timeout`` forwards it
+        os.kill(server, signal.SIGKILL)
 
 
 def test_the_memory_of_a_process_tree_includes_its_children(parent_and_child: tuple[int, int]) -> None:
@@ -171,13 +174,15 @@ def test_a_load_generator_in_a_container_does_not_count_as_another_program() -> 
 @pytest.fixture
 def docker_proxy(tmp_path: Path) -> Iterator[int]:
     """Yield a busy process with the name and arguments of the proxy of port 40001, which is no child of the tests."""
-    program = write_program(tmp_path / "docker-proxy", "#!/bin/sh\nwhile :; do :; done\n")
+    program = write_program(tmp_path / "docker-proxy", f"#!/bin/sh\n{BUSY}\n")
     command = f"{program} -proto tcp -host-ip 127.0.0.1 -host-port 40001 -container-port 8001"
     started = subprocess.run(["sh", "-c", f"{command} >&- 2>&- & echo $!"], stdout=subprocess.PIPE, check=True)
     pid = int(started.stdout)
-    assert eventually(lambda: Path(f"/proc/{pid}/comm").read_text() == "docker-proxy\n", 60)
-    yield pid
-    os.kill(pid, signal.SIGKILL)
+    try:
+        assert eventually(lambda: Path(f"/proc/{pid}/comm").read_text() == "docker-proxy\n", 60)
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_the_proxy_of_a_container_does_not_count_as_another_program(docker_proxy: int) -> None:
@@ -192,6 +197,24 @@ def test_the_proxy_of_a_container_does_not_count_as_another_program(docker_proxy
     assert with_proxy.other_cpu_share is not None
     assert without_proxy.other_cpu_share is not None
     assert without_proxy.other_cpu_share < with_proxy.other_cpu_share
+
+
+ROOTLESS_FORWARDER = f"""#!{sys.executable}
+import socket, sys
+sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+print(*(each.getsockname()[1] for each in sockets), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", ["rootlessport", "pasta.avx2"])
+def test_a_rootless_forwarder_belongs_to_a_run_that_uses_all_of_its_ports(name: str, tmp_path: Path) -> None:
+    program = write_program(tmp_path / name, ROOTLESS_FORWARDER)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forwarder:
+        assert forwarder.stdout is not None
+        grpc, http = (f"127.0.0.1:{port}" for port in forwarder.stdout.readline().split())
+        assert port_forwarders(replace(ENDPOINT, grpc=grpc, http=http)) == {forwarder.pid}
+        assert port_forwarders(replace(ENDPOINT, grpc=grpc)) == set()
 
 
 def test_the_resources_of_some_of_the_servers_do_not_pass_as_those_of_all() -> None:
