@@ -80,7 +80,7 @@ def test_the_document_has_the_names_of_run_json(dry_run: Tune) -> None:
     assert (problem["model"], problem["constraints"]) == ("net", ["p95 <= 50 ms"])
     assert problem["candidates"] > 1
     assert {"max_batch_size", "max_queue_delay_us", "instance_count"} < set(problem["space"])
-    assert [one["role"] for one in document["first"]] == ["baseline", "dynamic_batching", "search"]
+    assert [trial["role"] for trial in document["first"]] == ["baseline", "dynamic_batching", "search"]
     assert document["first"][0]["configuration"] == problem["baseline"]
     assert document["load"]["generator"] == "perf_analyzer"
     assert (document["search_seconds"], document["confirmation_seconds"], document["max_trials"]) == (180, 0, 3)

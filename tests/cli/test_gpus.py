@@ -22,8 +22,8 @@ print(json.dumps(said))
 
 
 def environment(nvml: StandIn, sandbox: Sandbox) -> Env:
-    own = {name: nvml.environment()[name] for name in ("LD_LIBRARY_PATH", "STAND_IN_NVML")}
-    return {**without_server(sandbox), **own, "CUDA_VISIBLE_DEVICES": "0,1"}
+    stand_in_variables = {name: nvml.environment()[name] for name in ("LD_LIBRARY_PATH", "STAND_IN_NVML")}
+    return {**without_server(sandbox), **stand_in_variables, "CUDA_VISIBLE_DEVICES": "0,1"}
 
 
 def test_a_driver_mismatch_ends_the_command_unless_gpus_are_hidden(

@@ -144,7 +144,7 @@ class TestKubernetes(EmitterContract):
 def strict(schema: Any) -> Any:
     """Return ``schema`` with unknown fields forbidden, as ``kubectl --validate=strict`` does."""
     if isinstance(schema, list):
-        return [strict(one) for one in schema]
+        return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {key: strict(value) for key, value in schema.items()}

@@ -268,15 +268,15 @@ class SequenceContract(LoadGeneratorContract):
             assert len(in_flight) <= self.load.concurrency
             in_flight -= {step.sequence} if step.is_end else set()
         assert not in_flight, "every sequence is ended"
-        for own in sequences.values():
-            assert [step.is_start for step in own] == [True] + [False] * (len(own) - 1)
-            assert [step.is_end for step in own] == [False] * (len(own) - 1) + [True]
-            xs = [step.x for step in own]
-            assert [step.y for step in own] == list(itertools.accumulate(xs))
-            assert (len(own) == 2 and set(xs) == {1.0}) or all(
+        for steps_of_sequence in sequences.values():
+            assert [step.is_start for step in steps_of_sequence] == [True] + [False] * (len(steps_of_sequence) - 1)
+            assert [step.is_end for step in steps_of_sequence] == [False] * (len(steps_of_sequence) - 1) + [True]
+            xs = [step.x for step in steps_of_sequence]
+            assert [step.y for step in steps_of_sequence] == list(itertools.accumulate(xs))
+            assert (len(steps_of_sequence) == 2 and set(xs) == {1.0}) or all(
                 after == before % ENTRIES + 1 for before, after in itertools.pairwise(xs)
             ), "the inputs are consecutive entries; the warm-up repeats the first one"
-        lengths = {len(own) for own in sequences.values()}
+        lengths = {len(steps_of_sequence) for steps_of_sequence in sequences.values()}
         assert max(lengths) == LENGTHS.largest
         assert len(lengths) > 3
 

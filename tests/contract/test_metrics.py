@@ -68,9 +68,9 @@ class TestMetric:
         assert Sla.parse([str(sla)]) == sla
 
     def test_a_known_value_is_better_than_an_unknown_one(self, metric: Metric) -> None:
-        known, unknown = Point(FULL), Point(Measurement(stable=True))
-        assert Sla().best_point([unknown, known], [metric]) is known
-        assert Sla().best_point([unknown], [metric]) is None
+        measured_point, empty_point = Point(FULL), Point(Measurement(stable=True))
+        assert Sla().best_point([empty_point, measured_point], [metric]) is measured_point
+        assert Sla().best_point([empty_point], [metric]) is None
 
 
 def test_each_objective_can_be_given_on_the_command_line() -> None:

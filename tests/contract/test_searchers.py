@@ -80,8 +80,10 @@ def run(searcher: Searcher, count: int, start: int = 0) -> list[Trial]:
 
 def study_of_another_machine(problem: Problem) -> TransferredStudy:
     candidates = problem.space.candidates()[::2]
-    figures = [measured(candidate, p95=3.0 + number) for number, candidate in enumerate(candidates)]
-    return TransferredStudy(tuple(trial(n, *one) for n, one in enumerate(zip(candidates, figures, strict=True))))
+    measurements = [measured(candidate, p95=3.0 + number) for number, candidate in enumerate(candidates)]
+    return TransferredStudy(
+        tuple(trial(n, *fields) for n, fields in enumerate(zip(candidates, measurements, strict=True)))
+    )
 
 
 Suggestions = dict[str, list[str]]  # by method
@@ -158,8 +160,8 @@ class SmokeContract(SuggestionContract):
         """Trials that another searcher has made count as tried."""
         stored = run(self.make(method, problem_of(self.small), 1), 3)
         resumed = self.make(method, problem_of(self.small), 1)
-        for one in stored:
-            resumed.observe(one)
+        for finished_trial in stored:
+            resumed.observe(finished_trial)
         candidates = [t.candidate for t in (*stored, *run(resumed, 100, 3))]
         assert set(candidates) == set(self.small.candidates())
         assert max(Counter(candidates).values()) <= self.deployments
@@ -172,8 +174,8 @@ class SmokeContract(SuggestionContract):
         stored = run(first, 3)
         killed_at = first.suggest()
         resumed = self.make(method, problem_of(self.small), 1, storage)
-        for one in stored:
-            resumed.observe(one)
+        for finished_trial in stored:
+            resumed.observe(finished_trial)
         rest = run(resumed, 100, 3)
         again = {t.candidate for t in rest} & {t.candidate for t in stored}
         assert {t.candidate for t in (*stored, *rest)} == set(self.small.candidates())
@@ -213,12 +215,14 @@ class SearcherContract(SmokeContract):
             trial(3, every[3], Measurement(reason="timed out")),
             Trial(4, every[4]),
         ]
-        for one in observed:
-            searcher.observe(one)
+        for observed_trial in observed:
+            searcher.observe(observed_trial)
         rest = {t.candidate for t in run(searcher, 100, 5)}
-        assert rest | {one.candidate for one in observed} == set(self.enough.candidates())
-        assert rest.isdisjoint(one.candidate for one in (observed[0], *observed[3:])), "nothing was measured"
-        assert self.deployments > 1 or rest.isdisjoint(one.candidate for one in observed)
+        assert rest | {observed_trial.candidate for observed_trial in observed} == set(self.enough.candidates())
+        assert rest.isdisjoint(observed_trial.candidate for observed_trial in (observed[0], *observed[3:])), (
+            "nothing was measured"
+        )
+        assert self.deployments > 1 or rest.isdisjoint(observed_trial.candidate for observed_trial in observed)
 
     def test_suggested_trials_may_fail(self, method: str) -> None:
         searcher = self.make(method, problem_of(self.small))
@@ -247,9 +251,9 @@ class SearcherContract(SmokeContract):
 
     def test_two_workers_share_a_study(self, method: str, tmp_path: Path) -> None:
         storage = tmp_path / "study.journal"
-        one, other = (self.make(method, problem_of(self.small), seed, storage) for seed in (1, 2))
+        first_worker, second_worker = (self.make(method, problem_of(self.small), seed, storage) for seed in (1, 2))
         candidates: list[Candidate] = []
-        for worker in (one, other) * (self.deployments * len(self.small)):
+        for worker in (first_worker, second_worker) * (self.deployments * len(self.small)):
             for done in run(worker, 1, len(candidates)):
                 candidates.append(done.candidate)
         assert set(candidates) == set(self.small.candidates())
@@ -319,8 +323,8 @@ class TestSimulated(SearcherContract):
         stored = run(searcher, 3)
         suggested = searcher.suggest()
         assert suggested is not None
-        for one in stored:
-            resumed.observe(one)
+        for finished_trial in stored:
+            resumed.observe(finished_trial)
         assert resumed.forecast(suggested, load, None) == searcher.forecast(suggested, load, None)
 
     def test_a_suggestion_has_an_expected_load(self) -> None:
@@ -435,8 +439,8 @@ class TestTheStudy:
     def observed(self, tmp_path: Path, *trials: Trial) -> list[optuna.trial.FrozenTrial]:
         storage = tmp_path / "study.journal"
         searcher = make_searcher("random", problem_of(SMALL), storage=str(storage))
-        for one in trials:
-            searcher.observe(one)
+        for finished_trial in trials:
+            searcher.observe(finished_trial)
         return optuna.load_study(study_name="tritune", storage=journal(storage)).trials
 
     def test_the_value_is_that_of_the_best_feasible_point(self, tmp_path: Path) -> None:
@@ -474,15 +478,15 @@ class TestTheStudy:
         assert self.observed(tmp_path, repeated)[0].values == [70]
 
     @pytest.mark.parametrize(
-        ("one", "reason"),
+        ("failed_trial", "reason"),
         [
             (Trial(0, Candidate(1), status="failed", reason="no memory"), "no memory"),
             (trial(0, Candidate(1), Measurement(reason="timed out")), "timed out"),
             (trial(0, Candidate(1), measured(Candidate(1), stable=False)), "no stable measurement"),
         ],
     )
-    def test_a_failed_trial_stores_its_reason(self, tmp_path: Path, one: Trial, reason: str) -> None:
-        (kept,) = self.observed(tmp_path, one)
+    def test_a_failed_trial_stores_its_reason(self, tmp_path: Path, failed_trial: Trial, reason: str) -> None:
+        (kept,) = self.observed(tmp_path, failed_trial)
         assert kept.state == optuna.trial.TrialState.FAIL
         assert kept.user_attrs["reason"].startswith(reason)
 
@@ -514,7 +518,7 @@ def test_the_order_of_replayed_trials_does_not_matter() -> None:
         searcher = make_searcher("grid", problem_of(SMALL))
         replayed = [trial(number, candidate) for number, candidate in enumerate(every[:4])]
         random.Random(seed).shuffle(replayed)
-        for one in replayed:
-            searcher.observe(one)
+        for finished_trial in replayed:
+            searcher.observe(finished_trial)
         rests.add(tuple(t.candidate for t in run(searcher, 100, 4)))
     assert len(rests) == 1

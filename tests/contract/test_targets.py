@@ -298,7 +298,9 @@ class TestDockerTarget(TargetContract):
     def remaining(self) -> set[str]:
         """Return also the containers."""
         with contextlib.closing(connect(self.base_url)) as client:
-            return leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}
+            return leftovers() | {
+                container.name for container in client.containers.list(all=True, filters={"label": OWNER})
+            }
 
 
 MODULES: dict[TargetName, TargetModule] = {

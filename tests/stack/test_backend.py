@@ -161,11 +161,11 @@ def test_inputs_and_outputs_that_config_leaves_out_are_the_graphs(of_every_kind:
     assert not served.HasField("dynamic_batching")
 
 
-@pytest.mark.parametrize("wanted", [("y_FP16",), ("product", "y_BOOL"), ("y_INT64", "y_FP32")])
-def test_only_the_outputs_asked_for_come_back(of_every_kind: Served, wanted: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("output_names", [("y_FP16",), ("product", "y_BOOL"), ("y_INT64", "y_FP32")])
+def test_only_the_outputs_asked_for_come_back(of_every_kind: Served, output_names: tuple[str, ...]) -> None:
     feeds = feeds_of_every_kind(2, seed=3)
     expected = of_every_kind.expected(feeds)
-    assert_same(of_every_kind.infer(feeds, wanted), {name: expected[name] for name in wanted})
+    assert_same(of_every_kind.infer(feeds, output_names), {name: expected[name] for name in output_names})
 
 
 def test_the_answers_keep_coming_right(of_every_kind: Served) -> None:

@@ -177,7 +177,7 @@ def test_a_run_with_priorities_shows_each_of_them(sandbox: Sandbox) -> None:
     limits = ["--measurement-interval", "200ms", "--budget", "60s"]
     run = Run(sandbox, run_tune(sandbox, *options, *limits, "--json", "p.yaml"))
     run.assert_found()
-    assert [own["priority"] for own in run.document["recommended"]["priorities"]] == [1, 2]
+    assert [statistic["priority"] for statistic in run.document["recommended"]["priorities"]] == [1, 2]
     assert all(row["by_priority"] for row in run.rows())
     assert any(row[PRIORITY_LEVELS] == "2" for row in run.rows())
 

@@ -117,11 +117,15 @@ def test_it_uses_the_shared_memory_of_this_machine_if_it_gets_it(
     make: Callable[..., DockerTarget], mlp: ModelSource, tmp_path: Path
 ) -> None:
     shared = SharedMemory("system")
-    own = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=str(mlp.input_data), shared_memory=shared)
+    generator = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=str(mlp.input_data), shared_memory=shared)
     with make(shared_memory="system").deploy(BATCHING) as endpoint:
-        assert SharedMemoryLoadGenerator(own, shared).measure(endpoint, LoadPoint(1, 4), 0.5).throughput_infer_per_sec
+        assert (
+            SharedMemoryLoadGenerator(generator, shared)
+            .measure(endpoint, LoadPoint(1, 4), 0.5)
+            .throughput_infer_per_sec
+        )
     with make().deploy(BATCHING) as endpoint, pytest.raises(BadInputError, match="--ipc host"):
-        SharedMemoryLoadGenerator(own, shared).measure(endpoint, LoadPoint(1, 4), 0.5)
+        SharedMemoryLoadGenerator(generator, shared).measure(endpoint, LoadPoint(1, 4), 0.5)
 
 
 def test_one_that_ends_at_its_start_says_why_and_is_removed(

@@ -112,8 +112,8 @@ def test_a_candidate_chooses_the_cpus_of_its_server(embedded: EmbeddedTarget) ->
     seen = []
     for deploy in (embedded.deploy, embedded.deploy_fresh):
         for cpus in chosen:
-            own = () if cpus is None else ((SERVER_CPUS, format_cpus(cpus)),)
-            with deploy(replace(CANDIDATE, fields=((THREADS, "1"), *own))) as endpoint:
+            cpu_fields = () if cpus is None else ((SERVER_CPUS, format_cpus(cpus)),)
+            with deploy(replace(CANDIDATE, fields=((THREADS, "1"), *cpu_fields))) as endpoint:
                 assert endpoint.server_pid is not None
                 seen.append(set(affinities(endpoint.server_pid)))
     assert seen == 2 * [{cpus or usable_cpus()} for cpus in chosen]

@@ -228,7 +228,9 @@ def test_ctrl_c_twice_ends_with_the_best_so_far(steady: Sandbox) -> None:
     measured = [float(row["throughput_infer_per_sec"] or 0) for row in rows(steady)]
     (line,) = (line for line in ended.stdout.splitlines() if line.startswith("best so far"))
     best = float(line.split()[3].replace(",", ""))
-    assert any(best == pytest.approx(one, rel=0.01) for one in measured), "a disturbed one may be higher"
+    assert any(best == pytest.approx(throughput, rel=0.01) for throughput in measured), (
+        "a disturbed one may be higher"
+    )
     (line,) = (line for line in ended.stdout.splitlines() if line.startswith("continue"))
     assert line.split()[-3:-1] == ["tune", "--resume"]
     assert steady.working_folder / line.split()[-1] == run_folder(steady)

@@ -192,11 +192,15 @@ def test_perf_analyzer_measures_once_on_each_server_of_the_recommendation(steady
     assert confirmation["perf_analyzer"]["servers"] == confirmation["servers"] > 0
     load = steady_run.document["recommended"]
     checks = [row for row in steady_run.rows() if row["load_generator"]]
-    own = [
+    checks_of_recommendation = [
         row for row in checks if (row["trial"], row["concurrency"]) == (str(load["trial"]), str(load["concurrency"]))
     ]
     assert {row["load_generator"] for row in checks} == {"perf_analyzer"}
-    assert len({row["confirmation"] for row in own}) == len(own) == confirmation["servers"]
+    assert (
+        len({row["confirmation"] for row in checks_of_recommendation})
+        == len(checks_of_recommendation)
+        == confirmation["servers"]
+    )
     assert all(float(row["confirmation_error"]) > 0 for row in checks)
     ratios = confirmation["perf_analyzer"]["ratios"]
     assert all(ratio["ratio"] > 0 for ratio in ratios.values())

@@ -60,19 +60,19 @@ def test_latency_and_capacity_of_a_replica(tmp_path: Path) -> None:
         perf_analyzer.warm_up(endpoint, LoadPoint(1, 8))
         loads = [LoadPoint(1, concurrency) for concurrency in (2, 8, 24)]
         trial = Trial(0, CANDIDATE, tuple((load, perf_analyzer.measure(endpoint, load, 2.0)) for load in loads))
-        one = fit_replica(collect_evidence(CANDIDATE, PROBLEM, [[trial]], PoissonArrivals()), SLA)
-        fleet, expected = Fleet(one, traffic.PoissonTraffic(), "random"), one.slowness_estimate.quantile(0.5)
-        capacity = one.capacity(expected)
+        replica = fit_replica(collect_evidence(CANDIDATE, PROBLEM, [[trial]], PoissonArrivals()), SLA)
+        fleet, expected = Fleet(replica, traffic.PoissonTraffic(), "random"), replica.slowness_estimate.quantile(0.5)
+        capacity = replica.capacity(expected)
         assert 0 < capacity < 1.2 * LIMIT
 
         rate = 0.4 * capacity
         result = measured(open_loop, endpoint, rate)
-        predicted_ms = one.latency_ms(fleet.simulate(rate, 1, expected), "latency-p95")
+        predicted_ms = replica.latency_ms(fleet.simulate(rate, 1, expected), "latency-p95")
         print(f"at {rate:,.0f} requests/s p95 {result.latency_p95_ms} ms, predicted {predicted_ms:.2f} ms")
         assert not result.overloaded
         assert predicted_ms > SLEEP_MS / 2  # benchmarks/planning_errors.py compares predictions with measurements
 
-        usual, safe = (fleet.highest_rate(1, one.slowness_estimate.quantile(share)) for share in (0.5, 0.999))
+        usual, safe = (fleet.highest_rate(1, replica.slowness_estimate.quantile(share)) for share in (0.5, 0.999))
         assert 0.3 * capacity < usual < capacity
         assert 0 < safe <= usual, "the measurements differ, and by how much depends on the machine"
         beyond = measured(open_loop, endpoint, 1.5 * LIMIT)

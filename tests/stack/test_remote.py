@@ -450,14 +450,14 @@ def test_an_ensemble_and_its_steps_are_served_and_restored(
     chained: RunningServer, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
     with contextlib.closing(attached(chained, tmp_path)) as target:
-        for deploy, candidate, wanted in (
+        for deploy, candidate, batch_sizes in (
             (target.deploy, SMALL, (4, 2, 2)),
             (target.deploy_fresh, LARGE, (32, 16, 16)),  # larger than the steps that the ensemble loads itself
         ):
             with deploy(candidate) as endpoint:
                 assert (endpoint.model, endpoint.batcher) == ("chain", "second")
-                assert endpoint.largest_request == wanted[-1]
-                assert sizes(chained) == wanted
+                assert endpoint.largest_request == batch_sizes[-1]
+                assert sizes(chained) == batch_sizes
                 second = chained.serving("second")
                 assert second is not None
                 assert second.dynamic_batching.max_queue_delay_microseconds == 300

@@ -140,8 +140,8 @@ def limit_memory(process: psutil.Process) -> None:
     process.rlimit(psutil.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
 
 
-def refusal(target: EmbeddedTarget, wanted: Candidate) -> DeploymentError:
-    with pytest.raises(DeploymentError) as caught, target.deploy(wanted):
+def refusal(target: EmbeddedTarget, refused_candidate: Candidate) -> DeploymentError:
+    with pytest.raises(DeploymentError) as caught, target.deploy(refused_candidate):
         pass
     assert "\n" not in str(caught.value)
     return caught.value
@@ -404,13 +404,16 @@ def test_another_server_at_the_port_is_not_used(
         chosen = [free_port(), int(endpoint.grpc.rpartition(":")[2])]
         target = make_target(lambda: chosen.pop(0) if chosen else free_port())
         assert_serves(target, load_generator)
-        with target.deploy(candidate()) as own:
-            assert own.grpc != endpoint.grpc
+        with target.deploy(candidate()) as own_endpoint:
+            assert own_endpoint.grpc != endpoint.grpc
 
 
 def test_the_error_says_that_every_port_is_in_use(make_target: Callable[..., EmbeddedTarget]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        ports = itertools.cycle(taken.getsockname()[1] for taken in (one, two))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as first_listener,
+        socket.create_server(("127.0.0.1", 0)) as second_listener,
+    ):
+        ports = itertools.cycle(listener.getsockname()[1] for listener in (first_listener, second_listener))
         target = make_target(lambda: next(ports))
         with pytest.raises(ServerFault, match="already in use"), target.deploy(candidate()):
             pass

@@ -103,7 +103,7 @@ def test_the_load_is_spread_and_the_statistics_are_summed(
     measured = replace(generator, shared_memory=shared).measure(endpoint, load_of(generator), SECONDS)
     done = [after - earlier for after, earlier in zip(executions(endpoint), before, strict=True)]
     assert min(done) > WARM_UPS, "both servers get a share"
-    assert sum(one.executions for one in batch_stats.from_text(measured.batch_stats)) == sum(done)
+    assert sum(statistic.executions for statistic in batch_stats.from_text(measured.batch_stats)) == sum(done)
     assert measured.throughput_infer_per_sec
     assert measured.queue_ms is not None
 

@@ -69,12 +69,12 @@ def generator(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         shared_memory=SHARED,
     )
     sla = Sla.from_bounds({"p95": 5000.0})
-    own: dict[str, Any] = {"log": tmp_path / "client.log", "sla": sla, "shared_memory": SHARED}
+    settings: dict[str, Any] = {"log": tmp_path / "client.log", "sla": sla, "shared_memory": SHARED}
     return {
         "perf_analyzer": perf_analyzer,
         "perf_analyzer over http": replace(perf_analyzer, protocol="http"),
-        "closed loop": ClosedLoopGenerator(**own),
-        "open loop": OpenLoopGenerator(**own),
+        "closed loop": ClosedLoopGenerator(**settings),
+        "open loop": OpenLoopGenerator(**settings),
     }[request.param]
 
 

@@ -41,7 +41,10 @@ LONGEST_PAUSE_SECONDS = 0.05  # between two moments at which a connection is dro
 def trials() -> list[Trial]:
     candidates: list[Candidate] = list(PROBLEM.space.candidates())[:TRIALS]
     load = LoadPoint(1, 1)
-    return [Trial(n, one, ((load, measure_known_server(one, 1, 1)),)) for n, one in enumerate(candidates)]
+    return [
+        Trial(n, candidate, ((load, measure_known_server(candidate, 1, 1)),))
+        for n, candidate in enumerate(candidates)
+    ]
 
 
 def record_all(study: optuna.Study, recorded: Callable[[], object] = lambda: None) -> None:
@@ -77,8 +80,10 @@ def connections_dropped(server: PostgreSQL) -> Iterator[tuple[Callable[[], None]
 
     dropped: list[int] = []
     done, allowed = threading.Event(), threading.Semaphore(AT_ONCE)
-    others = "FROM pg_stat_activity WHERE usename = 'tune' AND pid <> pg_backend_pid() AND state IS NOT NULL"
-    query = f"SELECT pid, pg_terminate_backend(pid) {others} ORDER BY random() LIMIT 1"
+    other_connections = (
+        "FROM pg_stat_activity WHERE usename = 'tune' AND pid <> pg_backend_pid() AND state IS NOT NULL"
+    )
+    query = f"SELECT pid, pg_terminate_backend(pid) {other_connections} ORDER BY random() LIMIT 1"
 
     def drop() -> None:
         with psycopg.connect(server.url("x"), autocommit=True) as connection:
@@ -120,10 +125,10 @@ def test_a_silent_network_is_noticed_by_the_kernel(postgresql: PostgreSQL) -> No
     study = open_study(postgresql.url("x"), "keepalive", PROBLEM, RandomSampler(seed=0))
     backend = storage_of(study)._backend  # type: ignore[attr-defined]
     connection = backend.engine.raw_connection()
-    with socket.socket(fileno=os.dup(connection.driver_connection.fileno())) as own:
-        assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
-        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+    with socket.socket(fileno=os.dup(connection.driver_connection.fileno())) as client_socket:
+        assert client_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert client_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+        assert client_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
     connection.close()
 
 

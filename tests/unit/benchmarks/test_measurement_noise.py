@@ -79,6 +79,6 @@ def test_with_noise_each_regret_is_that_of_a_recommendation() -> None:
     assert best is not None
     noise = Noise(server=(0.4, 0.0), epoch=(0.0, 0.0), window=(0.0, 0.0))
     servers = [NoisyServer(recording.trials(), noise, seed) for seed in range(4)]
-    runs = [replay(recording, problem, "random", seed, 99, server=own) for seed, own in enumerate(servers)]
+    runs = [replay(recording, problem, "random", seed, 99, server=server) for seed, server in enumerate(servers)]
     assert [run.regrets[-1] for run in runs] == [run.regret for run in runs]
     assert any(later > earlier for run in runs for earlier, later in pairwise(run.regrets))

@@ -58,11 +58,11 @@ def test_quick_search_climbs_to_the_only_peak(peak: tuple[int, int], share: floa
     """A peak inside may be missed by a step. Neither preferred sizes nor a delay are tried."""
     server = server_of(*peak)
     suggested = observed(QuickSearcher(problem_of(WIDE)), server)
-    best = max(server[one.max_batch_size, one.instance_count] for one in suggested)
+    best = max(server[candidate.max_batch_size, candidate.instance_count] for candidate in suggested)
     assert best >= share * server[peak]
     assert len(suggested) < len(SIZES) * len(COUNTS) / 2 + 1
-    assert {one.max_queue_delay_us for one in suggested} == {0}
-    assert {one.preferred_batch_sizes for one in suggested} == {()}
+    assert {candidate.max_queue_delay_us for candidate in suggested} == {0}
+    assert {candidate.preferred_batch_sizes for candidate in suggested} == {()}
 
 
 def test_expert_defaults_are_a_list_of_two() -> None:

@@ -88,20 +88,20 @@ def test_the_plot_on_the_page_shows_the_kept_results(name: str) -> None:
 def test_the_values_of_the_page_are_those_of_the_tables(name: str) -> None:
     text = section(name)
     tables = "".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob(f"{name}*.md")))
-    known: dict[tuple[str, ...], dict[str, str]] = {}
+    rows_by_cell: dict[tuple[str, ...], dict[str, str]] = {}
     ratios: list[list[str]] = []
     for row in table_rows(tables):
         if "measured" in row:
             ratios.append(list(row.values()))
         elif "client send" not in row:
-            known[row[""], row["batch"], row["concurrency"]] = row
+            rows_by_cell[row[""], row["batch"], row["concurrency"]] = row
     kinds = set()
     for row in table_rows(text):
         kinds.add(kind := next(iter(row)))
         if kind == "ratio":
             assert list(row.values()) in ratios
         else:
-            cells = known[row.pop("configuration"), row["batch"], row["concurrency"]]
+            cells = rows_by_cell[row.pop("configuration"), row["batch"], row["concurrency"]]
             assert row == {column: cells.get(column, "") for column in row}
     assert kinds == {"configuration", "ratio"}
     assert f"](../docs/images/study-{name}.svg)" in text

@@ -13,9 +13,9 @@ def test_a_fifth_of_the_configurations_is_repeated_on_two_servers_in_turn() -> N
     first, later = (plan.trials("t", part, candidates) for part in range(plan.parts))
     assert sorted(trial.number for trial in first) == list(range(40))
     assert len(later) == 16
-    for one, other in zip(later[::2], later[1::2], strict=True):
-        assert one.candidate == other.candidate == candidates[one.number % 40]
-        assert (one.number // 40, other.number // 40) == (1, 2)
+    for first_repeat, second_repeat in zip(later[::2], later[1::2], strict=True):
+        assert first_repeat.candidate == second_repeat.candidate == candidates[first_repeat.number % 40]
+        assert (first_repeat.number // 40, second_repeat.number // 40) == (1, 2)
 
 
 def test_the_median_of_a_cell() -> None:

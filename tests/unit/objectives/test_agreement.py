@@ -40,8 +40,10 @@ def drawn(random: np.random.Generator, servers: int, deviation: float, differenc
     for speed, noise in zip(
         random.normal(0, SERVER_DEVIATION, servers), random.normal(difference, deviation, servers), strict=True
     ):
-        own = measured(1000 * math.exp(-speed), 10 * math.exp(speed))
-        pairs.append(ServerPair((own,), measured(1000 * math.exp(-speed - noise), 10 * math.exp(speed + noise))))
+        client_measurement = measured(1000 * math.exp(-speed), 10 * math.exp(speed))
+        pairs.append(
+            ServerPair((client_measurement,), measured(1000 * math.exp(-speed - noise), 10 * math.exp(speed + noise)))
+        )
     return pairs
 
 

@@ -21,13 +21,13 @@ BOUND_MS = 20.0
 SLA = Sla.from_bounds({"p95": BOUND_MS, "error-rate": 0.5})
 
 
-def window(rng: np.random.Generator, failed: int, served: int = 2000, speed: float = 1.0) -> Measurement:
-    latencies_ms = speed * rng.gamma(9.0, 1.0, served)
+def window(rng: np.random.Generator, failed: int, served_requests: int = 2000, speed: float = 1.0) -> Measurement:
+    latencies_ms = speed * rng.gamma(9.0, 1.0, served_requests)
     return Measurement(
-        served / 0.5,
+        served_requests / 0.5,
         latency_p50_ms=float(np.quantile(latencies_ms, 0.5)),
         latency_p95_ms=float(np.quantile(latencies_ms, 0.95)),
-        requests=served,
+        requests=served_requests,
         rejected_requests=failed,
         timed_out_requests=0,
         failed_requests=0,
@@ -109,7 +109,7 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned_if_servers_differ(differing: 
     for _ in range(runs):
         shares = 0.01 * random.gamma(differing**-2, differing**2, (4, 1))
         failed = random.binomial(1000, np.broadcast_to(shares, (4, 8)))
-        servers = [[counted(int(count)) for count in own] for own in failed]
+        servers = [[counted(int(count)) for count in counts] for counts in failed]
         passed += judge_sla(servers, sla, {}, test).verdict is Verdict.PASS
     assert passed / runs <= 0.0025, "half of the error of 0.5 % is spent at the first look"
 
@@ -135,12 +135,12 @@ def counted(failed: int) -> Measurement:
 
 
 def test_the_bound_applies_to_a_higher_quantile_of_the_served_requests() -> None:
-    own = window(np.random.default_rng(0), 60)  # 2.9 % failed
+    served_window = window(np.random.default_rng(0), 60)  # 2.9 % failed
     p95 = METRICS["latency-p95"]
-    assert p95.value(own) == own.latency_p95_ms
-    assert p95.bounded_value(own) == pytest.approx(METRICS["latency-p97.85"].value(own))
-    assert p95.bounded_value(replace(own, rejected_requests=0)) == own.latency_p95_ms
-    assert p95.bounded_value(replace(own, rejected_requests=2000)) == np.inf
+    assert p95.value(served_window) == served_window.latency_p95_ms
+    assert p95.bounded_value(served_window) == pytest.approx(METRICS["latency-p97.85"].value(served_window))
+    assert p95.bounded_value(replace(served_window, rejected_requests=0)) == served_window.latency_p95_ms
+    assert p95.bounded_value(replace(served_window, rejected_requests=2000)) == np.inf
 
 
 def test_pooled_windows_have_all_failures() -> None:
@@ -161,23 +161,23 @@ NOTHING_SERVED = Measurement(
 
 
 def test_windows_that_served_nothing_lower_the_throughput() -> None:
-    own = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
+    served_window = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
     sla = Sla.from_bounds({"throughput": 90.0})
     test = SequentialTest(0.01, 9)
-    half = [[own, NOTHING_SERVED] * 4] * 6
+    half = [[served_window, NOTHING_SERVED] * 4] * 6
     spreads = server_spreads([half], sla.bounded_latencies)
-    assert judge_sla([[own] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
+    assert judge_sla([[served_window] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
     assert judge_sla(half, sla, spreads, test).verdict is Verdict.FAIL
     interval = throughput_interval(half, spreads["throughput"])
     assert interval.low < 50 < interval.high < 90
-    ratio = throughput_ratio(half, [[own] * 8] * 6, spreads["throughput"])
+    ratio = throughput_ratio(half, [[served_window] * 8] * 6, spreads["throughput"])
     assert ratio is not None
     assert ratio.estimate == pytest.approx(0.5)
 
 
 def test_a_throughput_far_below_its_bound_lacks_throughput_unless_a_server_served_nothing() -> None:
     """A lower load serves even less; only a server that served nothing may serve more there."""
-    own = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
+    served_window = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
     sla, test = Sla.from_bounds({"throughput": 300.0}), SequentialTest(0.01, 9)
 
     def lacks_throughput(servers: list[list[Measurement]]) -> bool:
@@ -185,14 +185,14 @@ def test_a_throughput_far_below_its_bound_lacks_throughput_unless_a_server_serve
         assert judged.verdict is Verdict.FAIL
         return judged.lacks_throughput
 
-    assert lacks_throughput([[own] * 8] * 6)
-    assert not lacks_throughput([[own] * 8] * 5 + [[NOTHING_SERVED] * 8])
+    assert lacks_throughput([[served_window] * 8] * 6)
+    assert not lacks_throughput([[served_window] * 8] * 5 + [[NOTHING_SERVED] * 8])
 
 
 def test_a_server_that_served_nothing_fails_a_throughput() -> None:
-    own = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
+    served_window = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
     sla = Sla.from_bounds({"throughput": 1.0})
-    servers = [[own] * 8] * 5 + [[NOTHING_SERVED] * 8]
+    servers = [[served_window] * 8] * 5 + [[NOTHING_SERVED] * 8]
     spreads = server_spreads([servers], sla.bounded_latencies)
     assert judge_sla(servers, sla, spreads, SequentialTest(0.01, 9)).verdict is Verdict.FAIL
     interval = throughput_interval(servers, spreads["throughput"])
@@ -202,12 +202,12 @@ def test_a_server_that_served_nothing_fails_a_throughput() -> None:
 
 
 def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:
-    own = replace(window(np.random.default_rng(0), 0), latency_avg_ms=9.0)
+    served_window = replace(window(np.random.default_rng(0), 0), latency_avg_ms=9.0)
     sla = Sla.from_bounds({"avg": 20.0})
     test = SequentialTest(0.01, 9)
-    servers = [[own] * 7 + [NOTHING_SERVED]] * 6
+    servers = [[served_window] * 7 + [NOTHING_SERVED]] * 6
     spreads = server_spreads([servers], sla.bounded_latencies)
-    assert judge_sla([[own] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
+    assert judge_sla([[served_window] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
     judged = judge_sla(servers, sla, spreads, test)
     assert judged.verdict is Verdict.UNDECIDED
     assert "no request was served in 6 of 48 windows" in judged.reason
@@ -216,10 +216,10 @@ def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:
 
 def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
     """The client stopped early, so that unanswered requests are not among the failed ones."""
-    own = replace(window(np.random.default_rng(0), 0), overloaded=True, stable=False)
+    overloaded_window = replace(window(np.random.default_rng(0), 0), overloaded=True, stable=False)
     sla = Sla.from_bounds({"error-rate": 0.5})
     for count, verdict in ((6, Verdict.FAIL), (2, Verdict.UNDECIDED)):
-        servers = [[own] * 8] * count
+        servers = [[overloaded_window] * 8] * count
         judged = judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), SequentialTest(0.01, 9))
         assert judged.verdict is verdict
         assert "the server was overloaded, and requests stayed unanswered" in judged.reason
@@ -227,11 +227,11 @@ def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
 
 
 def test_a_window_that_served_nothing_keeps_the_percentiles_of_the_others() -> None:
-    own = window(np.random.default_rng(0), 3)
-    pooled = pool_measurements([own, NOTHING_SERVED])
+    served_window = window(np.random.default_rng(0), 3)
+    pooled = pool_measurements([served_window, NOTHING_SERVED])
     assert pooled.latency_sketch
-    assert pooled.latency_p95_ms == pytest.approx(own.latency_p95_ms, rel=0.01)
-    assert (pooled.requests, pooled.errors) == (own.requests, 12)
+    assert pooled.latency_p95_ms == pytest.approx(served_window.latency_p95_ms, rel=0.01)
+    assert (pooled.requests, pooled.errors) == (served_window.requests, 12)
     assert pool_measurements([NOTHING_SERVED]).errors == 9
 
 
@@ -242,8 +242,8 @@ def test_a_window_that_served_nothing_has_only_its_failures() -> None:
 
 def test_a_bound_on_the_inter_token_latency_counts_the_requests_that_have_one() -> None:
     """Half of the served requests have one response: 3.8 % of those with an inter-token latency or no answer fail."""
-    own = window(np.random.default_rng(0), 40)
-    streamed = replace(own, itl_sketch=sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 1000)))
+    served_window = window(np.random.default_rng(0), 40)
+    streamed = replace(served_window, itl_sketch=sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 1000)))
     p95, p97 = METRICS["itl-p95"], METRICS["itl-p97"]
     assert p95.bounded_value(streamed) == pytest.approx(METRICS["itl-p98.8"].value(streamed))
     assert p97.bounded_value(streamed) == np.inf

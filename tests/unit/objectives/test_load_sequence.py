@@ -274,7 +274,7 @@ class RememberedResults:
         return self.sequence.passed
 
     def servers(self, load: int) -> int:
-        return sum(own == load for own, _ in self.rows)
+        return sum(tested_load == load for tested_load, _ in self.rows)
 
     def possible_servers(self) -> int:
         return self.left if self.is_in_time else 100

@@ -97,7 +97,7 @@ def costs(point: Spot) -> tuple[float, float]:
 
 @given(spots)
 def test_the_front_agrees_with_its_definition(points: list[Spot]) -> None:
-    known = [
+    complete_points = [
         p
         for p in points
         if p.measurement.stable
@@ -106,10 +106,13 @@ def test_the_front_agrees_with_its_definition(points: list[Spot]) -> None:
     ]
 
     def beaten(point: Spot) -> bool:
-        ours = costs(point)
-        return any(theirs != ours and theirs[0] <= ours[0] and theirs[1] <= ours[1] for theirs in map(costs, known))
+        cost = costs(point)
+        return any(
+            other_cost != cost and other_cost[0] <= cost[0] and other_cost[1] <= cost[1]
+            for other_cost in map(costs, complete_points)
+        )
 
-    expected = [point for point in known if not beaten(point)]
+    expected = [point for point in complete_points if not beaten(point)]
     assert sorted(map(costs, pareto_front(points, BOTH))) == sorted(map(costs, expected))
 
 

@@ -80,9 +80,9 @@ def test_a_bound_on_it_is_written_and_read() -> None:
 
 
 def test_pooled_windows_have_it() -> None:
-    own = [np.random.default_rng(seed).gamma(9.0, 1.0, 5000) for seed in range(4)]
-    pooled = pool_measurements([window(latencies_ms) for latencies_ms in own])
-    exact_ms = float(np.quantile(np.concatenate(own), 0.999, method="lower"))
+    latencies_of_windows = [np.random.default_rng(seed).gamma(9.0, 1.0, 5000) for seed in range(4)]
+    pooled = pool_measurements([window(latencies_ms) for latencies_ms in latencies_of_windows])
+    exact_ms = float(np.quantile(np.concatenate(latencies_of_windows), 0.999, method="lower"))
     assert METRICS["latency-p99.9"].value(pooled) == pytest.approx(exact_ms, RELATIVE_ACCURACY)
     assert latency_sketch.count(pooled.latency_sketch) == 20_000
 
@@ -96,9 +96,9 @@ def test_a_scaled_sketch_has_scaled_quantiles() -> None:
 
 
 def test_a_quantile_between_and_beyond_known_ones_is_exponential() -> None:
-    known = {level: -math.log(1 - level) for level in QUANTILES.values()}
+    quantiles = {level: -math.log(1 - level) for level in QUANTILES.values()}
     for level in (0.2, 0.97, 0.995, 0.999):
-        assert quantile_at(known, level) == pytest.approx(-math.log(1 - level))
+        assert quantile_at(quantiles, level) == pytest.approx(-math.log(1 - level))
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.6])
@@ -121,9 +121,9 @@ def test_the_needed_requests_are_those_of_the_exact_bound() -> None:
 
 def test_perf_analyzer_is_compared_at_the_nearest_percentile_that_it_reports() -> None:
     latencies_ms = np.random.default_rng(0).gamma(9.0, 1.0, 2000)
-    own = window(latencies_ms)
-    other = replace(own, latency_sketch="", requests_over_ms="")
-    agreement = compare_load_generators([ServerPair([own], other)] * 4, SLA, 0.01)
+    client_window = window(latencies_ms)
+    perf_analyzer_window = replace(client_window, latency_sketch="", requests_over_ms="")
+    agreement = compare_load_generators([ServerPair([client_window], perf_analyzer_window)] * 4, SLA, 0.01)
     assert [ratio.metric for ratio in agreement.ratios] == ["throughput", "latency-p99"]
     assert not agreement.disagreement
     assert agreement.ratios[1].bound is None

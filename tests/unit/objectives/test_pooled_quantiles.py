@@ -44,9 +44,9 @@ def measured(latencies_ms: FloatArray, *, sketched: bool) -> Measurement:
     return replace(window, latency_sketch=sketch_latencies(latencies_ms), requests_over_ms=counts)
 
 
-def pooled_errors(own: Sequence[FloatArray], *, sketched: bool, method: str) -> list[float]:
-    windows = [measured(latencies_ms, sketched=sketched) for latencies_ms in own]
-    true_ms = np.quantile(np.concatenate(own), LEVELS, method=method)  # type: ignore[call-overload]
+def pooled_errors(latencies_of_windows: Sequence[FloatArray], *, sketched: bool, method: str) -> list[float]:
+    windows = [measured(latencies_ms, sketched=sketched) for latencies_ms in latencies_of_windows]
+    true_ms = np.quantile(np.concatenate(latencies_of_windows), LEVELS, method=method)  # type: ignore[call-overload]
     return [abs(pooled_quantile_ms(windows, level) / ms - 1) for level, ms in zip(LEVELS, true_ms, strict=True)]
 
 
@@ -66,27 +66,27 @@ def test_quantiles_alone_estimate_those_of_all_requests(seed: int) -> None:
 def test_one_slow_window_does_not_set_the_pooled_p99() -> None:
     """A window with 1 % of all requests moves the pooled p99 a little, not to its own p99."""
     rng = np.random.default_rng(1)
-    own = [*(rng.gamma(16.0, 0.5, 2000) for _ in range(10)), rng.gamma(16.0, 4.0, 200)]
-    true_ms = float(np.quantile(np.concatenate(own), 0.99))
-    windows = [measured(latencies_ms, sketched=False) for latencies_ms in own]
+    latencies_of_windows = [*(rng.gamma(16.0, 0.5, 2000) for _ in range(10)), rng.gamma(16.0, 4.0, 200)]
+    true_ms = float(np.quantile(np.concatenate(latencies_of_windows), 0.99))
+    windows = [measured(latencies_ms, sketched=False) for latencies_ms in latencies_of_windows]
     largest_ms = max(window.latency_p99_ms or 0.0 for window in windows)
     assert largest_ms > 3 * true_ms
     assert pooled_quantile_ms(windows, 0.99) < 0.75 * largest_ms
-    sketched = [measured(latencies_ms, sketched=True) for latencies_ms in own]
+    sketched = [measured(latencies_ms, sketched=True) for latencies_ms in latencies_of_windows]
     assert pool_measurements(sketched).latency_p99_ms == pytest.approx(true_ms, rel=0.05)
 
 
 def test_windows_of_one_speed_keep_their_quantiles() -> None:
     window = measured(np.random.default_rng(2).gamma(9.0, 1.0, 3000), sketched=False)
-    known = (window.latency_p50_ms, window.latency_p90_ms, window.latency_p95_ms, window.latency_p99_ms)
+    quantiles_ms = (window.latency_p50_ms, window.latency_p90_ms, window.latency_p95_ms, window.latency_p99_ms)
     pooled = [pooled_quantile_ms([window] * 4, level) for level in LEVELS]
-    assert pooled == pytest.approx(known)
+    assert pooled == pytest.approx(quantiles_ms)
 
 
 def test_a_level_above_the_highest_quantile_needs_sketches() -> None:
-    own = draw_windows(1)
-    all_ms = np.concatenate(own)
-    sketched = [measured(latencies_ms, sketched=True) for latencies_ms in own]
+    latencies_of_windows = draw_windows(1)
+    all_ms = np.concatenate(latencies_of_windows)
+    sketched = [measured(latencies_ms, sketched=True) for latencies_ms in latencies_of_windows]
     exact_ms = np.quantile(all_ms, 0.998, method="lower")
     assert pooled_quantile_ms(sketched, 0.998) == pytest.approx(exact_ms, rel=RELATIVE_ACCURACY)
     one_without = [replace(sketched[0], latency_sketch=""), *sketched[1:]]
@@ -94,16 +94,16 @@ def test_a_level_above_the_highest_quantile_needs_sketches() -> None:
 
 
 def test_an_interval_of_p95_lies_around_the_quantile_of_all_requests() -> None:
-    own = draw_windows(3)
-    servers = [[measured(ms, sketched=True)] for ms in own]
+    latencies_of_windows = draw_windows(3)
+    servers = [[measured(ms, sketched=True)] for ms in latencies_of_windows]
     interval = latency_interval_ms(servers, "latency-p95", 2000.0, ServerSpread(0.0, 9.0))
-    assert interval.low < np.quantile(np.concatenate(own), 0.95) < interval.high < float("inf")
+    assert interval.low < np.quantile(np.concatenate(latencies_of_windows), 0.95) < interval.high < float("inf")
 
 
 def test_misses_are_exact_where_they_were_counted() -> None:
-    own = draw_windows(4)
-    windows = [measured(latencies_ms, sketched=True) for latencies_ms in own]
-    all_ms = np.concatenate(own)
+    latencies_of_windows = draw_windows(4)
+    windows = [measured(latencies_ms, sketched=True) for latencies_ms in latencies_of_windows]
+    all_ms = np.concatenate(latencies_of_windows)
     assert count_misses([windows], BOUND_MS, 0.95).misses[0].sum() == np.sum(all_ms > BOUND_MS)
     at_another_bound = count_misses([windows], 15.0, 0.95).misses[0].sum() / len(all_ms)
     assert np.mean(all_ms > 15.0 * (1 + RELATIVE_ACCURACY)) <= at_another_bound

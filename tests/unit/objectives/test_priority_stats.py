@@ -30,7 +30,9 @@ def test_another_text_is_refused(text: str) -> None:
 
 def test_windows_are_pooled() -> None:
     slow = PriorityStatistic(1, 3, 1, 0, 0, 10.0, sketch_latencies(np.array([7.0, 8.0, 9.0])))
-    windows = [Measurement(10.0, by_priority=to_text(own), stable=True) for own in ([FAST, NONE], [slow])]
+    windows = [
+        Measurement(10.0, by_priority=to_text(statistics), stable=True) for statistics in ([FAST, NONE], [slow])
+    ]
     first, second = from_text(pool_measurements(windows).by_priority)
     assert (first.served, first.rejected, first.timed_out, first.throughput_infer_per_sec) == (6, 1, 1, 20.0)
     assert first.latency_ms(1.0) == pytest.approx(9.0, rel=0.01)

@@ -25,12 +25,14 @@ def window(seed: int, ttft_ms: float = 100.0, itl_ms: float = 15.0) -> Measureme
     measured = Measurement(throughput_infer_per_sec=50.0, requests=400, stable=True)
     for timing, median_ms in ((LATENCY, 1000.0), (TTFT, ttft_ms), (ITL, itl_ms)):
         times_ms = median_ms * np.exp(rng.normal(0, 0.1, 400))
-        own: dict[str, object] = {
+        timing_fields: dict[str, object] = {
             timing.field_of(name): float(np.quantile(times_ms, level)) for name, level in QUANTILES.items()
         }
-        own[timing.over_field] = count_over(times_ms, [BOUNDS_MS[f"{timing.name}-p95"]] if timing != LATENCY else [])
-        own[timing.sketch_field] = sketch_latencies(times_ms)
-        measured = replace(measured, **own)  # type: ignore[arg-type]
+        timing_fields[timing.over_field] = count_over(
+            times_ms, [BOUNDS_MS[f"{timing.name}-p95"]] if timing != LATENCY else []
+        )
+        timing_fields[timing.sketch_field] = sketch_latencies(times_ms)
+        measured = replace(measured, **timing_fields)  # type: ignore[arg-type]
     return measured
 
 
@@ -56,7 +58,7 @@ def test_each_bound_is_judged_by_its_own_time(medians_ms: dict[str, float], expe
 @pytest.mark.parametrize("timing", TIMINGS, ids=lambda timing: timing.name)
 def test_requests_over_a_bound_are_those_of_the_timing(timing: Timing) -> None:
     counts = {LATENCY: "1100:3", TTFT: "1100:5", ITL: "1100:7"}
-    measured = replace(window(0), **{one.over_field: text for one, text in counts.items()})  # type: ignore[arg-type]
+    measured = replace(window(0), **{counted_timing.over_field: text for counted_timing, text in counts.items()})  # type: ignore[arg-type]
     assert count_misses([[measured]], 1100.0, 0.95, timing).misses[0].tolist() == [
         float(counts[timing].split(":")[1])
     ]
@@ -99,12 +101,17 @@ def test_the_spread_between_servers_is_known_for_each_bounded_time() -> None:
 def test_a_time_is_judged_among_the_requests_that_have_it(with_itl: int, expected: Verdict) -> None:
     """Requests with a single response have no inter-token latency and say nothing about its bound."""
 
-    def partly(one: Measurement, seed: int) -> Measurement:
+    def partly(measurement: Measurement, seed: int) -> Measurement:
         times_ms = 27.0 * np.exp(np.random.default_rng(seed).normal(0, 0.1, with_itl))
-        return replace(one, itl_sketch=sketch_latencies(times_ms), requests_over_itl_ms=count_over(times_ms, [30.0]))
+        return replace(
+            measurement, itl_sketch=sketch_latencies(times_ms), requests_over_itl_ms=count_over(times_ms, [30.0])
+        )
 
     sla = Sla.from_bounds({"itl-p95": 30.0})
-    windows = [[partly(one, 10 * i + j) for j, one in enumerate(own)] for i, own in enumerate(servers())]
+    windows = [
+        [partly(window, 10 * i + j) for j, window in enumerate(server_windows)]
+        for i, server_windows in enumerate(servers())
+    ]
     counts = count_misses(windows, 30.0, 0.95, ITL)
     assert sum(map(sum, counts.requests)) == with_itl * sum(map(len, windows))
     assert counts.share == pytest.approx(0.146, abs=0.04)

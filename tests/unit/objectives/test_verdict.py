@@ -89,7 +89,9 @@ def with_average(average_ms: float, requests: int = 500) -> Measurement:
 def test_an_average_is_that_of_all_requests() -> None:
     """One window in eight has a pause, so that the geometric mean of the windows is 6.7 ms and their median 5 ms."""
     measured = [[*[with_average(5.0)] * 7, with_average(50.0)]] * 28
-    assert pool_measurements([own for windows in measured for own in windows]).latency_avg_ms == 10.625
+    assert (
+        pool_measurements([measurement for windows in measured for measurement in windows]).latency_avg_ms == 10.625
+    )
     assert judged(measured, Sla.from_bounds({"avg": 10.0})).verdict is Verdict.UNDECIDED
     assert judged(measured, Sla.from_bounds({"avg": 16.0})).verdict is Verdict.PASS
     interval = latency_interval_ms(measured, "latency-avg", 0.0, ServerSpread(0.01, 9.0))
@@ -111,7 +113,7 @@ def test_the_verdict_on_an_average_errs_seldom_if_windows_differ(count: int) -> 
     passed = 0
     for _ in range(runs):
         averages = 10.0 * random.lognormal(-(deviation**2) / 2, deviation, (count, 8))
-        measured = [[with_average(float(average)) for average in own] for own in averages]
+        measured = [[with_average(float(average)) for average in server_averages] for server_averages in averages]
         passed += judged(measured, sla, test).verdict is Verdict.PASS
     assert passed <= 0.05 * runs
 
@@ -173,8 +175,10 @@ def test_a_throughput_bound_passes_only_if_less_slow_windows_pass_too() -> None:
 
 def test_disturbed_windows_are_left_out_whatever_their_latency() -> None:
     measured = servers(9.0)
-    for own in measured[: int(len(measured) * MAX_EXCLUDED_SHARE * 2)]:
-        own[0] = replace(own[0], stable=False, reason="others", latency_p95_ms=99.0, requests_over_ms="20:500")
+    for server_windows in measured[: int(len(measured) * MAX_EXCLUDED_SHARE * 2)]:
+        server_windows[0] = replace(
+            server_windows[0], stable=False, reason="others", latency_p95_ms=99.0, requests_over_ms="20:500"
+        )
     result = judged(measured)
     assert result.verdict is Verdict.PASS
     assert 0 < result.disturbed_share <= MAX_EXCLUDED_SHARE
@@ -185,8 +189,8 @@ def disturbed_in(measured: list[list[Measurement]], windows: int) -> list[list[M
     """Return the servers of ``measured``, disturbed in the first ``windows`` of each server."""
     return [
         [
-            replace(own, stable=place >= windows, reason="others" * (place < windows))
-            for place, own in enumerate(server)
+            replace(measurement, stable=place >= windows, reason="others" * (place < windows))
+            for place, measurement in enumerate(server)
         ]
         for server in measured
     ]
@@ -207,7 +211,7 @@ def test_all_windows_count_if_too_many_were_disturbed() -> None:
 
 @pytest.mark.parametrize(("disturbed", "kept"), [([0, 0, 0], 12), ([2, 0, 0], 10), ([4, 0, 0], 12), ([4, 4, 4], 12)])
 def test_few_disturbed_windows_do_not_count(disturbed: list[int], kept: int) -> None:
-    windows = [[place < own for place in range(4)] for own in disturbed]
+    windows = [[place < count for place in range(4)] for count in disturbed]
     counted = counted_windows(windows, bool)
     assert sum(map(len, counted)) == kept
     assert all(counted)
@@ -217,15 +221,15 @@ def test_unanswered_requests_of_an_overloaded_server_count() -> None:
     """``requests`` has the answered ones; the latencies are those of all."""
     measured = [[replace(window(90.0, n), requests=60, overloaded=True)] for n in range(LOOKS[0])]
     counts = count_misses(measured, BOUND_MS, 0.95)
-    assert [own.tolist() for own in counts.requests] == [[500.0]] * LOOKS[0]
+    assert [server_requests.tolist() for server_requests in counts.requests] == [[500.0]] * LOOKS[0]
     assert 0.99 < counts.share <= 1
     assert judged(measured).verdict is Verdict.FAIL
 
 
 def test_an_overloaded_window_counts() -> None:
     measured = servers(9.0)
-    for own in measured:
-        own[:] = [replace(window(90.0, 1), stable=False, overloaded=True)]
+    for server_windows in measured:
+        server_windows[:] = [replace(window(90.0, 1), stable=False, overloaded=True)]
     assert judged(measured).verdict is Verdict.FAIL
 
 

@@ -103,9 +103,9 @@ def test_the_name_of_the_results_folder_in_another_command_is_answered_with_the_
 
 
 def test_options_with_the_same_field_are_written_by_its_value() -> None:
-    given = {"target": "remote", "url": "https://h:1", "ssl-https-ca-certificates-file": "c"}
-    assert written_values(run_options("m", given)).items() >= given.items()
-    assert run_options("m", given).tls_ca == "c"
+    remote_options = {"target": "remote", "url": "https://h:1", "ssl-https-ca-certificates-file": "c"}
+    assert written_values(run_options("m", remote_options)).items() >= remote_options.items()
+    assert run_options("m", remote_options).tls_ca == "c"
     for values in (
         {"request-distribution": "constant"},
         {"request-distribution": "spike:4x:10%:2s"},
@@ -125,12 +125,12 @@ def test_the_batch_size_has_the_short_flag_of_perf_analyzer(words: list[str]) ->
 
 
 def test_any_percentile_is_a_bound_of_the_command_line_and_of_python() -> None:
-    given = {"p95": 20.0, "p99.9": 30.0, "ttft-p99.5": 200.0}
+    bounds_ms = {"p95": 20.0, "p99.9": 30.0, "ttft-p99.5": 200.0}
     words = ["--sla-p95", "20ms", "--sla-p99.90=30ms", "--sla", "ttft-p99.5<=0.2s", "mlp"]
-    assert read_run_arguments(words).options.sla_ms == given
+    assert read_run_arguments(words).options.sla_ms == bounds_ms
     bounds = {"sla-p95": "20ms", "sla": ["p99.9<=30ms", "ttft-p99.5<=200ms"]}
     options = run_options("mlp", bounds)
-    assert options.sla_ms == given
+    assert options.sla_ms == bounds_ms
     assert written_values(options).items() >= bounds.items()
     assert run_options("mlp", {"sla": "p99.0 <= 30ms"}).sla_ms == {"p99": 30.0}
 
@@ -317,7 +317,7 @@ def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_run", "given", "fault"),
+    ("run_values", "resume_values", "fault"),
     [
         ({"target": "remote", "url": "h:8001"}, {"cluster": "auto"}, "--cluster: each trial starts its own server"),
         ({"target": "docker", "docker-image": "i"}, {"cluster": "auto"}, "which --target docker does not"),
@@ -334,8 +334,8 @@ def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
     ],
 )
 def test_a_run_that_a_cluster_cannot_run_is_not_resumed_on_one(
-    of_run: dict[str, str], given: dict[str, str], fault: str
+    run_values: dict[str, str], resume_values: dict[str, str], fault: str
 ) -> None:
     with pytest.raises(BadInputError, match=fault):
-        resume_options(run_options("m", of_run), given)
-    assert resume_options(run_options("m", {}), given).cluster == "auto"
+        resume_options(run_options("m", run_values), resume_values)
+    assert resume_options(run_options("m", {}), resume_values).cluster == "auto"

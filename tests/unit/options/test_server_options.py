@@ -37,7 +37,7 @@ def test_a_profile_lists_them(tmp_path: Path) -> None:
     assert space is not None
     search_space = SearchSpace((8,), fields=space.fields())
     assert search_space.fields == {LIMIT: ("off", "execution_count")}  # which YAML takes for false
-    assert [server_options.to_arguments(one.fields) for one in search_space.candidates()] == [
+    assert [server_options.to_arguments(candidate.fields) for candidate in search_space.candidates()] == [
         ("--rate-limit=off",),
         ("--rate-limit=execution_count",),
     ]

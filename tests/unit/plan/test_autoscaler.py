@@ -83,11 +83,11 @@ def test_the_measured_deployment_and_a_probe_are_the_start_without_an_option() -
 def test_every_bound_counts() -> None:
     """The p99 is missed at a lower load than the p95, so that replicas are too few for longer."""
     rates = jump(100, 800)
-    one, both = (
+    single_bound, both_bounds = (
         outcome(Autoscaler(max_replicas=20), rates, bounds_ms={"p95": 60.0, **more}) for more in ({}, {"p99": 65.0})
     )
-    assert both.too_few_seconds > one.too_few_seconds
-    assert both.over_bound_share == one.over_bound_share, "the shortest bound is the same"
+    assert both_bounds.too_few_seconds > single_bound.too_few_seconds
+    assert both_bounds.over_bound_share == single_bound.over_bound_share, "the shortest bound is the same"
 
 
 def test_each_server_process_is_a_pod() -> None:

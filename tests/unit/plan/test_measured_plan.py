@@ -195,13 +195,13 @@ def test_a_server_that_decodes_in_steps_meets_its_bounds_at_the_highest_rate(
 
 
 def test_replicas_rise_with_the_rate_and_fall_with_the_capacity() -> None:
-    own = capacity((9.0, 10.0, 11.0))
-    counts = [replicas_for(rate, own) for rate in (1.0, 90.0, 90.1, 1000.0)]
+    measured_capacity = capacity((9.0, 10.0, 11.0))
+    counts = [replicas_for(rate, measured_capacity) for rate in (1.0, 90.0, 90.1, 1000.0)]
     assert [count.safe for count in counts] == [1, 10, 11, 112]
     assert all(count.low <= count.likely <= count.safe for count in counts)
     assert replicas_for(1000.0, capacity((18.0, 20.0, 22.0))).safe == 56
     with pytest.raises(BadInputError, match="need more than 100,000 replicas"):
-        replicas_for(1e9, own)
+        replicas_for(1e9, measured_capacity)
 
 
 # -- the command -------------------------------------------------------------------------------------------------
@@ -248,11 +248,15 @@ def test_replicas_of_a_model_that_streams(streaming: Path, capsys: pytest.Captur
 
 
 def test_the_rate_of_replicas(streaming: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, four = (planned(capsys, streaming, "--replicas", count) for count in ("1", "4"))
-    assert four["rate_requests_per_sec"] == pytest.approx(4 * one["rate_requests_per_sec"], rel=1e-3)
-    assert one["rate_requests_per_sec"] == pytest.approx(one["measured_capacity"]["safe"], rel=1e-3)
+    single_replica, four_replicas = (planned(capsys, streaming, "--replicas", count) for count in ("1", "4"))
+    assert four_replicas["rate_requests_per_sec"] == pytest.approx(
+        4 * single_replica["rate_requests_per_sec"], rel=1e-3
+    )
+    assert single_replica["rate_requests_per_sec"] == pytest.approx(
+        single_replica["measured_capacity"]["safe"], rel=1e-3
+    )
     paid = planned(capsys, streaming, "--max-cost", "9", "--gpu-hour-cost", "2.2")
-    assert (paid["replicas"], paid["rate_requests_per_sec"]) == (4, four["rate_requests_per_sec"])
+    assert (paid["replicas"], paid["rate_requests_per_sec"]) == (4, four_replicas["rate_requests_per_sec"])
 
 
 def test_the_text_names_the_measurements_the_lengths_and_the_assumptions(

@@ -146,13 +146,13 @@ def test_a_file_is_planned_with_the_run_of_its_model(run: Path, capsys: pytest.C
 def test_a_profile_is_planned_with_its_own_run_although_others_have_its_model(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own, gone = tmp_path / "own.yaml", tmp_path / "gone.yaml"
-    own.write_text("model: {builder: dlrm, settings: {}}\n")
-    edited(run, "20261120-000000", options={"model": str(own)})
-    edited(run, "20261121-000000", options={"model": str(gone)})
+    profile, missing_profile = tmp_path / "own.yaml", tmp_path / "gone.yaml"
+    profile.write_text("model: {builder: dlrm, settings: {}}\n")
+    edited(run, "20261120-000000", options={"model": str(profile)})
+    edited(run, "20261121-000000", options={"model": str(missing_profile)})
     edited(run, "20261122-000000", options={"model": "bert-large"})
     words = ("--gpus", "2", "--results", run.parent.parent)
-    assert planned(capsys, own, *words)["answers"][0]["runs"] == ["dlrm/20261120-000000"]
+    assert planned(capsys, profile, *words)["answers"][0]["runs"] == ["dlrm/20261120-000000"]
     assert planned(capsys, "dlrm", *words)["answers"][0]["runs"] == ["dlrm/20261122-000000"]
 
 
@@ -400,7 +400,7 @@ def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.Captur
     again = edited(run, "again", written="2026-11-22T07:24:26+0000")
     (both,) = planned(capsys, run, again, "--rate", "900000/s")["answers"]
     assert both["deployments"] == 2 * alone["deployments"]
-    width = {one["deployments"]: one["count"]["safe"] - one["count"]["low"] for one in (alone, both)}
+    width = {plan["deployments"]: plan["count"]["safe"] - plan["count"]["low"] for plan in (alone, both)}
     assert width[both["deployments"]] < width[alone["deployments"]]
 
 

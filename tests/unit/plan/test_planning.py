@@ -32,18 +32,18 @@ from optimizer.simulator.scenario import ServiceTimes
 SERVICE_MS = 10.0  # of one request after the other: 100 a second
 
 
-def server(bound_ms: float, known: SlownessEstimate | None = None, request_batch_size: float = 1) -> Replica:
+def server(bound_ms: float, slowness: SlownessEstimate | None = None, request_batch_size: float = 1) -> Replica:
     """Return a replica whose only latency is the computation."""
     times = ServiceTimes(np.array([[SERVICE_MS / 1e3]]))
     model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
     sla = Sla.from_bounds({"p95": bound_ms})
-    return Replica(Candidate(1), model, request_batch_size, sla, known or estimate_slowness([0.0] * 8))
+    return Replica(Candidate(1), model, request_batch_size, sla, slowness or estimate_slowness([0.0] * 8))
 
 
 def fleet(
-    bound_ms: float, traffic: Traffic, balancer: Balancer = "round-robin", known: SlownessEstimate | None = None
+    bound_ms: float, traffic: Traffic, balancer: Balancer = "round-robin", slowness: SlownessEstimate | None = None
 ) -> Fleet:
-    return Fleet(server(bound_ms, known), traffic, balancer, requests=20_000)
+    return Fleet(server(bound_ms, slowness), traffic, balancer, requests=20_000)
 
 
 def gaps_of(traffic: Traffic, replicas: int, balancer: Balancer) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -148,22 +148,22 @@ def test_one_replica_serves_a_request_in_many_years(traffic: Traffic) -> None:
 
 def test_uncertainty_needs_more_replicas() -> None:
     sure, unsure = estimate_slowness([0.0] * 200), estimate_slowness([-0.08, 0.08, 0.0])
-    known = estimate_replicas(fleet(30.0, PoissonTraffic(), known=sure), 2000.0)
-    unknown = estimate_replicas(fleet(30.0, PoissonTraffic(), known=unsure), 2000.0)
-    assert known is not None
-    assert unknown is not None
-    assert unknown.low <= known.low <= known.likely <= known.safe <= unknown.safe
-    assert known.likely == unknown.likely
-    assert unknown.safe - unknown.low > known.safe - known.low
-    rates = estimate_rate(fleet(30.0, PoissonTraffic(), known=unsure), 10)
+    sure_count = estimate_replicas(fleet(30.0, PoissonTraffic(), slowness=sure), 2000.0)
+    unsure_count = estimate_replicas(fleet(30.0, PoissonTraffic(), slowness=unsure), 2000.0)
+    assert sure_count is not None
+    assert unsure_count is not None
+    assert unsure_count.low <= sure_count.low <= sure_count.likely <= sure_count.safe <= unsure_count.safe
+    assert sure_count.likely == unsure_count.likely
+    assert unsure_count.safe - unsure_count.low > sure_count.safe - sure_count.low
+    rates = estimate_rate(fleet(30.0, PoissonTraffic(), slowness=unsure), 10)
     assert rates.safe < rates.likely < rates.high
 
 
 def test_requests_of_several_samples_arrive_whole() -> None:
     """Requests of two samples are served at half the rate."""
-    one = server(60.0, request_batch_size=2)
-    assert one.capacity(Slowdown()) == pytest.approx(50.0, rel=0.01)
-    result = Fleet(one, ConstantTraffic(), "round-robin", requests=4000).simulate(40.0, 1, Slowdown())
+    replica = server(60.0, request_batch_size=2)
+    assert replica.capacity(Slowdown()) == pytest.approx(50.0, rel=0.01)
+    result = Fleet(replica, ConstantTraffic(), "round-robin", requests=4000).simulate(40.0, 1, Slowdown())
     assert result.latency_p95_s == pytest.approx(2 * SERVICE_MS / 1e3, rel=0.01)
 
 
@@ -199,15 +199,15 @@ def test_measured_errors_of_the_simulator_replace_the_usual_ones() -> None:
 
 
 def test_a_safe_plan_allows_for_slow_unmeasured_sizes_but_not_for_all_at_once() -> None:
-    known = estimate_slowness([0.0] * 8)
-    slow, unmeasured = known.scenarios(SAFE)
-    assert slow == known.quantile(SAFE)
+    estimate = estimate_slowness([0.0] * 8)
+    slow, unmeasured = estimate.scenarios(SAFE)
+    assert slow == estimate.quantile(SAFE)
     assert slow.unmeasured == 0.0 < unmeasured.unmeasured
     assert 1 < unmeasured.slowness < slow.slowness
-    fast, short = known.scenarios(TOO_LOW)
+    fast, short = estimate.scenarios(TOO_LOW)
     assert fast.slowness < short.slowness < 1
     assert short.unmeasured == -unmeasured.unmeasured
-    assert known.scenarios(EXPECTED) == (Slowdown(),)
+    assert estimate.scenarios(EXPECTED) == (Slowdown(),)
 
 
 def test_a_plan_takes_the_worse_scenario_of_unmeasured_sizes() -> None:
@@ -215,8 +215,8 @@ def test_a_plan_takes_the_worse_scenario_of_unmeasured_sizes() -> None:
     plain = server(30.0)
     uncertain = replace(plain, times=PlausibleTimes(0.5 * expected, expected, 1.6 * expected, 1))
     plain_count, uncertain_count = (
-        estimate_replicas(Fleet(one, PoissonTraffic(), "random", requests=20_000), 2000.0)
-        for one in (plain, uncertain)
+        estimate_replicas(Fleet(replica, PoissonTraffic(), "random", requests=20_000), 2000.0)
+        for replica in (plain, uncertain)
     )
     assert plain_count is not None
     assert uncertain_count is not None
@@ -231,7 +231,9 @@ def test_quantiles_cover_the_true_slowness(deviation: float) -> None:
     runs = rng.normal(0, deviation, (500, 8))
     error = rng.normal(0, 0.0125, 500)
     slownesses = [estimate_slowness(run.tolist()).quantile(0.975).slowness for run in runs]
-    above = np.mean([slowness >= math.exp(own) for slowness, own in zip(slownesses, error, strict=True)])
+    above = np.mean(
+        [slowness >= math.exp(log_slowness) for slowness, log_slowness in zip(slownesses, error, strict=True)]
+    )
     assert 0.94 <= above <= 0.999
 
 

@@ -40,7 +40,7 @@ def measured(number: int, slowness: float, loads: Sequence[int], *, faster: floa
     last = results[-1]
     assert last.throughput_infer_per_sec is not None
     results[-1] = replace(last, throughput_infer_per_sec=faster * last.throughput_infer_per_sec)
-    points = tuple((LoadPoint(1, load), one) for load, one in zip(loads, results, strict=True))
+    points = tuple((LoadPoint(1, load), result) for load, result in zip(loads, results, strict=True))
     return Trial(number, CANDIDATE, points)
 
 
@@ -72,17 +72,17 @@ def test_small_batches_of_a_slow_deployment_take_the_usual_time() -> None:
     """Only the slow deployment measured a low load; its service times are brought to the usual speed."""
     slow = measured(0, 1.3, (1, 16))
     usual = [measured(number, 1.0, (16,)) for number in range(1, 7)]
-    one = fitted(slow, *usual)
-    assert one.times is not None
-    single_ms = 1e3 * one.times.at(0.0).seconds[0, 0] * math.exp(one.slowness_estimate.mean)
+    replica = fitted(slow, *usual)
+    assert replica.times is not None
+    single_ms = 1e3 * replica.times.at(0.0).seconds[0, 0] * math.exp(replica.slowness_estimate.mean)
     assert single_ms == pytest.approx(1.3 ** (1 / 7) * (FIXED_MS + PER_SAMPLE_MS), rel=0.1)
 
 
 def test_the_safe_plan_expects_the_longest_times_of_unmeasured_sizes() -> None:
-    one = fitted(*(measured(number, 1.0, (12, 16)) for number in range(3)))
+    replica = fitted(*(measured(number, 1.0, (12, 16)) for number in range(3)))
     arrivals_s = np.cumsum(np.random.default_rng(0).exponential(1 / 1500, 20_000))
     slow, expected, fast = (
-        one.serve(arrivals_s, Slowdown(unmeasured=position)).latency_p95_s for position in (1.0, 0.0, -1.0)
+        replica.serve(arrivals_s, Slowdown(unmeasured=position)).latency_p95_s for position in (1.0, 0.0, -1.0)
     )
     assert fast < expected < slow
 
@@ -97,9 +97,9 @@ def test_a_replica_of_two_server_processes_handles_twice_the_load() -> None:
             measurements=tuple(
                 (
                     replace(load, concurrency=2 * load.concurrency),
-                    replace(one, throughput_infer_per_sec=2 * (one.throughput_infer_per_sec or 0.0)),
+                    replace(measurement, throughput_infer_per_sec=2 * (measurement.throughput_infer_per_sec or 0.0)),
                 )
-                for load, one in trial.measurements
+                for load, measurement in trial.measurements
             ),
         )
         for trial in trials
@@ -145,9 +145,12 @@ def test_each_request_goes_to_one_server_process() -> None:
     single = replace(fitted(measured(0, 1.0, (6, 16))), request_batch_size=4.0)
     pair = replace(single, candidate=replace(CANDIDATE, fields=((SERVER_PROCESSES, 2),)))
     arrivals_s = np.linspace(0.0, 0.5, 6)
-    one, two = single.serve(arrivals_s[::2], Slowdown()), pair.serve(arrivals_s, Slowdown())
-    assert (two.mean_batch_size, two.latency_p95_s) == (one.mean_batch_size, one.latency_p95_s)
-    assert two.requests == 2 * one.requests
+    single_result, pair_result = single.serve(arrivals_s[::2], Slowdown()), pair.serve(arrivals_s, Slowdown())
+    assert (pair_result.mean_batch_size, pair_result.latency_p95_s) == (
+        single_result.mean_batch_size,
+        single_result.latency_p95_s,
+    )
+    assert pair_result.requests == 2 * single_result.requests
 
 
 MS = 1_000_000

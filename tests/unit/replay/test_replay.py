@@ -438,11 +438,14 @@ def test_the_seconds_are_those_of_the_table(tmp_path: Path) -> None:
     path = write(tmp_path, timed, "4,1,1,100,5,2.0,0.5", "4,2,1,180,5,3.0,", "4,3,1,190,5,,0.25")
     recording = read_recording(path)
     assert set(recording.deploy_seconds.values()) == {2.0, 3.0}
-    own = {1: 2.5, 2: 3.0 + WINDOW_SECONDS, 3: DEPLOY_SECONDS + 0.25}
+    seconds_of_instances = {1: 2.5, 2: 3.0 + WINDOW_SECONDS, 3: DEPLOY_SECONDS + 0.25}
     run = replayed(path)
-    assert run.seconds[0] == own[1], "the baseline is the first deployment"
-    assert run.seconds[-1] == pytest.approx(sum(own.values()))
-    assert {round(end - start, 6) for start, end in pairwise(run.seconds)} == {round(own[2], 6), own[3]}
+    assert run.seconds[0] == seconds_of_instances[1], "the baseline is the first deployment"
+    assert run.seconds[-1] == pytest.approx(sum(seconds_of_instances.values()))
+    assert {round(end - start, 6) for start, end in pairwise(run.seconds)} == {
+        round(seconds_of_instances[2], 6),
+        seconds_of_instances[3],
+    }
 
 
 def test_the_regret_is_all_until_the_bound_is_met(tmp_path: Path) -> None:

@@ -112,9 +112,9 @@ def test_the_report_compares_forecasts_with_measurements(run: Path) -> None:
     assert (run / "out" / "forecasts.svg").exists()
     frame = pd.read_csv(run / "out" / "measurements.csv")
     assert frame.forecast_latency.dropna().unique().tolist() == ["latency-p95"]
-    known = frame[frame.forecast_latency.notna()]
-    assert known.forecast_throughput_infer_per_sec.tolist() == pytest.approx(
-        (1.1 * known.throughput_infer_per_sec).tolist()
+    forecast_rows = frame[frame.forecast_latency.notna()]
+    assert forecast_rows.forecast_throughput_infer_per_sec.tolist() == pytest.approx(
+        (1.1 * forecast_rows.throughput_infer_per_sec).tolist()
     )
 
 

@@ -78,9 +78,9 @@ class TestEntry:
         best = outcome().recommended
         assert best is not None
         entry: dict[str, Any] = json.loads(json.dumps(result_document.entry(best)))
-        own = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "instance_count")
+        setting_names = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "instance_count")
         candidate = Candidate(
-            **{name: entry[name] for name in own},
+            **{name: entry[name] for name in setting_names},
             preferred_batch_sizes=tuple(entry["preferred_batch_sizes"]),
             fields=((THREADS, entry[THREADS]),),
         )
@@ -158,8 +158,8 @@ class TestFiles:
         result_document.write_pareto_csv(path, outcome(example_trials()[:3]))
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        known = TrialsTable(tmp_path / "trials.csv", "dlrm", {THREADS: ("1", "2")}).columns
-        assert set(rows[0]) - {ENERGY, "confirmed"} <= set(known)
+        trials_columns = TrialsTable(tmp_path / "trials.csv", "dlrm", {THREADS: ("1", "2")}).columns
+        assert set(rows[0]) - {ENERGY, "confirmed"} <= set(trials_columns)
         assert {row["confirmed"] for row in rows} == {"false"}
         assert {"instance_count", "concurrency", "throughput_infer_per_sec"} <= set(rows[0])
         assert [row["trial"] for row in rows] == ["2", "2", "0"]
@@ -359,7 +359,9 @@ class TestText:
 
     def test_a_baseline_that_crashed_is_not_said_to_miss_the_bound(self) -> None:
         crashed = trial(1, PLAIN, status="failed", reason="crashed 3 times: the server died")
-        trials = [crashed if one.candidate == PLAIN else one for one in trials_with_comparisons()]
+        trials = [
+            crashed if trial_of_run.candidate == PLAIN else trial_of_run for trial_of_run in trials_with_comparisons()
+        ]
         text = " ".join(printed_outcome(outcome(trials)).split())
         assert "dynamic_batching {} – – – failed: crashed 3 times: the server died" in text
         assert "no measured load meets" not in text
@@ -629,11 +631,14 @@ class TestVerdict:
 
     def test_the_comparison_with_perf_analyzer_is_shown(self) -> None:
         def with_ratio(latency_ratio: float) -> Outcome:
-            theirs = measured(12000.0, 12.0 * latency_ratio, requests=900)
+            perf_analyzer_measurement = measured(12000.0, 12.0 * latency_ratio, requests=900)
             trials = []
-            for each in trials_with_confirmation(12.0):
-                checks = {own.server: replace(own, measurement=theirs) for own in each.confirmations}
-                trials.append(replace(each, cross_checks=tuple(checks.values())))
+            for searched_trial in trials_with_confirmation(12.0):
+                checks = {
+                    window.server: replace(window, measurement=perf_analyzer_measurement)
+                    for window in searched_trial.confirmations
+                }
+                trials.append(replace(searched_trial, cross_checks=tuple(checks.values())))
             return outcome(trials)
 
         text = " ".join(printed_outcome(with_ratio(1.01), width=200, verbose=True).split())

@@ -59,7 +59,10 @@ class TestScatter:
         assert front_row == 0
         bounds = {column for _, column in places(canvas, BOUND)}
         (dot,) = [
-            (y, x) for y, row in enumerate(canvas) for x, one in enumerate(row) if BLANK < ord(one) <= BLANK + 255
+            (y, x)
+            for y, row in enumerate(canvas)
+            for x, character in enumerate(row)
+            if BLANK < ord(character) <= BLANK + 255
         ]
         assert len(bounds) == 1
         assert front_column < min(bounds) < dot[1]

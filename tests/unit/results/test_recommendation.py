@@ -62,9 +62,11 @@ def drawn_trials(seed: int) -> list[Trial]:
 def test_front_comparisons_and_recommendation_are_of_one_set_of_points(seed: int) -> None:
     trials = drawn_trials(seed)
     outcome = assess(trials, PROBLEM, BASELINE, PLAIN)
-    again = {(own.point.candidate, own.point.load) for own in judge_confirmations(trials, PROBLEM)}
+    judged_cells = {
+        (judgement.point.candidate, judgement.point.load) for judgement in judge_confirmations(trials, PROBLEM)
+    }
     for point in latest_points(trials):
-        assert point in outcome.points or (point.candidate, point.load) in again, "no measurement is dropped"
+        assert point in outcome.points or (point.candidate, point.load) in judged_cells, "no measurement is dropped"
     assert len({(point.trial, point.load) for point in outcome.points}) == len(outcome.points)
     assert outcome.dynamic_batching is not None
     compared = outcome.baseline.point, outcome.dynamic_batching.point
@@ -90,7 +92,7 @@ def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) ->
         if other is not None and other is outcome.recommended:
             assert gain is not None
             assert gain.bounds == (1, 1)
-        elif all(own is not None and meets_sla(own, PROBLEM) for own in both):
+        elif all(judgement is not None and meets_sla(judgement, PROBLEM) for judgement in both):
             assert gain is not None
             assert gain.interval.low < gain.estimate < gain.interval.high
         else:

@@ -133,12 +133,14 @@ class TestFormats:
         assert "@media screen and (max-width: 40rem) {\n  .plot.wide { display: none; }" in page
 
     def test_tables_have_all_measurements(self, written: Path) -> None:
-        rows, own = pd.read_csv(written / "measurements.csv"), pd.read_csv(SAMPLE / "trials.csv")
-        assert len(rows) == len(own)
-        assert set(own.columns) <= set(rows.columns)
-        figures = ["trial", "throughput_infer_per_sec", "latency_p95_ms", "queue_ms", "concurrency"]
-        ours, theirs = (frame.sort_values(figures, ignore_index=True)[figures] for frame in (rows, own))
-        pd.testing.assert_frame_equal(ours, theirs)
+        rows, trials = pd.read_csv(written / "measurements.csv"), pd.read_csv(SAMPLE / "trials.csv")
+        assert len(rows) == len(trials)
+        assert set(trials.columns) <= set(rows.columns)
+        columns = ["trial", "throughput_infer_per_sec", "latency_p95_ms", "queue_ms", "concurrency"]
+        written_rows, recorded_rows = (
+            frame.sort_values(columns, ignore_index=True)[columns] for frame in (rows, trials)
+        )
+        pd.testing.assert_frame_equal(written_rows, recorded_rows)
         assert rows[rows.meets & rows.confirmation.isna()].trial.nunique() == 8
         packed = pd.read_parquet(written / "measurements.parquet")
         assert list(packed.columns) == list(rows.columns)
@@ -193,7 +195,7 @@ class TestRuns:
         (damaged / "trials.csv").write_text(text + "dlrm,1\n")
         (empty / "trials.csv").unlink()
         page = run.parent / "all.md"
-        names = [str(one) for one in (run, bert, damaged, empty, run / "gone")]
+        names = [str(path) for path in (run, bert, damaged, empty, run / "gone")]
         assert main([*names, "--format", "markdown", "--out", str(page)]) == 0
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 4
@@ -349,15 +351,17 @@ def test_captions_of_markdown_end_with_one_sign(run: Path) -> None:
 
 def test_unstable_overloaded_and_disturbed_measurements_are_counted_apart(run: Path) -> None:
     finished = read_run(run)
-    place, one = next((i, one) for i, one in enumerate(finished.trials) if one.confirmations)
-    (load, first), *rest = one.measurements
+    place, confirmed_trial = next(
+        (i, confirmed_trial) for i, confirmed_trial in enumerate(finished.trials) if confirmed_trial.confirmations
+    )
+    (load, first), *rest = confirmed_trial.measurements
     unstable, overloaded = replace(first, stable=False), replace(first, stable=False, overloaded=True)
-    window = one.confirmations[0]
+    window = confirmed_trial.confirmations[0]
     disturbed = replace(window, measurement=replace(window.measurement, stable=False))
     worse = replace(
-        one,
+        confirmed_trial,
         measurements=((load, unstable), (load, unstable), (load, overloaded), *rest),
-        confirmations=(disturbed, *one.confirmations[1:]),
+        confirmations=(disturbed, *confirmed_trial.confirmations[1:]),
     )
     quiet = [
         replace(trial, measurements=tuple((load, replace(m, stable=True)) for load, m in trial.measurements))
@@ -384,8 +388,8 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(color: str, other_color: str) -> float:
+    low, high = sorted((luminance(color), luminance(other_color)))
     return (high + 0.05) / (low + 0.05)
 
 

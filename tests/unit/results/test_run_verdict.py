@@ -144,22 +144,22 @@ def test_a_cause_says_if_others_took_the_cpus(share: float | None, is_told: bool
 def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
     high = replace(known_problem(), sla=Sla.from_bounds({"p99.99": 20.0}))
     sketch = sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 500))
-    own = replace(measurement(1000.0, 14.0), requests=500, latency_sketch=sketch, requests_over_ms="20:0")
+    window = replace(measurement(1000.0, 14.0), requests=500, latency_sketch=sketch, requests_over_ms="20:0")
     confirmations = tuple(
-        ConfirmationWindow(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8)
+        ConfirmationWindow(number, LOAD, window, ERROR) for number in range(LOOKS[0]) for _ in range(8)
     )
-    trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
+    trials = [Trial(0, BEST, ((LOAD, window),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, high, BASELINE, PLAIN))
     assert re.search(r"; p99\.99 needs about 53,000 effective requests, and these were [0-9.,]+$", cause), cause
 
 
 def test_too_few_requests_for_a_small_error_rate_are_the_cause() -> None:
     rare = replace(known_problem(), sla=Sla.from_bounds({"error-rate": 0.01}))
-    own = replace(measurement(1000.0, 14.0), requests=500, rejected_requests=0)
+    window = replace(measurement(1000.0, 14.0), requests=500, rejected_requests=0)
     confirmations = tuple(
-        ConfirmationWindow(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8)
+        ConfirmationWindow(number, LOAD, window, ERROR) for number in range(LOOKS[0]) for _ in range(8)
     )
-    trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
+    trials = [Trial(0, BEST, ((LOAD, window),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, rare, BASELINE, PLAIN))
     assert cause.endswith("15,504 effective requests; at least 52,981 are needed"), cause
 
@@ -225,9 +225,10 @@ def test_a_disturbance_of_another_configuration_widens_no_interval() -> None:
         return Trial(number, candidate, ((LOAD, measurement(1000.0, 15.0)),), confirmations=confirmations)
 
     best = tested(BEST, 0, [16.0, 16.2, 15.9, 16.1], stable=True)
-    others = [tested(PLAIN, 1, [12.0, 40.0, 15.0, 60.0], stable=stable) for stable in (False, True)]
+    plain_trials = [tested(PLAIN, 1, [12.0, 40.0, 15.0, 60.0], stable=stable) for stable in (False, True)]
     alone, disturbed, varied = (
-        judge_confirmations([best, *other], known_problem())[0] for other in ([], others[:1], others[1:])
+        judge_confirmations([best, *other_trials], known_problem())[0]
+        for other_trials in ([], plain_trials[:1], plain_trials[1:])
     )
     assert disturbed.latency_ms == alone.latency_ms
     assert disturbed.judged.verdict is Verdict.PASS
@@ -300,13 +301,13 @@ def drifted(*best: Measurement, confirmed: Sequence[Measurement] = ()) -> Outcom
 
     The slow time lasts for several deployments, so that the speed probe is reliable.
     """
-    others = [
+    slow_trials = [
         Trial(n, replace(PLAIN, max_batch_size=32 + n), ((LOAD, slow(30.0, 1.4 if n < 10 else 1.0, 500.0)),))
         for n in range(2, 30)
     ]
     confirmations = tuple(ConfirmationWindow(n, LOAD, window, ERROR) for n, window in enumerate(confirmed))
     loads = tuple((LoadPoint(1, concurrency=8 + n), window) for n, window in enumerate(best))
-    trials = [Trial(0, BEST, loads, confirmations=confirmations), *others]
+    trials = [Trial(0, BEST, loads, confirmations=confirmations), *slow_trials]
     return assess(trials, replace(known_problem(), cpu_count=2), BASELINE, PLAIN)
 
 
@@ -439,8 +440,8 @@ RERUN = "stop other programs on this machine, then run again"
 def searched(*p95_ms: float, shares: tuple[float | None, ...], stable: bool = True) -> Outcome:
     """Return the outcome of a search with these p95 in ms, while others took these shares of the CPUs."""
     points = tuple(
-        (LoadPoint(1, concurrency=n), replace(measurement(1000.0, own, stable=stable), other_cpu_share=share))
-        for n, (own, share) in enumerate(zip(p95_ms, shares, strict=True), start=1)
+        (LoadPoint(1, concurrency=n), replace(measurement(1000.0, latency_ms, stable=stable), other_cpu_share=share))
+        for n, (latency_ms, share) in enumerate(zip(p95_ms, shares, strict=True), start=1)
     )
     return assess([Trial(0, BASELINE, points)], known_problem(), BASELINE, PLAIN)
 
@@ -514,7 +515,7 @@ def test_a_measurement_that_meets_the_sla_but_is_not_stable_is_no_fail() -> None
 
 def at_loads(*measured: Measurement, sla: Sla | None = None) -> Outcome:
     """Return the outcome of a search that measured the baseline once at each concurrency from 1."""
-    points = tuple((LoadPoint(1, concurrency=n), own) for n, own in enumerate(measured, start=1))
+    points = tuple((LoadPoint(1, concurrency=n), measurement) for n, measurement in enumerate(measured, start=1))
     problem = replace(known_problem(), sla=known_problem().sla if sla is None else sla)
     return assess([Trial(0, BASELINE, points)], problem, BASELINE, PLAIN)
 

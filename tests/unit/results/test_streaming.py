@@ -195,8 +195,10 @@ def test_a_batch_has_the_interval_of_the_output_tokens(tmp_path: Path) -> None:
 def test_a_sweep_shows_tokens_and_times(capsys: pytest.CaptureFixture[str]) -> None:
     measured = {load: streaming_run.measurement(streaming_run.BEST, load) for load in (1, 8)}
     cells = [
-        SweepCell(0, streaming_run.BEST, LoadPoint(1, load), replace(one, queue_ms=0.5, compute_infer_ms=3.5), 1)
-        for load, one in measured.items()
+        SweepCell(
+            0, streaming_run.BEST, LoadPoint(1, load), replace(measurement, queue_ms=0.5, compute_infer_ms=3.5), 1
+        )
+        for load, measurement in measured.items()
     ]
     facts = {"model": {"name": "tinygpt"}, "hardware": "2 CPUs", "notes": [], "status": "done", "results_dir": "x"}
     print_sweep(Console(width=80), cells, facts)

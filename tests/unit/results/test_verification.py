@@ -58,8 +58,8 @@ def test_perf_analyzer_checks_the_recommendation_only(problem: Problem) -> None:
     recommended = assess(trials, problem, BASELINE, FAST).recommended
     assert recommended is not None
     checked = verification_candidates(recommended, trials, problem, is_cross_checked=True)
-    tested, *others = verification_candidates(recommended, trials, problem, is_cross_checked=False)
-    assert checked == [replace(tested, is_cross_checked=True), *others]
+    tested, *runners_up = verification_candidates(recommended, trials, problem, is_cross_checked=False)
+    assert checked == [replace(tested, is_cross_checked=True), *runners_up]
     assert checked[0].server_seconds > tested.server_seconds
 
 
@@ -150,12 +150,16 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
 
 def test_time_that_the_test_leaves_is_used_for_the_runners_up(problem: Problem, tmp_path: Path) -> None:
     """The time seems too short at first, but these measurements take none."""
-    before = searched(RandomServer(), LOADS)
-    recommended = assess(before, problem, BASELINE, FAST).recommended
+    trials = searched(RandomServer(), LOADS)
+    recommended = assess(trials, problem, BASELINE, FAST).recommended
     assert recommended is not None
-    tested, *_ = verification_candidates(recommended, before, problem, is_cross_checked=False)
+    tested, *_ = verification_candidates(recommended, trials, problem, is_cross_checked=False)
     verification = verified(tmp_path, problem, budget_seconds=tested.reserved_seconds(LOOKS[0]))
-    assert [own.servers for own in verification.measured] == [LOOKS[0], COMPARED_SERVERS, COMPARED_SERVERS]
+    assert [candidate.servers for candidate in verification.measured] == [
+        LOOKS[0],
+        COMPARED_SERVERS,
+        COMPARED_SERVERS,
+    ]
     assert verification.ranking_holds
 
 

@@ -67,13 +67,20 @@ def test_bounds_that_bind_in_different_configurations_are_met_together() -> None
 
 
 def test_one_bound_has_the_same_probability_as_two_of_which_one_is_loose() -> None:
-    cells = posterior((500.0, 0.02), (400.0, 0.019))
-    two = Posterior(np.repeat(cells.mean, (1, 2), axis=1), np.repeat(cells.std, (1, 2), axis=1), cells.log_loads)
-    alone = probability_within_bounds(cells, np.array([0.02]))
-    assert probability_within_bounds(two, np.array([0.02, 9.0])) == pytest.approx(alone, abs=0.01)
+    cells_with_one_bound = posterior((500.0, 0.02), (400.0, 0.019))
+    cells_with_two_bounds = Posterior(
+        np.repeat(cells_with_one_bound.mean, (1, 2), axis=1),
+        np.repeat(cells_with_one_bound.std, (1, 2), axis=1),
+        cells_with_one_bound.log_loads,
+    )
+    alone = probability_within_bounds(cells_with_one_bound, np.array([0.02]))
+    assert probability_within_bounds(cells_with_two_bounds, np.array([0.02, 9.0])) == pytest.approx(alone, abs=0.01)
     gains = [
-        expected_improvement(one, bounds, best=math.log(300.0))
-        for one, bounds in ((cells, np.array([0.02])), (two, np.array([0.02, 9.0])))
+        expected_improvement(posterior_of_cells, bounds, best=math.log(300.0))
+        for posterior_of_cells, bounds in (
+            (cells_with_one_bound, np.array([0.02])),
+            (cells_with_two_bounds, np.array([0.02, 9.0])),
+        )
     ]
     assert gains[1] == pytest.approx(gains[0])
 
@@ -154,7 +161,7 @@ def test_the_instances_of_all_server_processes_count() -> None:
 
 def test_an_average_trial_has_the_relative_time_one() -> None:
     costs = TrialCosts(TRIALS)
-    relative = [costs.relative(one.candidate) for one in TRIALS]
+    relative = [costs.relative(trial_of_study.candidate) for trial_of_study in TRIALS]
     assert sum(relative) / len(relative) == pytest.approx(1.0)
     assert relative[1] > 2 * relative[0]
 

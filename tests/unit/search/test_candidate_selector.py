@@ -97,18 +97,18 @@ def test_a_group_that_was_measured_has_its_own_speed() -> None:
         (1, ()): [observed(1, 0.010, 4), observed(1, 0.014, 8)],
         (2, ()): [observed(2, 0.050)],
     }
-    known = fit_service_times(groups, problem(), 8)
-    alone = known.times((1, ())).seconds
+    service_times = fit_service_times(groups, problem(), 8)
+    alone = service_times.times((1, ())).seconds
     assert alone[3, 0] == pytest.approx(0.010, rel=0.05)
     assert alone[7, 0] == pytest.approx(0.014, rel=0.05)
-    assert known.times((2, ())).seconds[7, 1] == pytest.approx(0.050, rel=0.05)
+    assert service_times.times((2, ())).seconds[7, 1] == pytest.approx(0.050, rel=0.05)
 
 
 def test_a_group_never_measured_takes_the_nearest() -> None:
-    known = fit_service_times({(2, ()): [observed(2, 0.050)], (8, ()): [observed(8, 0.080)]}, problem(), 8)
-    two, three = known.times((2, ())).seconds, known.times((3, ())).seconds
-    assert three[7, :2] == pytest.approx(two[7])
-    assert three[7, 2] > three[7, 1]
+    service_times = fit_service_times({(2, ()): [observed(2, 0.050)], (8, ()): [observed(8, 0.080)]}, problem(), 8)
+    two_instances, three_instances = service_times.times((2, ())).seconds, service_times.times((3, ())).seconds
+    assert three_instances[7, :2] == pytest.approx(two_instances[7])
+    assert three_instances[7, 2] > three_instances[7, 1]
 
 
 def test_fields_of_the_batcher_make_no_group() -> None:
@@ -120,16 +120,16 @@ def test_fields_of_the_batcher_make_no_group() -> None:
 def test_more_threads_than_cores_slow_each_other_down(counted: bool) -> None:
     """The number of cores is known, or derived from the space."""
     space = SearchSpace((8,), (0,), instance_count=(1, 2, 3), fields={THREADS: ("1", "2")})
-    given_problem = replace(problem(space), cpu_count=2 if counted else None)
-    one, two = (((THREADS, threads),) for threads in ("1", "2"))
-    known = fit_service_times({(1, one): [observed(1, 0.010)]}, given_problem, 8)
+    problem_of_cpus = replace(problem(space), cpu_count=2 if counted else None)
+    one_thread, two_threads = (((THREADS, threads),) for threads in ("1", "2"))
+    service_times = fit_service_times({(1, one_thread): [observed(1, 0.010)]}, problem_of_cpus, 8)
 
     def seconds(instances: int, fields: tuple[tuple[str, str], ...]) -> float:
-        return float(known.times((instances, fields)).seconds[7, instances - 1])
+        return float(service_times.times((instances, fields)).seconds[7, instances - 1])
 
-    assert seconds(1, one) == pytest.approx(0.010)
-    assert seconds(1, two) < seconds(1, one) < seconds(2, one) < seconds(3, one)
-    assert seconds(2, two) > 2 * seconds(1, two)
+    assert seconds(1, one_thread) == pytest.approx(0.010)
+    assert seconds(1, two_threads) < seconds(1, one_thread) < seconds(2, one_thread) < seconds(3, one_thread)
+    assert seconds(2, two_threads) > 2 * seconds(1, two_threads)
 
 
 def test_the_effect_of_unmeasured_thread_counts_stays_unknown() -> None:
@@ -202,8 +202,8 @@ def test_the_behaviour_of_the_batcher_is_a_feature() -> None:
     service = linear_times(1e-3, 1e-4, 8)
     batched = simulate(Candidate(8, True), ClosedLoopLoad(8), service)
     single = simulate(Candidate(8), ClosedLoopLoad(8), service)
-    one, other = (features(SPACE, Candidate(8), 8, seen) for seen in (batched, single))
-    assert one != other
+    batched_features, single_features = (features(SPACE, Candidate(8), 8, result) for result in (batched, single))
+    assert batched_features != single_features
 
 
 # -- the selector -------------------------------------------------------------------------------------------------
@@ -297,20 +297,20 @@ def test_nothing_measured_and_nothing_left_are_no_faults() -> None:
 
 def test_the_seed_is_that_of_the_simulations() -> None:
     points = [Point(t.number, t.candidate, load, m) for t in BASELINES for load, m in t.measurements]
-    one, other = (fit(points, problem(), "latency-p95", seed) for seed in (1, 2))
+    model, model_of_other_seed = (fit(points, problem(), "latency-p95", seed) for seed in (1, 2))
     cell = [(Candidate(8, True, 500), 7)]
-    assert one.simulate(cell) == fit(points, problem(), "latency-p95", 1).simulate(cell)
-    assert one.simulate(cell) != other.simulate(cell)
+    assert model.simulate(cell) == fit(points, problem(), "latency-p95", 1).simulate(cell)
+    assert model.simulate(cell) != model_of_other_seed.simulate(cell)
 
 
-def slowed(one: Trial, factor: float, *, probed: bool = True) -> Trial:
+def slowed(trial_of_study: Trial, factor: float, *, probed: bool = True) -> Trial:
     """Return the trial on a machine on which everything takes ``factor`` times as long."""
     measurements = []
-    for load, m in one.measurements:
+    for load, m in trial_of_study.measurements:
         throughput, p95_ms = (m.throughput_infer_per_sec or 0) / factor, (m.latency_p95_ms or 0) * factor
         slow = replace(m, throughput_infer_per_sec=throughput, latency_p95_ms=p95_ms)
         measurements.append((load, replace(slow, speed_probe_ms=80 * factor if probed else None)))
-    return replace(one, measurements=tuple(measurements))
+    return replace(trial_of_study, measurements=tuple(measurements))
 
 
 def test_a_change_of_speed_that_the_probe_shows_changes_no_prediction() -> None:
@@ -321,8 +321,11 @@ def test_a_change_of_speed_that_the_probe_shows_changes_no_prediction() -> None:
 
     def predicted(factor: float, *, probed: bool = True) -> float:
         factors = [1.0] * len(fast) + [factor] * len(slow)
-        own = [slowed(one, by, probed=probed) for one, by in zip(trials, factors, strict=True)]
-        return float(fit_surrogate(on_cpus, own).forecast([(candidate, 16)])[0][0])
+        slowed_trials = [
+            slowed(trial_of_study, slowness, probed=probed)
+            for trial_of_study, slowness in zip(trials, factors, strict=True)
+        ]
+        return float(fit_surrogate(on_cpus, slowed_trials).forecast([(candidate, 16)])[0][0])
 
     assert predicted(1.5) == pytest.approx(predicted(1.0), rel=0.12)
     assert predicted(1.5, probed=False) < 0.82 * predicted(1.0)
@@ -337,19 +340,19 @@ def test_trials_come_back_from_the_study_as_they_were() -> None:
     forecast = Forecast(100.0, 90.5, 110.25, 10.0, 8.0, 12.0, "latency-p95")
     load, measured = BASELINES[1].measurements[0]
     trials = [BASELINES[0], replace(BASELINES[1], measurements=((load, replace(measured, forecast=forecast)),))]
-    for one in trials:
-        tracker.record(one)
-    beyond = Trial(2, Candidate(64), status="failed", reason="refused", lacks_gpu_memory=True)
-    tracker.record(beyond)
-    assert finished_trials(study) == [*trials, beyond]
+    for finished_trial in trials:
+        tracker.record(finished_trial)
+    refused_trial = Trial(2, Candidate(64), status="failed", reason="refused", lacks_gpu_memory=True)
+    tracker.record(refused_trial)
+    assert finished_trials(study) == [*trials, refused_trial]
     assert trial_from_attributes(json.loads(json.dumps(study.trials[1].user_attrs))) == trials[1]
 
 
 def test_a_second_trial_of_a_candidate_is_stored_once() -> None:
     tracker = CandidateTracker(problem(), optuna.create_study(direction="maximize"))
     control = replace(BASELINES[0], number=2)
-    for one in (*BASELINES, control, *BASELINES, control):
-        tracker.record(one)
+    for finished_trial in (*BASELINES, control, *BASELINES, control):
+        tracker.record(finished_trial)
     assert finished_trials(tracker.study) == [*BASELINES, control]
 
 

@@ -111,13 +111,13 @@ def test_server_processes_need_memory_as_instances_do() -> None:
     space = replace(SPACE, fields={**SPACE.fields, SERVER_PROCESSES: (1, 2)})
 
     def with_processes(instances: int, processes: int, size: int = 8) -> Candidate:
-        one = candidate(size, instances)
-        return replace(one, fields=tuple(sorted((*one.fields, (SERVER_PROCESSES, processes)))))
+        single_process = candidate(size, instances)
+        return replace(single_process, fields=tuple(sorted((*single_process.fields, (SERVER_PROCESSES, processes)))))
 
     trials = [worked(with_processes(1, 2)), worked(with_processes(2, 1, 128))]
     trials += [failed(with_processes(4, 1)), failed(with_processes(2, 2, 32))]
-    known = Feasibility(trials, space, MEMORY)
-    more, fewer = known.probabilities([with_processes(4, 2), with_processes(1, 2, 32)])
+    feasibility = Feasibility(trials, space, MEMORY)
+    more, fewer = feasibility.probabilities([with_processes(4, 2), with_processes(1, 2, 32)])
     assert more < 0.3 < 0.7 < fewer
 
 

@@ -126,8 +126,8 @@ def test_the_share_of_missed_notifications_follows_from_the_measurements() -> No
     awake = Trial(1, SHORT, tuple((LoadPoint(1, request_rate=r), served(SHORT, r, 0.0)) for r in rates))
     cells = [(SHORT, 1)]
     shares = []
-    for own in (awake, trial(1, SHORT, *rates)):
-        refusals = fit_surrogate(PROBLEM, [trial(0, NO_LIMIT, *rates), own]).refusals
+    for short_trial in (awake, trial(1, SHORT, *rates)):
+        refusals = fit_surrogate(PROBLEM, [trial(0, NO_LIMIT, *rates), short_trial]).refusals
         assert refusals.is_trusted
         shares.append(float(refusals.probabilities(cells, lambda: np.full(1, 60.0))[0]))
     assert shares[0] > 0.5 > shares[1]
@@ -201,17 +201,20 @@ def refused_shares(space: SearchSpace, loads: Sequence[int], rates: Sequence[flo
 @pytest.mark.parametrize("rates", [None, (500.0, 1000.0)], ids=["closed", "open"])
 def test_each_server_process_refuses_as_one_with_its_share_of_the_load(rates: Sequence[float] | None) -> None:
     space = SearchSpace((8,), (0,), fields={MAX_QUEUE_SIZE: (4,), SERVER_PROCESSES: (1, 2)})
-    one, two = refused_shares(space, (16, 32), rates)
-    assert one == two > 0
+    single_share, pair_share = refused_shares(space, (16, 32), rates)
+    assert single_share == pair_share > 0
 
 
 @pytest.mark.parametrize(("levels", "default"), [(1, 1), (2, 2)])
 def test_requests_without_a_priority_have_the_policy_of_the_default_level(levels: int, default: int) -> None:
-    own: dict[str, tuple[FieldValue, ...]] = {PRIORITY_LEVELS: (levels,), DEFAULT_PRIORITY_LEVEL: (default,)}
+    priority_fields: dict[str, tuple[FieldValue, ...]] = {
+        PRIORITY_LEVELS: (levels,),
+        DEFAULT_PRIORITY_LEVEL: (default,),
+    }
     limit = f"{PRIORITY_POLICY}.{default}.max_queue_size"
-    (limited,) = refused_shares(SearchSpace((8,), (0,), fields={**own, limit: (1,)}), (32,), None)
+    (limited,) = refused_shares(SearchSpace((8,), (0,), fields={**priority_fields, limit: (1,)}), (32,), None)
     (unlimited,) = refused_shares(
-        SearchSpace((8,), (0,), fields={**own, MAX_QUEUE_SIZE: (1,), limit: (0,)}), (32,), None
+        SearchSpace((8,), (0,), fields={**priority_fields, MAX_QUEUE_SIZE: (1,), limit: (0,)}), (32,), None
     )
     assert limited > 0
     assert unlimited == 0

@@ -112,14 +112,14 @@ def test_nothing_is_repeatable_if_other_workers_may_join() -> None:
 
 
 def test_a_repeat_is_stored_as_a_second_trial() -> None:
-    known = tracker()
-    for one in (FEASIBLE, MISSED):
-        known.record(one)
-    assert not known.start(FAST, 16), "it was tried"
-    assert known.start(FAST, 16, again=True)
-    assert known.repeatable([FEASIBLE, MISSED]) == {SLOW}, "it runs"
-    known.record(replace(MISSED, number=2))
-    assert [t.user_attrs["trial"] for t in known.study.trials if "trial" in t.user_attrs] == [0, 1, 2]
+    candidate_tracker = tracker()
+    for finished_trial in (FEASIBLE, MISSED):
+        candidate_tracker.record(finished_trial)
+    assert not candidate_tracker.start(FAST, 16), "it was tried"
+    assert candidate_tracker.start(FAST, 16, again=True)
+    assert candidate_tracker.repeatable([FEASIBLE, MISSED]) == {SLOW}, "it runs"
+    candidate_tracker.record(replace(MISSED, number=2))
+    assert [t.user_attrs["trial"] for t in candidate_tracker.study.trials if "trial" in t.user_attrs] == [0, 1, 2]
 
 
 def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> None:
@@ -127,10 +127,12 @@ def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> 
     scheduler = Scheduler(
         PROBLEM, searcher, Budget(1e9), Stopwatch(), (("baseline", SLOW), ("dynamic_batching", FAST))
     )
-    for one in (FEASIBLE, MISSED):
+    for finished_trial in (FEASIBLE, MISSED):
         scheduled = scheduler.next()
         assert scheduled is not None
-        scheduler.record_finished(replace(one, number=scheduled[1].number, candidate=scheduled[1].candidate))
+        scheduler.record_finished(
+            replace(finished_trial, number=scheduled[1].number, candidate=scheduled[1].candidate)
+        )
     scheduled = scheduler.next()
     assert scheduled is not None
     role, repeat = scheduled
@@ -145,8 +147,10 @@ def test_repeats_count_as_trials_of_the_limit() -> None:
     scheduler = Scheduler(
         PROBLEM, searcher, Budget(1e9, 2), Stopwatch(), (("baseline", SLOW), ("dynamic_batching", FAST))
     )
-    for one in (FEASIBLE, MISSED):
+    for finished_trial in (FEASIBLE, MISSED):
         scheduled = scheduler.next()
         assert scheduled is not None
-        scheduler.record_finished(replace(one, number=scheduled[1].number, candidate=scheduled[1].candidate))
+        scheduler.record_finished(
+            replace(finished_trial, number=scheduled[1].number, candidate=scheduled[1].candidate)
+        )
     assert scheduler.next() is None

@@ -63,9 +63,9 @@ def trial(number: int, candidate: Candidate, throughput: float, p95_ms: float = 
 
 def write(path: Path, trials: Sequence[Trial], model: str = "known") -> Path:
     table = TrialsTable(path, model, {})
-    for one in trials:
-        for load, measured in one.measurements:
-            table.append(one, load, measured)
+    for trial_of_run in trials:
+        for load, measured in trial_of_run.measurements:
+            table.append(trial_of_run, load, measured)
     return path
 
 
@@ -115,9 +115,9 @@ def test_an_incomplete_run_is_read_up_to_its_end_and_not_changed(tmp_path: Path)
     for cut in (1, 20, 50):
         (tmp_path / "trials.csv").write_bytes(whole[:-cut])
         (tmp_path / "run.json").write_text('{"options": {"mod')
-        read = read_warm_start(str(tmp_path), "", 1)
-        assert [one.number for one in read.trials] == [0, 1]
-        assert read.fingerprint is None
+        source = read_warm_start(str(tmp_path), "", 1)
+        assert [trial_of_run.number for trial_of_run in source.trials] == [0, 1]
+        assert source.fingerprint is None
         assert (tmp_path / "trials.csv").read_bytes() == whole[:-cut]
 
 
@@ -168,7 +168,9 @@ def test_fitting_trials_are_used_and_notes_count_the_rest(problem: Problem) -> N
     other_size = trial(2, compared[1], 7.0, batch=2)
     source = WarmStartSource("r", (inside, outside, other_size, trial(3, compared[0], 1.0)), "other", THERE, 16)
     transferred, notes = select_fitting(source, problem, compared)
-    assert [one.number for one in transferred.trials] == [0, 3], "what is compared with may lie outside"
+    assert [fitting_trial.number for fitting_trial in transferred.trials] == [0, 3], (
+        "what is compared with may lie outside"
+    )
     assert transferred.cpu_count == 16
     assert [str(note) for note in notes] == [
         "warm start: 2 configurations of r on Other CPU, 16 CPUs · embedded server 2.50.0, onnxruntime 1.19",
@@ -225,8 +227,8 @@ def error_posterior(correction: SimulationErrorModel, at: float, expected: float
     inputs[0, 0] = at
     predictions = correction.predict(inputs, np.array([[expected, 0.0]]))
     odds = np.array(correction.probabilities)
-    means = np.array([own[0, 0] for own, _ in predictions])
-    spreads = np.array([spread[0, 0] for _, spread in predictions])
+    means = np.array([component_mean[0, 0] for component_mean, _ in predictions])
+    spreads = np.array([component_spread[0, 0] for _, component_spread in predictions])
     mean = float(odds @ means)
     return mean, math.sqrt(odds @ (spreads**2 + means**2) - mean**2)
 
@@ -278,7 +280,10 @@ def slower(trials: Sequence[Trial], factor: float) -> TransferredStudy:
         )
 
     return TransferredStudy(
-        tuple(replace(one, measurements=tuple((load, on(m)) for load, m in one.measurements)) for one in trials)
+        tuple(
+            replace(trial_of_run, measurements=tuple((load, on(m)) for load, m in trial_of_run.measurements))
+            for trial_of_run in trials
+        )
     )
 
 
@@ -329,7 +334,7 @@ def test_optunas_samplers_begin_once_with_the_best_transferred_candidates(
     again = make_searcher(method, problem, 0, storage, "s", transferred=transferred)
     assert again.suggest() not in first_candidates
     study = optuna.load_study(study_name="s", storage=optuna_storage(storage))
-    assert not [one for one in study.trials if one.state == optuna.trial.TrialState.WAITING]
+    assert not [study_trial for study_trial in study.trials if study_trial.state == optuna.trial.TrialState.WAITING]
 
 
 def test_transferred_failures_and_request_rates_do_no_harm(problem: Problem) -> None:
@@ -355,29 +360,31 @@ def test_odd_figures_do_no_harm() -> None:
 def test_a_baseline_with_larger_batches_than_the_space_and_the_source_is_learned_from() -> None:
     problem = replace(PROBLEM, space=SearchSpace((1, 4, 16), ("off", 0, 1000), instance_count=(1, 2)))
 
-    def known(number: int, candidate: Candidate) -> Trial:
+    def measured_trial(number: int, candidate: Candidate) -> Trial:
         return Trial(
             number,
             candidate,
             tuple((LoadPoint(1, load), measure_known_server(candidate, load, 1)) for load in (4, 32)),
         )
 
-    transferred = TransferredStudy(tuple(known(n, one) for n, one in enumerate(problem.space.candidates())))
+    transferred = TransferredStudy(
+        tuple(measured_trial(n, candidate) for n, candidate in enumerate(problem.space.candidates()))
+    )
     searcher = make_searcher("simulated", problem, transferred=transferred)
-    searcher.observe(known(0, Candidate(64, True)))
+    searcher.observe(measured_trial(0, Candidate(64, True)))
     assert searcher.suggest() in problem.space.candidates()
 
 
 def test_measurements_that_cannot_be_simulated_are_left_out() -> None:
-    one = trial(0, Candidate(16, True), 1.0)
+    simulated_trial = trial(0, Candidate(16, True), 1.0)
     changes: list[dict[str, Any]] = [
         {"throughput_infer_per_sec": 0.0},
         {"batch_stats": "17:1:1"},
     ]
-    ((load, measured),) = one.measurements
+    ((load, measured),) = simulated_trial.measurements
     odd = [(load, replace(measured, **changed)) for changed in changes] + [(LoadPoint(1, 65536), measured)]
     for cell in odd:
-        wrong = replace(one, measurements=(cell,))
+        wrong = replace(simulated_trial, measurements=(cell,))
         with pytest.raises(BadInputError, match="it holds no measurements"):
             select_fitting(WarmStartSource("r", (wrong,)), PROBLEM, ())
 
@@ -392,18 +399,18 @@ def optuna_storage(path: str) -> optuna.storages.BaseStorage:
 @st.composite
 def studies(draw: st.DrawFn) -> list[tuple[int, float, float]]:
     """Generate studies of (candidate, throughput, p95) that look better than all candidates of this machine."""
-    one = st.tuples(st.integers(0, 13), st.floats(MARK, 2 * MARK), st.floats(0.001, 5))
-    return draw(st.lists(one, min_size=1, max_size=8))
+    measured_candidates = st.tuples(st.integers(0, 13), st.floats(MARK, 2 * MARK), st.floats(0.001, 5))
+    return draw(st.lists(measured_candidates, min_size=1, max_size=8))
 
 
 def check_rankings(method: str, study: list[tuple[int, float, float]], path: Path) -> None:
     loads = (1, 2, 4, 8, 16, 32, 64)
     candidates = SPACE.candidates()
     table = [
-        Trial(n, one, tuple((LoadPoint(1, c), measure_known_server(one, c, 1)) for c in loads))
-        for n, one in enumerate(candidates)
+        Trial(n, candidate, tuple((LoadPoint(1, c), measure_known_server(candidate, c, 1)) for c in loads))
+        for n, candidate in enumerate(candidates)
     ]
-    problem = replace(PROBLEM, space=recorded_space({one: set(loads) for one in candidates}, 1))
+    problem = replace(PROBLEM, space=recorded_space({candidate: set(loads) for candidate in candidates}, 1))
     transferred = TransferredStudy(tuple(trial(n, candidates[i], *figures) for n, (i, *figures) in enumerate(study)))
     trials = tuned(problem, table, path, method, transferred, trials=4)
     (_, baseline), (_, plain) = baselines(problem.space)
@@ -417,8 +424,8 @@ def check_rankings(method: str, study: list[tuple[int, float, float]], path: Pat
     assert len(rows) == outcome.measurements
     assert all(float(row["throughput_infer_per_sec"]) < MARK for row in rows)
     kept = optuna.load_study(study_name="s", storage=optuna_storage(str(path / "study.journal")))
-    assert max(value for one in kept.trials for value in one.values or ()) < MARK
-    points = [point for one in kept.trials for point in one.user_attrs.get("points", ())]
+    assert max(value for study_trial in kept.trials for value in study_trial.values or ()) < MARK
+    points = [point for study_trial in kept.trials for point in study_trial.user_attrs.get("points", ())]
     assert max(point["throughput_infer_per_sec"] for point in points) < MARK
 
 

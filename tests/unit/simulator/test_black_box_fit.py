@@ -93,10 +93,12 @@ def test_instances_never_measured_may_share_the_device() -> None:
 def test_threads_that_exceed_the_cores_slow_all_samples_down() -> None:
     """Only one thread was measured. Two instances of four threads have two cores."""
     problem = replace(PROBLEM, space=replace(PROBLEM.space, fields={INTRA_OP_THREAD_COUNT: ("1", "4")}), cpu_count=2)
-    one, four = (Candidate(16, True, instance_count=2, fields=((INTRA_OP_THREAD_COUNT, count),)) for count in "14")
-    measured = points(SERVER, [(one, 4), (one, 32)])
+    one_thread, four_threads = (
+        Candidate(16, True, instance_count=2, fields=((INTRA_OP_THREAD_COUNT, count),)) for count in "14"
+    )
+    measured = points(SERVER, [(one_thread, 4), (one_thread, 32)])
     models = sample_models(fit(measured, problem, LATENCY), measured, problem, LATENCY, COUNT)
-    assert (throughputs(models, (four, 32)) < throughputs(models, (one, 32))).all()
+    assert (throughputs(models, (four_threads, 32)) < throughputs(models, (one_thread, 32))).all()
 
 
 def test_further_measurements_narrow_the_samples() -> None:
@@ -106,10 +108,12 @@ def test_further_measurements_narrow_the_samples() -> None:
 
 def test_a_seed_gives_the_same_samples() -> None:
     measured = points(SERVER, SMALL)
-    one, same, other = (throughputs(samples(measured, seed, 3), (BATCHED, 16)) for seed in (0, 0, 1))
-    assert one.tolist() == same.tolist()
-    assert one.tolist() != other.tolist()
-    assert len(set(one.tolist())) == 3
+    first_samples, repeated_samples, samples_of_other_seed = (
+        throughputs(samples(measured, seed, 3), (BATCHED, 16)) for seed in (0, 0, 1)
+    )
+    assert first_samples.tolist() == repeated_samples.tolist()
+    assert first_samples.tolist() != samples_of_other_seed.tolist()
+    assert len(set(first_samples.tolist())) == 3
 
 
 def test_intervals_cover_servers_of_many_kinds() -> None:

@@ -145,6 +145,10 @@ def test_a_few_loads_on_three_deployments_tell_the_rest() -> None:
         Candidate(1, instance_count=3),
     ):
         for concurrency in (2, 12, 48):
-            one, other = (simulate(candidate, ClosedLoopLoad(concurrency), times, over) for times in (result, truth))
-            assert one.throughput_infer_per_sec == pytest.approx(other.throughput_infer_per_sec, rel=0.1)
-            assert one.latency_p95_s == pytest.approx(other.latency_p95_s, rel=0.15)
+            predicted, simulated_truth = (
+                simulate(candidate, ClosedLoopLoad(concurrency), times, over) for times in (result, truth)
+            )
+            assert predicted.throughput_infer_per_sec == pytest.approx(
+                simulated_truth.throughput_infer_per_sec, rel=0.1
+            )
+            assert predicted.latency_p95_s == pytest.approx(simulated_truth.latency_p95_s, rel=0.15)

@@ -97,7 +97,9 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
     wrong = replace(points[2].measurement, throughput_infer_per_sec=points[2].throughput_infer_per_sec / 5)
     disturbed = [*points[:2], replace(points[2], measurement=wrong), *points[3:]]
     cell = [(batched(16), 16)]
-    (usual,), (other,) = (fit(own, PROBLEM, LATENCIES).simulate(cell) for own in (points, disturbed))
+    (usual,), (other,) = (
+        fit(fitted_points, PROBLEM, LATENCIES).simulate(cell) for fitted_points in (points, disturbed)
+    )
     assert other.throughput_infer_per_sec == pytest.approx(usual.throughput_infer_per_sec, rel=0.2)
 
 
@@ -107,8 +109,8 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
     samples = sample_models(model, points, PROBLEM, LATENCIES, 24)
     logs = np.log(
         [
-            [result.throughput_infer_per_sec for result in one.simulate([(batched(4), 4), (batched(32, 4), 64)])]
-            for one in samples
+            [result.throughput_infer_per_sec for result in sample.simulate([(batched(4), 4), (batched(32, 4), 64)])]
+            for sample in samples
         ]
     )
     near, far = logs.std(axis=0)

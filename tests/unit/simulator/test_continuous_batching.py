@@ -87,8 +87,8 @@ scenarios = st.builds(
 
 @pytest.mark.parametrize("concurrency", [1, 5])
 def test_one_slot_serves_requests_one_after_another(concurrency: int) -> None:
-    own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
-    result = simulate(ContinuousBatchingScenario(1, concurrency, own), lengths("30", "11"))
+    pass_times = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
+    result = simulate(ContinuousBatchingScenario(1, concurrency, pass_times), lengths("30", "11"))
     request_s = 0.01 + 30 * 0.001 + 10 * 0.012
     assert result.throughput_infer_per_sec == pytest.approx(1 / request_s)
     assert result.tokens_per_s == pytest.approx(11 / request_s)
@@ -100,8 +100,8 @@ def test_one_slot_serves_requests_one_after_another(concurrency: int) -> None:
 
 
 def test_a_request_alone_waits_for_the_queue_delay_and_the_network() -> None:
-    own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001, round_trip_s=0.004)
-    scenario = ContinuousBatchingScenario(8, 1, own, delay_s=0.02, full=8)
+    pass_times = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001, round_trip_s=0.004)
+    scenario = ContinuousBatchingScenario(8, 1, pass_times, delay_s=0.02, full=8)
     result = simulate(scenario, replace(lengths("30", "11"), delays=np.ones(1024)))
     assert result.latency_s("ttft-p50") == pytest.approx(0.004 + 0.02 + 0.04)
     assert result.latency_s("latency-p50") == pytest.approx(0.004 + 0.02 + 0.04 + 0.12)
@@ -109,14 +109,16 @@ def test_a_request_alone_waits_for_the_queue_delay_and_the_network() -> None:
 
 
 def test_each_instance_has_requests_of_its_own() -> None:
-    own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
-    one, two = (
-        simulate(ContinuousBatchingScenario(4, 4 * len(factors), own, factors), lengths("30", "11"))
+    pass_times = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
+    one_instance, two_instances = (
+        simulate(ContinuousBatchingScenario(4, 4 * len(factors), pass_times, factors), lengths("30", "11"))
         for factors in ((1.0,), (1.0, 1.0))
     )
-    assert two.throughput_infer_per_sec == pytest.approx(2 * one.throughput_infer_per_sec, rel=0.15)
-    slow = simulate(ContinuousBatchingScenario(4, 8, own, (1.0, 2.0)), lengths("30", "11"))
-    assert slow.throughput_infer_per_sec == pytest.approx(two.throughput_infer_per_sec / 2, rel=0.05)
+    assert two_instances.throughput_infer_per_sec == pytest.approx(
+        2 * one_instance.throughput_infer_per_sec, rel=0.15
+    )
+    slow = simulate(ContinuousBatchingScenario(4, 8, pass_times, (1.0, 2.0)), lengths("30", "11"))
+    assert slow.throughput_infer_per_sec == pytest.approx(two_instances.throughput_infer_per_sec / 2, rel=0.05)
 
 
 @settings(max_examples=60)
@@ -136,28 +138,30 @@ def test_requests_are_conserved(scenario: ContinuousBatchingScenario) -> None:
 
 @settings(max_examples=30)
 @given(times, st.sampled_from([8, 32]))
-def test_more_slots_serve_more(own: PassTimes, concurrency: int) -> None:
-    own = replace(own, kv_tokens=0, prompt_limit=0)
+def test_more_slots_serve_more(pass_times: PassTimes, concurrency: int) -> None:
+    pass_times = replace(pass_times, kv_tokens=0, prompt_limit=0)
     results = [
-        simulate(ContinuousBatchingScenario(slots, concurrency, own), lengths("16", "16")) for slots in (1, 2, 4, 8)
+        simulate(ContinuousBatchingScenario(slots, concurrency, pass_times), lengths("16", "16"))
+        for slots in (1, 2, 4, 8)
     ]
     throughputs = np.array([result.throughput_infer_per_sec for result in results])
     assert (throughputs[1:] > 0.97 * throughputs[:-1]).all()
 
 
 def test_a_limit_of_the_cache_acts_as_fewer_slots() -> None:
-    own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
-    limited = simulate(ContinuousBatchingScenario(16, 16, replace(own, kv_tokens=4 * 41)), lengths("30", "11"))
-    few = simulate(ContinuousBatchingScenario(4, 16, own), lengths("30", "11"))
+    pass_times = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
+    limited = simulate(ContinuousBatchingScenario(16, 16, replace(pass_times, kv_tokens=4 * 41)), lengths("30", "11"))
+    few = simulate(ContinuousBatchingScenario(4, 16, pass_times), lengths("30", "11"))
     assert limited.throughput_infer_per_sec == pytest.approx(few.throughput_infer_per_sec)
     assert limited.mean_batch_size <= 4
 
 
 def test_the_prompts_of_a_pass_are_limited() -> None:
-    own = PassTimes(fixed_s=0.0, sequence_s=0.001, prompt_s=0.001)
-    scenario = ContinuousBatchingScenario(8, 8, own)
+    pass_times = PassTimes(fixed_s=0.0, sequence_s=0.001, prompt_s=0.001)
+    scenario = ContinuousBatchingScenario(8, 8, pass_times)
     together, one_by_one = (
-        simulate(replace(scenario, times=replace(own, prompt_limit=limit)), lengths("30", "11")) for limit in (0, 40)
+        simulate(replace(scenario, times=replace(pass_times, prompt_limit=limit)), lengths("30", "11"))
+        for limit in (0, 40)
     )
     assert one_by_one.mean_batch_size < together.mean_batch_size == 8
 
@@ -167,9 +171,9 @@ def test_the_prompts_of_a_pass_are_limited() -> None:
 
 def model(place: Sequence[float] = ()) -> ContinuousBatchingModel:
     size = len(MEDIANS) + len(LATENCIES)
-    own = np.array([*place, *[0.0] * (size - len(place))])
+    standardized = np.array([*place, *[0.0] * (size - len(place))])
     return ContinuousBatchingModel(
-        PROBLEM, LATENCIES, RequestLengths.from_tokens(tokens("16..64", "16")), 4e-3, own, np.eye(size)
+        PROBLEM, LATENCIES, RequestLengths.from_tokens(tokens("16..64", "16")), 4e-3, standardized, np.eye(size)
     )
 
 
@@ -181,10 +185,10 @@ def points_of(
     points = []
     for number, (cell, result) in enumerate(zip(cells, truth.simulate(cells), strict=True)):
         factor = float(np.exp(rng.normal(0, noise)))
-        own: dict[str, Any] = {
+        latencies_ms: dict[str, Any] = {
             f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in LATENCY_METRICS
         }
-        measurement = Measurement(result.throughput_infer_per_sec * factor, requests=500, stable=True, **own)
+        measurement = Measurement(result.throughput_infer_per_sec * factor, requests=500, stable=True, **latencies_ms)
         points.append(Point(number, cell[0], LoadPoint(1, cell[1]), measurement))
     return points
 
@@ -210,7 +214,7 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
     points = points_of(model(), CELLS, noise=0.03)
     wrong = replace(points[2].measurement, throughput_infer_per_sec=points[2].throughput_infer_per_sec / 5)
     disturbed = [*points[:2], replace(points[2], measurement=wrong), *points[3:]]
-    usual, other = (fit(own, PROBLEM, LATENCIES).simulate(OTHERS) for own in (points, disturbed))
+    usual, other = (fit(fitted_points, PROBLEM, LATENCIES).simulate(OTHERS) for fitted_points in (points, disturbed))
     for before, after in zip(usual, other, strict=True):
         assert after.throughput_infer_per_sec == pytest.approx(before.throughput_infer_per_sec, rel=0.15)
 
@@ -220,8 +224,11 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
     fitted = fit(points, PROBLEM, LATENCIES)
     logs = np.log(
         [
-            [result.throughput_infer_per_sec for result in one.simulate([(batched(4), 4), (batched(16, 2, "2"), 32)])]
-            for one in fitted.samples(16)
+            [
+                result.throughput_infer_per_sec
+                for result in sample.simulate([(batched(4), 4), (batched(16, 2, "2"), 32)])
+            ]
+            for sample in fitted.samples(16)
         ]
     )
     near, far = logs.std(axis=0)
@@ -249,11 +256,15 @@ def test_the_model_of_the_server_follows_from_the_problem() -> None:
 def test_other_fields_change_the_speed() -> None:
     problem = replace(PROBLEM, space=SearchSpace((0,), fields={"model_json.max_num_seqs": (8,), "a": ("1", "2")}))
     size = len(MEDIANS) + 1 + len(LATENCIES)
-    own = ContinuousBatchingModel(problem, LATENCIES, lengths("16", "16"), 4e-3, np.zeros(size), np.eye(size))
+    fitted_model = ContinuousBatchingModel(
+        problem, LATENCIES, lengths("16", "16"), 4e-3, np.zeros(size), np.eye(size)
+    )
     place = np.zeros(size)
     place[len(MEDIANS)] = 1.0
     cells = [(candidate, 8) for candidate in problem.space.candidates()]
-    slow, fast = (result.throughput_infer_per_sec for result in replace(own, standardized=place).simulate(cells))
+    slow, fast = (
+        result.throughput_infer_per_sec for result in replace(fitted_model, standardized=place).simulate(cells)
+    )
     assert fast > 1.2 * slow
 
 

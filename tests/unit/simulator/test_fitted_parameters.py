@@ -45,14 +45,14 @@ def served(candidate: Candidate, load: int, network_s: float, gap_s: float, wake
 @pytest.mark.parametrize(("gap_s", "wake_s"), [(1e-4, 2e-5), (1e-6, 1e-4)])
 def test_gaps_and_wake_ups_are_fitted_from_measurements(gap_s: float, wake_s: float) -> None:
     """The predictions of candidates that were not measured are correct."""
-    known = [
+    measured_points = [
         served(candidate, load, 2e-4, gap_s, wake_s, seed=7)
         for candidate in (Candidate(8, True), Candidate(32, True))
         for load in LOADS
     ]
-    model = fit(known, PROBLEM, "latency-p95")
-    others = [(Candidate(8, True, 500), load) for load in LOADS] + [(Candidate(8), load) for load in LOADS]
-    for (candidate, load), predicted in zip(others, model.simulate(others), strict=True):
+    model = fit(measured_points, PROBLEM, "latency-p95")
+    unmeasured_cells = [(Candidate(8, True, 500), load) for load in LOADS] + [(Candidate(8), load) for load in LOADS]
+    for (candidate, load), predicted in zip(unmeasured_cells, model.simulate(unmeasured_cells), strict=True):
         truth = served(candidate, load, 2e-4, gap_s, wake_s, seed=8).measurement
         assert predicted.throughput_infer_per_sec == pytest.approx(truth.throughput_infer_per_sec, rel=0.1)
         assert 1e3 * predicted.latency_p95_s == pytest.approx(truth.latency_p95_ms, rel=0.15)
@@ -96,12 +96,14 @@ def test_each_of_several_server_processes_gets_its_share_of_the_load() -> None:
     """Two servers that do not slow each other serve twice as much with twice the load, at the same latency."""
     times = linear_times(1e-3, 5e-5, 8, 1)
     model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(2e-4))
-    one, two, odd = model.simulate([(with_processes(1), 8), (with_processes(2), 16), (with_processes(2), 15)])
-    assert two.throughput_infer_per_sec == pytest.approx(2 * one.throughput_infer_per_sec)
-    assert two.latency_p95_s == one.latency_p95_s
-    assert odd.throughput_infer_per_sec == pytest.approx(15 / 16 * two.throughput_infer_per_sec)
+    one_process, two_processes, odd_load = model.simulate(
+        [(with_processes(1), 8), (with_processes(2), 16), (with_processes(2), 15)]
+    )
+    assert two_processes.throughput_infer_per_sec == pytest.approx(2 * one_process.throughput_infer_per_sec)
+    assert two_processes.latency_p95_s == one_process.latency_p95_s
+    assert odd_load.throughput_infer_per_sec == pytest.approx(15 / 16 * two_processes.throughput_infer_per_sec)
     (measured,) = model.measure([(with_processes(2), 16)])
-    assert measured.mean_batch_size == pytest.approx(one.mean_batch_size, rel=1e-5)
+    assert measured.mean_batch_size == pytest.approx(one_process.mean_batch_size, rel=1e-5)
 
 
 def test_candidates_that_differ_in_another_model_alone_are_simulated_once() -> None:
@@ -128,10 +130,16 @@ def test_candidates_that_differ_in_another_model_alone_are_simulated_once() -> N
 
 def test_statistics_of_several_server_processes_are_those_of_one_for_longer() -> None:
     measured = Measurement(2000.0, batch_stats="4:1000:2000000000")
-    one, two = (observe_point(Point(0, with_processes(count), LoadPoint(1, 8 * count), measured)) for count in (1, 2))
-    assert one
-    assert two
-    assert (two.concurrency, two.wall_s, two.busy) == (one.concurrency, 2 * one.wall_s, one.busy)
+    one_process, two_processes = (
+        observe_point(Point(0, with_processes(count), LoadPoint(1, 8 * count), measured)) for count in (1, 2)
+    )
+    assert one_process
+    assert two_processes
+    assert (two_processes.concurrency, two_processes.wall_s, two_processes.busy) == (
+        one_process.concurrency,
+        2 * one_process.wall_s,
+        one_process.busy,
+    )
 
 
 @pytest.mark.parametrize("cpu_count", [4, None])

@@ -350,9 +350,9 @@ def test_what_never_applies_changes_nothing(seed: int, fixed_shapes: bool) -> No
     candidate = replace(draw_scenario(seed).candidate, fields=())
     load = poisson_load(1000, 400, seed)
     plain = Scenario(candidate, load, TYPICAL_TIMES, TYPICAL_OVERHEADS, fixed_shapes=fixed_shapes, prefetch=False)
-    one = replace(plain, request_mix=parse_size_distribution("1"))
+    size_one = replace(plain, request_mix=parse_size_distribution("1"))
     roomy = replace(plain, candidate=with_policy(candidate, max_queue_size=10**6))
-    assert simulate_many([one, roomy]) == [simulate_many([plain])[0]] * 2
+    assert simulate_many([size_one, roomy]) == [simulate_many([plain])[0]] * 2
     # a timeout makes the batcher wait for whole microseconds until it, which no request reaches here
     patient = replace(plain, candidate=with_policy(candidate, timeout_us=10**9))
     assert simulate_many([patient]) == simulate_many([plain])

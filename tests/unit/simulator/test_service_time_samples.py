@@ -100,11 +100,11 @@ def test_a_seed_gives_the_same_samples() -> None:
 def test_contention_between_two_instances_tells_about_four() -> None:
     """Instances that do not slow each other down at two do so hardly at four."""
     problem = replace(PROBLEM, cpu_count=None)
-    unknown = seconds(samples({ALONE: [observed([1, 8])]}, problem), 8, (4, ()))
-    free = samples({ALONE: [observed([1, 8])], (2, ()): [observed([1, 8], instances=2)]}, problem)
-    known = seconds(free, 8, (4, ()))
-    assert np.median(known) < np.median(unknown)
-    assert np.median(known) / linear(8) == pytest.approx(1.2, abs=0.3)
+    with_one_instance = seconds(samples({ALONE: [observed([1, 8])]}, problem), 8, (4, ()))
+    both_samples = samples({ALONE: [observed([1, 8])], (2, ()): [observed([1, 8], instances=2)]}, problem)
+    with_two_instances = seconds(both_samples, 8, (4, ()))
+    assert np.median(with_two_instances) < np.median(with_one_instance)
+    assert np.median(with_two_instances) / linear(8) == pytest.approx(1.2, abs=0.3)
 
 
 def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
@@ -120,10 +120,10 @@ def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
 def test_threads_that_are_not_set_are_one_for_each_core() -> None:
     """The baseline does not set ONNX Runtime's parameter, which the space offers."""
     offered = replace(PROBLEM, space=replace(PROBLEM.space, fields={INTRA_OP_THREAD_COUNT: ("1", "2")}), cpu_count=2)
-    one, two = ((1, ((INTRA_OP_THREAD_COUNT, threads),)) for threads in ("1", "2"))
+    one_thread, two_threads = ((1, ((INTRA_OP_THREAD_COUNT, threads),)) for threads in ("1", "2"))
     from_default = samples({ALONE: [observed([1, 8])]}, offered)
-    assert np.array_equal(seconds(from_default, 8, two), seconds(from_default, 8, ALONE))
-    assert np.median(seconds(from_default, 8, one)) > np.median(seconds(from_default, 8, ALONE))
+    assert np.array_equal(seconds(from_default, 8, two_threads), seconds(from_default, 8, ALONE))
+    assert np.median(seconds(from_default, 8, one_thread)) > np.median(seconds(from_default, 8, ALONE))
 
 
 def test_intervals_cover_servers_of_many_kinds() -> None:

@@ -158,14 +158,15 @@ def test_latencies_on_the_way() -> None:
     # sent, 1 ms there, 4 ms to wake, 5 ms to dispatch, 10 ms computed, 2 ms back, 3 ms until the next
     assert log.sent_s == pytest.approx([0, 25 * MS])
     assert log.start_s == pytest.approx([10 * MS, 35 * MS])
-    one = simulate(batcher(1), ClosedLoopLoad(1), constant(10 * MS), over)
-    assert one.latency_p50_s == pytest.approx(22 * MS)
-    assert one.queue_avg_s == pytest.approx(9 * MS)
-    assert one.compute_avg_s == pytest.approx(10 * MS)
-    assert one.utilization == pytest.approx(10 / 25)
+    one_client = simulate(batcher(1), ClosedLoopLoad(1), constant(10 * MS), over)
+    assert one_client.latency_p50_s == pytest.approx(22 * MS)
+    assert one_client.queue_avg_s == pytest.approx(9 * MS)
+    assert one_client.compute_avg_s == pytest.approx(10 * MS)
+    assert one_client.utilization == pytest.approx(10 / 25)
     assert simulate(Candidate(1), ClosedLoopLoad(1), constant(10 * MS), over).latency_p50_s == pytest.approx(18 * MS)
-    two = simulate(Candidate(1), ClosedLoopLoad(2), constant(10 * MS), over)  # served in turn: 10 ms and 6 ms each
-    assert two.throughput_infer_per_sec == pytest.approx(1 / (16 * MS))
+    # The requests of two clients are served in turn: 10 ms and 6 ms each.
+    two_clients = simulate(Candidate(1), ClosedLoopLoad(2), constant(10 * MS), over)
+    assert two_clients.throughput_infer_per_sec == pytest.approx(1 / (16 * MS))
 
 
 def test_arrivals_and_responses_keep_their_distance() -> None:
@@ -275,13 +276,16 @@ class Setting:
     def job(self) -> Scenario:
         times = np.repeat(np.array(self.service, float)[:, None] / 1e9, self.candidate.instance_count, axis=1)
         latencies = (self.send, self.receive, self.client, self.spacing, self.wake, self.dispatch, self.release)
-        candidate, own = with_policy(self.candidate, *self.policy), dict[str, int | str]()
+        candidate, level_fields = with_policy(self.candidate, *self.policy), dict[str, int | str]()
         for level, (limit, timeout_us, action) in enumerate(self.levels, 1):
             if limit or timeout_us:
-                own |= {f"max_queue_size_{level}": limit, f"default_timeout_microseconds_{level}": timeout_us}
-                own[f"timeout_action_{level}"] = action
+                level_fields |= {
+                    f"max_queue_size_{level}": limit,
+                    f"default_timeout_microseconds_{level}": timeout_us,
+                }
+                level_fields[f"timeout_action_{level}"] = action
         return Scenario(
-            leveled(candidate, len(self.levels), **own) if self.levels else candidate,
+            leveled(candidate, len(self.levels), **level_fields) if self.levels else candidate,
             ClosedLoopLoad(self.concurrency) if self.concurrency else OpenLoopLoad(np.array(self.arrivals) / 1e9),
             ServiceTimes(times, self.each),
             Overheads(*(latency / 1e9 for latency in latencies)),
@@ -308,8 +312,10 @@ class Triton:
         self.limit = max(1, self.c.max_batch_size)
         self.delay = 1000 * self.c.max_queue_delay_us if self.c.dynamic_batching else 0
         self.preferred = sorted(set(self.c.preferred_batch_sizes or (self.limit,)))
-        policies = {level: own if any(own[:2]) else setting.policy for level, own in enumerate(setting.levels, 1)}
-        self.levels = [Level(own) for own in (policies or {0: setting.policy}).values()]
+        policies = {
+            level: policy if any(policy[:2]) else setting.policy for level, policy in enumerate(setting.levels, 1)
+        }
+        self.levels = [Level(policy) for policy in (policies or {0: setting.policy}).values()]
         self.queued_samples = 0
         self.prefetch = setting.prefetch and not (setting.levels or any(setting.policy[:2]))
         self.unanswered: list[Request] = []
@@ -879,11 +885,11 @@ def test_service_times_need_cover_no_more_than_can_happen() -> None:
     assert simulate(batcher(64, instances=9), ClosedLoopLoad(3), TYPICAL_TIMES).requests >= 2000
 
 
-@pytest.mark.parametrize("known", [2, 3, 16])
-def test_service_times_are_extended_on_their_line(known: int) -> None:
+@pytest.mark.parametrize("measured_sizes", [2, 3, 16])
+def test_service_times_are_extended_on_their_line(measured_sizes: int) -> None:
     line = np.outer(3e-3 + 5e-4 * np.arange(1, 41), [1.0, 1.5])
-    times = ServiceTimes(line[:known], step=2)
-    assert times.up_to(2 * known) is times
+    times = ServiceTimes(line[:measured_sizes], step=2)
+    assert times.up_to(2 * measured_sizes) is times
     assert times.up_to(79).step == 2
     assert times.up_to(79).seconds == pytest.approx(line)
     assert ServiceTimes(line[:1]).up_to(3).seconds == pytest.approx(np.outer([1.0, 1.5, 2.0], line[0]))

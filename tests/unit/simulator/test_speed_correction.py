@@ -30,10 +30,10 @@ def problem(cpu_count: int | None = 2, *, open_loop: bool = False) -> Problem:
     return Problem("m", space, 1, 32, sla=sla, cpu_count=cpu_count, open_loop=open_loop)
 
 
-def measured(throughput: float, slowness: float = 1.0, slope: float = 1.0, **others: float | None) -> Measurement:
+def measured(throughput: float, slowness: float = 1.0, slope: float = 1.0, **fields: float | None) -> Measurement:
     """Return a measurement on a machine of this slowness, which slows the model by its power ``slope``."""
     factor = slowness**slope
-    values = {"latency_p95_ms": 10.0 * factor, "speed_probe_ms": PROBE_MS * slowness, "stable": True, **others}
+    values = {"latency_p95_ms": 10.0 * factor, "speed_probe_ms": PROBE_MS * slowness, "stable": True, **fields}
     return Measurement(throughput / factor, **values)
 
 
@@ -49,8 +49,11 @@ def drifted(slope: float, deployments: int = 2) -> list[Trial]:
 def at_different_loads(trials: list[Trial]) -> list[Trial]:
     """Return the trials with a load of its own for each, so that none repeats another."""
     return [
-        replace(own, measurements=tuple((LoadPoint(1, own.number + 1), m) for _, m in own.measurements))
-        for own in trials
+        replace(
+            trial_of_study,
+            measurements=tuple((LoadPoint(1, trial_of_study.number + 1), m) for _, m in trial_of_study.measurements),
+        )
+        for trial_of_study in trials
     ]
 
 
@@ -60,8 +63,8 @@ def test_without_a_probe_measurements_stay_the_same_objects() -> None:
     assert correction == SpeedCorrection()
     points = latest_points(trials)
     assert all(
-        own.measurement is point.measurement
-        for own, point in zip(correction.correct_points(points), points, strict=True)
+        corrected_point.measurement is point.measurement
+        for corrected_point, point in zip(correction.correct_points(points), points, strict=True)
     )
 
 
@@ -94,10 +97,10 @@ def test_without_repeated_measurements_the_prior_decides(cpu_count: int | None, 
 @pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("cpu_count", [2, None])
 def test_repeated_measurements_determine_the_slope(slope: float, cpu_count: int | None) -> None:
-    one, many = (fit_speed_correction(drifted(slope, count), problem(cpu_count)) for count in (2, 8))
-    assert many.slope == pytest.approx(slope, abs=0.08)
-    assert many.error < one.error < SLOPE_STD
-    assert slope / 2 <= one.slope <= slope, "one pair weighs more than the prior"
+    of_one_pair, of_many_pairs = (fit_speed_correction(drifted(slope, count), problem(cpu_count)) for count in (2, 8))
+    assert of_many_pairs.slope == pytest.approx(slope, abs=0.08)
+    assert of_many_pairs.error < of_one_pair.error < SLOPE_STD
+    assert slope / 2 <= of_one_pair.slope <= slope, "one pair weighs more than the prior"
 
 
 def test_different_candidates_and_loads_say_nothing_about_the_slope() -> None:

@@ -71,7 +71,7 @@ def test_it_opens_the_study_of_a_run(kept: RunFolder, dashboard: str) -> None:
     detail: dict[str, Any] = json.loads(fetched(f"{dashboard}/api/studies/{study['study_id']}?after=0"))
     assert len(detail["trials"]) == TRIALS
     assert detail["trials"][-1]["state"] == "Complete"
-    assert "preferred_batch_sizes" in {one["name"] for one in detail["union_search_space"]}
+    assert "preferred_batch_sizes" in {parameter["name"] for parameter in detail["union_search_space"]}
 
 
 def fetched(url: str, seconds: float = 0) -> bytes:

@@ -132,8 +132,8 @@ def test_a_database_on_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> 
 def test_timeouts_of_the_url_take_precedence() -> None:
     assert _connect_arguments("sqlite", "", "sqlite:///x.db") == {"timeout": 10}
     assert _connect_arguments("sqlite", "", "sqlite:///x.db?timeout=1") == {}
-    own = _connect_arguments("postgresql", "psycopg", "postgresql+psycopg://h/db?keepalives_idle=3")
-    assert own["connect_timeout"] == 10
-    assert own["tcp_user_timeout"] == 20_000
-    assert "keepalives_idle" not in own
+    connect_arguments = _connect_arguments("postgresql", "psycopg", "postgresql+psycopg://h/db?keepalives_idle=3")
+    assert connect_arguments["connect_timeout"] == 10
+    assert connect_arguments["tcp_user_timeout"] == 20_000
+    assert "keepalives_idle" not in connect_arguments
     assert _connect_arguments("postgresql", "pg8000", "postgresql+pg8000://h/db") == {"connect_timeout": 10}

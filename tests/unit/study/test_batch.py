@@ -58,8 +58,8 @@ class SampleRuns:
         spent = _seconds(written)
         left = [row for row in rows if row not in written and bool(row["confirmation"]) == (mode is RunMode.CONFIRM)]
         for row in left:
-            new = row["trial"] not in {known["trial"] for known in written}
-            if new and len({known["trial"] for known in written}) == options.max_trials:
+            new = row["trial"] not in {stored_row["trial"] for stored_row in written}
+            if new and len({stored_row["trial"] for stored_row in written}) == options.max_trials:
                 break
             written.append(row)
             self.now = started + _seconds(written) - spent
@@ -374,13 +374,21 @@ def test_a_record_with_impossible_values_is_refused(
 def mixed(tmp_path: Path, folder: BatchFolder) -> BatchRecord:
     """Return a batch with an entry in each state."""
     batch = run(suite_of(tmp_path, "a", "b"), SampleRuns({"b": ServerFault("gone \x00 & <away>")}), folder)
-    one, failed = batch.entries
-    none = replace(one, model="c", state="none", recommended=None, headline="no configuration meets p95 <= 20 ms")
+    found_entry, failed_entry = batch.entries
+    unmet_entry = replace(
+        found_entry, model="c", state="none", recommended=None, headline="no configuration meets p95 <= 20 ms"
+    )
     lost = Change("lost", "2026-11-01", "lost 6% since 2026-11-01", -0.06)
-    regressed = replace(one, model="d", change=lost, regressed=True)
-    waiting = replace(one, model="<i>e</i>", state="waiting", recommended=None, speedup=None)
-    undecided = replace(one, model="f", verdict="UNDECIDED", headline="UNDECIDED at 9 infer/s: the servers <differ>")
-    return replace(batch, entries=(one, failed, none, regressed, waiting, undecided), gone=("old",))
+    regressed_entry = replace(found_entry, model="d", change=lost, regressed=True)
+    waiting_entry = replace(found_entry, model="<i>e</i>", state="waiting", recommended=None, speedup=None)
+    undecided_entry = replace(
+        found_entry, model="f", verdict="UNDECIDED", headline="UNDECIDED at 9 infer/s: the servers <differ>"
+    )
+    return replace(
+        batch,
+        entries=(found_entry, failed_entry, unmet_entry, regressed_entry, waiting_entry, undecided_entry),
+        gone=("old",),
+    )
 
 
 def test_junit_has_a_case_for_each_entry(mixed: BatchRecord) -> None:
@@ -468,10 +476,10 @@ def test_the_table_fits_80_columns(mixed: BatchRecord, folder: BatchFolder) -> N
 def test_the_table_breaks_no_word_and_has_no_column_of_changes_without_an_earlier_batch(
     mixed: BatchRecord, folder: BatchFolder
 ) -> None:
-    one, _, none, *_ = mixed.entries
-    found = replace(one, model="./models/scaler", speedup=None)
-    missed = replace(none, model="./models/scaler", sla="p95 <= 0.5 ms")
-    console, batch = Console(width=80), replace(mixed, entries=(found, missed), gone=())
+    found_entry, _, unmet_entry, *_ = mixed.entries
+    long_named = replace(found_entry, model="./models/scaler", speedup=None)
+    long_named_unmet = replace(unmet_entry, model="./models/scaler", sla="p95 <= 0.5 ms")
+    console, batch = Console(width=80), replace(mixed, entries=(long_named, long_named_unmet), gone=())
     with console.capture() as captured:
         print_batch(console, batch, folder)
     assert captured.get().splitlines()[3:6] == [
@@ -499,14 +507,16 @@ def test_the_bounds_of_a_profile_are_shown(mixed: BatchRecord, folder: BatchFold
 
 
 def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchRecord, folder: BatchFolder) -> None:
-    one = mixed.entries[0]
-    assert one.recommended is not None
-    alone = replace(
-        one, sla="p95 <= 20 ms and memory <= 2 GB", recommended=replace(one.recommended, low=None, high=None)
+    found_entry = mixed.entries[0]
+    assert found_entry.recommended is not None
+    without_interval = replace(
+        found_entry,
+        sla="p95 <= 20 ms and memory <= 2 GB",
+        recommended=replace(found_entry.recommended, low=None, high=None),
     )
     console = Console(width=80)
     with console.capture() as captured:
-        print_batch(console, replace(mixed, entries=(alone,), gone=()), folder)
+        print_batch(console, replace(mixed, entries=(without_interval,), gone=()), folder)
     first, second = captured.get().splitlines()[4:6]
     assert re.search(r"p95 <= 20 ms +13,444 infer/s", first)
     assert second.strip() == "and memory <= 2 GB"

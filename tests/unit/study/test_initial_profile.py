@@ -87,8 +87,8 @@ def test_the_profile_means_the_same_as_no_profile(options: RunOptions) -> None:
     profile = drafted(options)
     assert profile.missing == ()
     assert load_profile(profile.path).space is not None
-    given = replace(options, model_repository=options.model_repository and str(Path("models").resolve()))
-    assert task(RunOptions(str(profile.path))) == task(given)
+    original_options = replace(options, model_repository=options.model_repository and str(Path("models").resolve()))
+    assert task(RunOptions(str(profile.path))) == task(original_options)
 
 
 def test_the_inputs_are_comments() -> None:

@@ -206,11 +206,11 @@ def test_the_fields_of_a_sweep_decide_which_priorities_are_sent(repository: Path
 def test_priorities_of_a_trace_are_not_mixed_with_others(repository: Path) -> None:
     file = repository.parent / "trace.csv"
     file.write_text("time_s,priority\n0,1\n1,2\n")
-    own = RunOptions(
+    options = RunOptions(
         "sleeper", model_repository=str(repository), load="rate", request_times=str(file), priorities="1*1|2*1"
     )
     with pytest.raises(BadInputError, match=r"--priorities: the trace .*trace.csv has the requests' own"):
-        prepare_task(own, TWO_CPUS, print)
+        prepare_task(options, TWO_CPUS, print)
 
 
 def test_a_streaming_model_takes_the_times_of_a_trace(repository: Path) -> None:

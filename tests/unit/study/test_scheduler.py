@@ -138,8 +138,8 @@ def test_other_workers_exhaust_the_space_with_different_configurations() -> None
         (candidates, "exhausted"),
     ):
         searcher = make_searcher("random", small, 0)
-        others = StoredTrials(stored)
-        assert Scheduler(small, searcher, Budget(0), Stopwatch(), OUTSIDE, others).search_ended == ended
+        stored_trials = StoredTrials(stored)
+        assert Scheduler(small, searcher, Budget(0), Stopwatch(), OUTSIDE, stored_trials).search_ended == ended
 
 
 def test_a_search_in_which_nothing_could_be_deployed_is_no_missed_sla() -> None:
@@ -188,11 +188,11 @@ def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_re
     scheduler = make_scheduler("random", replace(PROBLEM, objectives=(METRICS["goodput"],), sla=sla))
     for number in range(2):
         trial = measured(Trial(number, COMPARISONS[number][1]))
-        own = tuple(
+        measurements = tuple(
             (load, replace(measurement, rejected_requests=0, goodput_infer_per_sec=70.0, requests=100))
             for load, measurement in trial.measurements
         )
-        scheduler.record_finished(replace(trial, measurements=own))
+        scheduler.record_finished(replace(trial, measurements=measurements))
     rules = scheduler.rules(Candidate(8, dynamic_batching=True))
     assert rules.goal is METRICS["goodput"]
     assert rules.to_beat == 70.0

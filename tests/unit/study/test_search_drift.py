@@ -150,9 +150,9 @@ def test_the_best_configuration_is_measured_again_when_the_speed_has_changed(
     assert 1 <= len(controls) <= MAX_CONTROLS
     for control in controls:
         ((load, measurement),) = control.measurements
-        own = [m for at, m in first[control.candidate].measurements if at == load]
-        assert own, "it is measured at a load that is known"
-        assert abs((measurement.speed_probe_ms or 0) - (own[0].speed_probe_ms or 0)) > 1
+        earlier_measurements = [m for at, m in first[control.candidate].measurements if at == load]
+        assert earlier_measurements, "it is measured at a load that is known"
+        assert abs((measurement.speed_probe_ms or 0) - (earlier_measurements[0].speed_probe_ms or 0)) > 1
     assert TrialsTable(tmp_path / "trials.csv", "known", {}).read() == trials
 
 
@@ -162,8 +162,8 @@ def test_rows_are_stored_as_measured(served: Problem, known_table: list[Trial], 
     for trial in trials:
         for load, measurement in trial.measurements:
             factor = (measurement.speed_probe_ms or 0) / 40
-            known = recorded[trial.candidate][load].throughput_infer_per_sec or 0
-            assert measurement.throughput_infer_per_sec == pytest.approx(known / factor)
+            recorded_throughput = recorded[trial.candidate][load].throughput_infer_per_sec or 0
+            assert measurement.throughput_infer_per_sec == pytest.approx(recorded_throughput / factor)
 
 
 @pytest.mark.parametrize(("slower", "probed"), [(SLOWER, False), (1.05, True)])

@@ -47,9 +47,9 @@ def test_workers_with_another_model_or_other_requests_are_refused(
         with open_searcher(values, task, folder, FINGERPRINT, None, 0.0, print):
             check_stored_study(values, task, folder, FINGERPRINT)
 
-    known = {"sha256": 64 * "a"}
-    open_study(0, {}, task_of(problem, **known))
-    open_study(1, {}, task_of(problem, **known))
+    task_fields = {"sha256": 64 * "a"}
+    open_study(0, {}, task_of(problem, **task_fields))
+    open_study(1, {}, task_of(problem, **task_fields))
     open_study(2, {}, task_of(problem))  # a worker that does not know the SHA-256
     with pytest.raises(BadInputError, match=f"study 's' differs in {difference};"):
-        open_study(3, options, task_of(problem, **(known | task)))
+        open_study(3, options, task_of(problem, **(task_fields | task)))

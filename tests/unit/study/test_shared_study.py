@@ -119,8 +119,8 @@ def test_workers_try_each_configuration_once_and_the_last_one_confirms(workers: 
     assert_all_recorded_once(workers)
     (last,) = workers.confirmed()
     assert len(trials_in(last)) == len(set(trials_in(last))) == CANDIDATES
-    others = [folder for folder in workers.folders if folder != last]
-    tried = [configuration for folder in others for configuration in trials_in(folder)]
+    other_folders = [folder for folder in workers.folders if folder != last]
+    tried = [configuration for folder in other_folders for configuration in trials_in(folder)]
     assert len(tried) == len(set(tried)), "no two workers try the same configuration"
     assert set(tried) <= set(trials_in(last))  # equal if the last worker was the last to start
     messages = sorted(process.stderr for process in ended)

@@ -129,13 +129,13 @@ def test_configurations_are_the_product_without_duplicates() -> None:
 
 
 def test_unlisted_settings_are_the_models_own() -> None:
-    own = Candidate(16, True, 100, (4, 16), 3, ((THREADS, "2"),))
-    assert configurations(own, SweepChoices())[0] == (own,)
-    assert configurations(own, SweepChoices(max_batch_size=(8,)))[0] == (
-        replace(own, max_batch_size=8, preferred_batch_sizes=(4,)),
+    model_candidate = Candidate(16, True, 100, (4, 16), 3, ((THREADS, "2"),))
+    assert configurations(model_candidate, SweepChoices())[0] == (model_candidate,)
+    assert configurations(model_candidate, SweepChoices(max_batch_size=(8,)))[0] == (
+        replace(model_candidate, max_batch_size=8, preferred_batch_sizes=(4,)),
     )
-    (one, two), _ = configurations(own, SweepChoices(fields={THREADS: ("1", "2")}))
-    assert (one, two) == (replace(own, fields=((THREADS, "1"),)), own)
+    (one_thread, two_threads), _ = configurations(model_candidate, SweepChoices(fields={THREADS: ("1", "2")}))
+    assert (one_thread, two_threads) == (replace(model_candidate, fields=((THREADS, "1"),)), model_candidate)
 
 
 def test_combinations_without_effect_are_measured_once() -> None:
@@ -147,7 +147,7 @@ def test_combinations_without_effect_are_measured_once() -> None:
     }
     candidates, left_out = configurations(Candidate(8, True), SweepChoices(fields=fields))
     chosen = [dict(candidate.fields) for candidate in candidates]
-    assert [tuple(own[path] for path in fields) for own in chosen] == [
+    assert [tuple(fields_of_candidate[path] for path in fields) for fields_of_candidate in chosen] == [
         ("0", "REJECT", "false"),
         ("0", "REJECT", "true"),
         ("9000", "REJECT", "false"),

@@ -367,10 +367,10 @@ def test_the_servers_of_a_run_with_processes_are_replicas() -> None:
 
 
 def test_two_processes_are_expected_to_batch_as_one_with_half_of_the_load() -> None:
-    one, two = at(RATE), of_processes(2).at(2 * RATE, 1, ERROR)
-    assert two is not None
-    assert two.mean_batch_size.low == pytest.approx(one.mean_batch_size.low, rel=0.3)
-    assert two.mean_batch_size.high == pytest.approx(one.mean_batch_size.high, rel=0.3)
+    one_process, two_processes = at(RATE), of_processes(2).at(2 * RATE, 1, ERROR)
+    assert two_processes is not None
+    assert two_processes.mean_batch_size.low == pytest.approx(one_process.mean_batch_size.low, rel=0.3)
+    assert two_processes.mean_batch_size.high == pytest.approx(one_process.mean_batch_size.high, rel=0.3)
 
 
 def test_the_bound_of_a_replica_is_for_the_requests_of_all_its_processes() -> None:

@@ -307,9 +307,9 @@ def check_search(words: list[str], expected: Expectation) -> None:
     options = read_run_arguments(words).options
     if "gone.csv" not in words and options.request_batch_size is not None:
         assert trace_sizes(options) is None, "tune refuses a size next to a trace with sizes"
-    own = expected.run.options.request_batch_size
+    request_batch_size = expected.run.options.request_batch_size
     if options.warm_start is not None:
-        assert options.request_batch_size == own, "tune refuses a warm start with other sizes"
+        assert options.request_batch_size == request_batch_size, "tune refuses a warm start with other sizes"
         assert read_warm_start(options.warm_start, options.out, expected.request_samples).trials
     assert (options.storage, options.study_name) == (None, None), "the shared study has the old requests"
     assert (options.model, options.sla_ms) == ("dlrm", expected.run.options.sla_ms)

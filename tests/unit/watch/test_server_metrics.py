@@ -141,12 +141,14 @@ nv_inference_pending_request_count{{model="other",version="1"}} 5
 
 
 def test_several_servers_are_summed() -> None:
-    one = compute_load(counters(START), counters(END, SECONDS))
-    assert one is not None
-    slower = replace(one, failures={"REJECTED": 2.0}, latencies_ms={0.95: (9.0, 9.0)}, first_responses={100.0: 3.0})
-    both = sum_loads([one, slower])
-    assert (both.requests, both.seconds) == (2 * one.requests, SECONDS)
-    assert both.failures == {"REJECTED": 2.0}
-    assert both.latencies_ms[0.95] == (6.494, 9.0)
-    assert both.latencies_ms[0.5] == one.latencies_ms[0.5]
-    assert both.first_responses == {100.0: 3.0}
+    server_load = compute_load(counters(START), counters(END, SECONDS))
+    assert server_load is not None
+    other_server_load = replace(
+        server_load, failures={"REJECTED": 2.0}, latencies_ms={0.95: (9.0, 9.0)}, first_responses={100.0: 3.0}
+    )
+    summed_load = sum_loads([server_load, other_server_load])
+    assert (summed_load.requests, summed_load.seconds) == (2 * server_load.requests, SECONDS)
+    assert summed_load.failures == {"REJECTED": 2.0}
+    assert summed_load.latencies_ms[0.95] == (6.494, 9.0)
+    assert summed_load.latencies_ms[0.5] == server_load.latencies_ms[0.5]
+    assert summed_load.first_responses == {100.0: 3.0}

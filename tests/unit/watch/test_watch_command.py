@@ -208,8 +208,8 @@ def test_the_page_of_another_program_is_bad_input() -> None:
 
 @pytest.mark.parametrize(("mebibytes", "is_read"), [(8, True), (16, False)])
 def test_a_long_page_is_read_completely_or_not_at_all(mebibytes: int, is_read: bool) -> None:
-    others, page = "#" * (mebibytes << 20), growing()
-    with serving(lambda: f"{others}\n{page()}") as address:
+    other_lines, page = "#" * (mebibytes << 20), growing()
+    with serving(lambda: f"{other_lines}\n{page()}") as address:
         if is_read:
             assert read_server(f"http://{address}/metrics", "dlrm").executions == 0
         else:
