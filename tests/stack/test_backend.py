@@ -168,7 +168,7 @@ def test_only_the_outputs_asked_for_come_back(of_every_kind: Served, output_name
     assert_same(of_every_kind.infer(feeds, output_names), {name: expected[name] for name in output_names})
 
 
-def test_the_answers_keep_coming_right(of_every_kind: Served) -> None:
+def test_answers_stay_correct_while_triton_reuses_the_memory(of_every_kind: Served) -> None:
     """The memory of a tensor belongs to Triton, which reuses it for later requests."""
     for seed in range(50):
         of_every_kind.assert_answers(feeds_of_every_kind(1 + seed % 8, seed))
@@ -246,7 +246,7 @@ def test_a_request_that_fails_fails_its_batch_alone(tmp_path: Path) -> None:
         np.testing.assert_array_equal(answer["y"], [[30.0], [10.0], [20.0]])
 
 
-def test_a_model_without_batch_dimension(tmp_path: Path) -> None:
+def test_a_model_without_batch_dimension_is_served_and_refuses_a_batch(tmp_path: Path) -> None:
     config = f"""{PLAIN}
         input {{ name: "x" data_type: TYPE_FP32 dims: [2, 3] }}
         output {{ name: "y" data_type: TYPE_FP32 dims: [2, 3] }}
@@ -271,7 +271,7 @@ def text_model() -> ModelProto:
 
 
 @pytest.mark.skipif(not STRINGS, reason="the stub of this Python passes no strings")
-def test_strings(tmp_path: Path) -> None:
+def test_strings_are_passed_and_invalid_ones_refused(tmp_path: Path) -> None:
     texts = [["one", ""], ["grüße", "日本\n"]]
     octets = np.array([[text.encode() for text in row] for row in texts], np.object_)
     numbers = np.array([[1.5, 2], [-1, 0]], np.float32)
@@ -402,7 +402,7 @@ def test_a_bad_parameter_is_named(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
-def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_gpu_instance_without_a_gpu_is_refused(tmp_path: Path) -> None:
     config = PLAIN.replace("KIND_CPU", "KIND_GPU")
     message = refusal(tmp_path, f"{config}max_batch_size: 4\n")
     assert "KIND_GPU" in message
@@ -418,7 +418,7 @@ def test_a_graph_that_onnxruntime_does_not_load_is_named(tmp_path: Path) -> None
 # -- files ------------------------------------------------------------------------------------------------------
 
 
-def test_other_versions_and_file_names(tmp_path: Path) -> None:
+def test_the_newest_version_and_the_named_file_are_served(tmp_path: Path) -> None:
     """The newest version is served; the configuration names its file, and weights may be next to it."""
     config = f'{PLAIN}max_batch_size: 4\ndefault_model_filename: "net.onnx"\n'
     folder = write_model(tmp_path / "repository", "m", config, None)

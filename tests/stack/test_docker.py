@@ -71,7 +71,7 @@ def ours(client: DockerClient) -> list[str]:
     return [container.name for container in client.containers.list(all=True, filters={"label": OWNER})]
 
 
-def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
+def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
     make: Callable[..., DockerTarget], client: DockerClient, engine: Engine, mlp: ModelSource, tmp_path: Path
 ) -> None:
     """perf_analyzer runs in a container of its own."""
@@ -113,7 +113,7 @@ def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
     assert ours(client) == []
 
 
-def test_it_uses_the_shared_memory_of_this_machine_if_it_gets_it(
+def test_a_container_uses_the_shared_memory_of_this_machine_only_with_ipc_host(
     make: Callable[..., DockerTarget], mlp: ModelSource, tmp_path: Path
 ) -> None:
     shared = SharedMemory("system")
@@ -128,7 +128,7 @@ def test_it_uses_the_shared_memory_of_this_machine_if_it_gets_it(
         SharedMemoryLoadGenerator(generator, shared).measure(endpoint, LoadPoint(1, 4), 0.5)
 
 
-def test_one_that_ends_at_its_start_says_why_and_is_removed(
+def test_a_container_that_ends_at_its_start_is_removed_and_its_cause_reported(
     make: Callable[..., DockerTarget], client: DockerClient
 ) -> None:
     target = make(server_args=("--no-such-option",))
@@ -145,7 +145,7 @@ def test_one_that_ends_at_its_start_says_why_and_is_removed(
     ],
     ids=["image", "gpus"],
 )
-def test_what_the_engine_has_not_is_told(
+def test_a_missing_image_and_missing_gpus_are_reported_in_one_line(
     settings: dict[str, str], message: str, make: Callable[..., DockerTarget], client: DockerClient
 ) -> None:
     target = make(**settings)
@@ -155,7 +155,7 @@ def test_what_the_engine_has_not_is_told(
     assert ours(client) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_target(
+def test_the_next_target_removes_the_container_of_a_killed_process(
     make: Callable[..., DockerTarget], client: DockerClient, engine: Engine, tmp_path: Path
 ) -> None:
     left = subprocess.Popen(

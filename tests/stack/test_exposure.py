@@ -44,7 +44,9 @@ def test_a_web_page_cannot_load_a_model(call: str, embedded: EmbeddedTarget) -> 
         assert refused.value.code == 403
 
 
-def test_the_load_by_http_needs_nothing_of_that(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
+def test_perf_analyzer_measures_over_http_without_the_header(
+    embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer
+) -> None:
     with embedded.deploy(CANDIDATE) as endpoint:
         measured = replace(perf_analyzer, protocol="http", repeat=False).measure(endpoint, LoadPoint(1, 2))
     assert (measured.throughput_infer_per_sec or 0) > 0

@@ -138,7 +138,7 @@ MOMENTS: dict[str, Moment] = {
 }
 
 
-def test_kill_9_at_any_moment(steady: Sandbox) -> None:
+def test_a_run_killed_at_any_moment_leaves_nothing_and_is_resumed(steady: Sandbox) -> None:
     """One study, killed at every moment in turn and resumed each time, comes to its end."""
     killed: list[int] = []
     for name, moment in MOMENTS.items():
@@ -168,7 +168,7 @@ def assert_complete(sandbox: Sandbox, ended: Ended) -> None:
     assert (document["recommended"] is not None) is assert_search_ended(ended, run_folder(sandbox))
 
 
-def test_a_kill_of_everything_at_once(steady: Sandbox) -> None:
+def test_the_next_run_cleans_up_after_all_processes_were_killed_at_once(steady: Sandbox) -> None:
     """No process is left to remove the shared memory: the next run does."""
     process = steady.fork(*STUDY, *MORE_TRIALS, "steady.yaml")
     a_load_is_measured(steady, process)

@@ -124,7 +124,7 @@ def test_the_engine_is_tuned_and_its_metrics_are_read(target: LocalTarget, task:
     assert usage.engine_preemptions == 0
 
 
-def test_an_argument_that_the_engine_refuses(target: LocalTarget) -> None:
+def test_an_argument_that_the_engine_refuses_is_named(target: LocalTarget) -> None:
     unknown = Candidate(0, fields=(("model_json.max_num_sequences", 8),))
     with pytest.raises(ModelRefused, match="unexpected keyword argument 'max_num_sequences'"), target.deploy(unknown):
         pass

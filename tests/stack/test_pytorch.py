@@ -106,7 +106,7 @@ def assert_answers(client: InferenceServerClient, x_name: str, ids_name: str) ->
         np.testing.assert_allclose(answer.as_numpy("OUTPUT__1"), x * 2 + ids, rtol=1e-6)
 
 
-def test_torchscript_by_the_names_of_its_arguments(tmp_path: Path) -> None:
+def test_torchscript_takes_inputs_by_the_names_of_its_arguments(tmp_path: Path) -> None:
     save_script(write_model(tmp_path / "repository", "m", CONFIG, None), Two())
     with serving(tmp_path) as client:
         assert_answers(client, "x", "ids")
@@ -134,7 +134,7 @@ def test_requests_of_a_batch_get_their_own_outputs(tmp_path: Path) -> None:
         assert [batch.batch_size for batch in batches] == [6]
 
 
-def test_the_cause_of_a_failure_in_torchscript_is_told(tmp_path: Path) -> None:
+def test_the_cause_of_a_failure_in_torchscript_is_in_the_answer_and_the_log(tmp_path: Path) -> None:
     save_script(write_model(tmp_path / "repository", "m", CONFIG, None), Refuses())
     with serving(tmp_path) as client:
         for _ in range(2):
@@ -146,13 +146,13 @@ def test_the_cause_of_a_failure_in_torchscript_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", ["", 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }'])
-def test_an_exported_program_by_index(threads: str, tmp_path: Path) -> None:
+def test_an_exported_program_takes_inputs_by_index(threads: str, tmp_path: Path) -> None:
     save_export(write_model(tmp_path / "repository", "m", EXPORTED + threads, None))
     with serving(tmp_path) as client:
         assert_answers(client, "INPUT__0", "INPUT__1")
 
 
-def test_a_dictionary_and_no_inference_mode(tmp_path: Path) -> None:
+def test_a_model_may_return_a_dictionary_without_inference_mode(tmp_path: Path) -> None:
     config = CONFIG.partition("output")[0] + 'output { name: "sum" data_type: TYPE_FP32 dims: 3 }\n'
     config += 'parameters { key: "INFERENCE_MODE" value { string_value: "false" } }\n'
     save_script(write_model(tmp_path / "repository", "m", config, None), Dictionary())

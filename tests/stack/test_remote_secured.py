@@ -72,7 +72,7 @@ def endpoint(connection: Connection) -> Endpoint:
     return Endpoint("mlp", Candidate(64), remote=connection)
 
 
-def test_everything_that_asks_a_server_gets_through(
+def test_every_client_reaches_a_server_with_tls_and_headers(
     production: RunningServer,
     certificates: Certificates,
     generators: tuple[PerfAnalyzer, OpenLoopGenerator, ClosedLoopGenerator],
@@ -130,7 +130,7 @@ def test_everything_that_asks_a_server_gets_through(
     assert "***" in (tmp_path / "logs" / "commands.log").read_text()
 
 
-def test_what_keeps_out_is_told_in_one_line_and_nothing_is_changed(
+def test_a_refused_connection_is_reported_in_one_line_and_changes_nothing(
     production: RunningServer, certificates: Certificates, tmp_path: Path
 ) -> None:
     before, grpc, http = production.serving(), production.grpc, production.http

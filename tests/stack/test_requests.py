@@ -43,7 +43,7 @@ def write_embedding(repository: Path) -> None:
     write_model(repository, "embedding", CONFIG, model)
 
 
-def test_requests_of_an_embedding(sandbox: Sandbox) -> None:
+def test_an_embedding_is_tuned_with_recorded_requests_and_refuses_random_ones(sandbox: Sandbox) -> None:
     write_embedding(sandbox.working_folder / "models")
     (sandbox.working_folder / "d.csv").write_text(CSV)
 

@@ -340,7 +340,9 @@ def test_a_server_stopped_while_measuring_is_noticed_and_replaced(
     assert_serves(target, load_generator)
 
 
-def test_a_model_that_crashes_at_one_batch_size_only(target: EmbeddedTarget, load_generator: PerfAnalyzer) -> None:
+def test_a_crash_at_one_batch_size_spares_the_other_sizes(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
     fault = "executing: segfault"
     assert measured(target, load_generator, fault, HARMLESS).throughput_infer_per_sec
     error = failure(target, load_generator, fault)

@@ -126,7 +126,7 @@ BATCHED = {"max_batch_size": 16, "dynamic_batching": True}
         {**BATCHED, "instance_count": 2},
     ],
 )
-def test_as_many_tokens_as_asked_for_and_the_same_in_every_configuration(
+def test_the_requested_tokens_come_and_are_the_same_in_every_configuration(
     target: EmbeddedTarget, tinygpt: ModelSource, tokens_one_by_one: dict[str, list[int]], settings: dict[str, Any]
 ) -> None:
     with deployed(target, candidate_of(tinygpt, **settings)) as stream:

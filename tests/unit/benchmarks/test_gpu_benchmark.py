@@ -23,7 +23,7 @@ STEPS = [(study, step) for study in STUDIES.values() for step in study.steps if 
 
 
 @pytest.mark.parametrize(("study", "step"), STEPS)
-def test_the_commands_are_tunes(study: OnGpu, step: GpuStep) -> None:
+def test_tune_accepts_the_arguments_of_each_step(study: OnGpu, step: GpuStep) -> None:
     read = read_run_arguments if step.command == "run" else read_sweep_arguments
     for words in filter(None, (step.words, step.smoke)):
         parsed: Any = read([*words.split(), *RANDOM.split(), f"{study.model}.yaml"])
@@ -31,7 +31,7 @@ def test_the_commands_are_tunes(study: OnGpu, step: GpuStep) -> None:
 
 
 @pytest.mark.parametrize("model", PROFILES)
-def test_the_spaces_are_good(model: str, tmp_path: Path) -> None:
+def test_each_profile_has_a_valid_space(model: str, tmp_path: Path) -> None:
     (tmp_path / "models" / model).mkdir(parents=True)
     text = f"model: {{repository: models, name: {model}}}\n{PROFILES[model]}\n"
     profile = parse_profile(text.encode(), tmp_path / "p.yaml")

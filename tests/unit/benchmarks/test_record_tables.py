@@ -18,7 +18,7 @@ def test_a_fifth_of_the_configurations_is_repeated_on_two_servers_in_turn() -> N
         assert (first_repeat.number // 40, second_repeat.number // 40) == (1, 2)
 
 
-def test_the_median_of_a_cell() -> None:
+def test_the_median_of_a_cell_sums_the_batch_statistics() -> None:
     result = [
         Measurement(throughput, latency_p95_ms=p95, requests=requests, batch_stats=text)
         for throughput, p95, requests, text in [

@@ -64,14 +64,14 @@ def test_a_listed_percentile_keeps_its_field() -> None:
     assert "latency-p99.9" not in list(METRICS)
 
 
-def test_its_value_is_the_quantile_of_the_sketch() -> None:
+def test_the_value_of_a_percentile_is_the_quantile_of_the_sketch() -> None:
     latencies_ms = np.random.default_rng(0).gamma(9.0, 1.0, 20_000)
     measured = METRICS["latency-p99.9"].value(window(latencies_ms))
     assert measured == pytest.approx(float(np.quantile(latencies_ms, 0.999, method="lower")), RELATIVE_ACCURACY)
     assert METRICS["latency-p99.9"].value(Measurement(latency_p99_ms=3.0)) is None
 
 
-def test_a_bound_on_it_is_written_and_read() -> None:
+def test_a_bound_on_a_percentile_is_written_and_read() -> None:
     sla = Sla.from_bounds({"p99.90": 30.0, "ttft-p99.5": 200.0})
     assert str(sla) == "p99.9 <= 30 ms and ttft-p99.5 <= 200 ms"
     assert Sla.parse(map(str, sla)) == sla
@@ -79,7 +79,7 @@ def test_a_bound_on_it_is_written_and_read() -> None:
     assert sla.violation(Measurement(latency_p99_ms=1.0)) == math.inf
 
 
-def test_pooled_windows_have_it() -> None:
+def test_a_percentile_of_pooled_windows_is_that_of_all_requests() -> None:
     latencies_of_windows = [np.random.default_rng(seed).gamma(9.0, 1.0, 5000) for seed in range(4)]
     pooled = pool_measurements([window(latencies_ms) for latencies_ms in latencies_of_windows])
     exact_ms = float(np.quantile(np.concatenate(latencies_of_windows), 0.999, method="lower"))
@@ -102,7 +102,7 @@ def test_a_quantile_between_and_beyond_known_ones_is_exponential() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.6])
-def test_it_is_judged_by_exact_counts(scale: float) -> None:
+def test_a_percentile_is_judged_by_exact_counts(scale: float) -> None:
     rng = np.random.default_rng(3)
     servers = [[window(scale * rng.gamma(9.0, 1.0, 3000)) for _ in range(8)] for _ in range(6)]
     judged = judge_sla(servers, SLA, server_spreads([servers], SLA.bounded_latencies), SequentialTest(0.01))

@@ -24,7 +24,7 @@ NEVER = [
     [("20ms", 20), ("0.02s", 20), ("500us", 0.5), (".5ms", 0.5), ("5.ms", 5), ("020ms", 20), ("  20 ms ", 20),
      ("5m", 300_000), ("5min", 300_000), ("1h", 3_600_000)],
 )  # fmt: skip
-def test_durations(text: str, milliseconds: float) -> None:
+def test_a_duration_is_read_in_each_unit(text: str, milliseconds: float) -> None:
     assert parse_duration_ms(text) == pytest.approx(milliseconds)
 
 
@@ -44,7 +44,7 @@ def test_a_missing_unit_is_named(text: str) -> None:
     ("text", "size"),
     [("4GiB", 4 * 2**30), ("500MB", 500e6), ("1 KiB", 1024), ("1.5KB", 1500), ("7B", 7), ("2MiB", 2 * 2**20)],
 )
-def test_sizes(text: str, size: float) -> None:
+def test_a_size_is_read_in_each_unit(text: str, size: float) -> None:
     assert parse_bytes(text) == size
 
 

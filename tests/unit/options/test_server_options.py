@@ -32,7 +32,7 @@ def profile(folder: Path, server: str) -> Path:
     return path
 
 
-def test_a_profile_lists_them(tmp_path: Path) -> None:
+def test_a_profile_lists_server_options(tmp_path: Path) -> None:
     space = load_profile(profile(tmp_path, "rate-limit: [off, execution_count]")).space
     assert space is not None
     search_space = SearchSpace((8,), fields=space.fields())
@@ -61,14 +61,14 @@ def test_an_invalid_option_in_a_profile_names_the_line(tmp_path: Path, server: s
     assert "\n" not in str(caught.value)
 
 
-def test_a_sweep_lists_them() -> None:
+def test_a_sweep_lists_server_options() -> None:
     request = read_sweep_arguments(["--config", f"{LIMIT}=off,execution_count", "m"]).request
     assert request.choices.fields == {LIMIT: ("off", "execution_count")}
     with pytest.raises(BadInputError, match=r"--config server.id: --id is set by tune itself"):
         read_sweep_arguments(["--config", "server.id=1", "m"])
 
 
-def test_config_pbtxt_does_not_know_them() -> None:
+def test_server_options_are_not_in_config_pbtxt() -> None:
     written = model_config.apply(CANDIDATE, ModelConfig(name="m"))
     assert "limit" not in model_config.to_text(written)
     assert model_config.differences(CANDIDATE, written) == []

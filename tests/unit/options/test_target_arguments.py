@@ -137,7 +137,7 @@ def test_shared_memory_can_be_switched_on_in_a_server_that_has_it_off() -> None:
         ("https://[::1]:8000", ServerAddress("[::1]:8000", "http", True)),
     ],
 )
-def test_addresses(url: str | None, address: ServerAddress) -> None:
+def test_an_address_has_its_protocol_and_whether_it_uses_tls(url: str | None, address: ServerAddress) -> None:
     assert server_address(url) == address
 
 

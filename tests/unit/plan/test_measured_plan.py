@@ -233,7 +233,9 @@ def edited(run: Path, name: str, section: str = "problem", **changes: Any) -> Pa
     return other
 
 
-def test_replicas_of_a_model_that_streams(streaming: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replicas_of_a_model_that_streams_follow_from_its_measured_capacity(
+    streaming: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer = planned(capsys, streaming, "--rate", "100/s", "--gpu-hour-cost", "2")
     measured = answer["measured_capacity"]
     assert measured["concurrency"] == 24
@@ -247,7 +249,9 @@ def test_replicas_of_a_model_that_streams(streaming: Path, capsys: pytest.Captur
     assert (answer["at_rate"], answer["headroom"], answer["further_measuring"]) == (None, [], None)
 
 
-def test_the_rate_of_replicas(streaming: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rate_is_proportional_to_the_number_of_replicas(
+    streaming: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     single_replica, four_replicas = (planned(capsys, streaming, "--replicas", count) for count in ("1", "4"))
     assert four_replicas["rate_requests_per_sec"] == pytest.approx(
         4 * single_replica["rate_requests_per_sec"], rel=1e-3
@@ -274,7 +278,9 @@ def test_the_text_names_the_measurements_the_lengths_and_the_assumptions(
     assert "the client sends a step as soon as it has the answer to the last one" in text
 
 
-def test_replicas_of_a_stateful_model(stateful: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replicas_of_a_stateful_model_follow_from_its_steps_per_second(
+    stateful: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer = planned(capsys, stateful, "--rate", "9000/s")
     measured = answer["measured_capacity"]
     assert measured["confirmed"] == pytest.approx(24e3 / (4 + 0.3 * 24), rel=0.02)  # steps per second
@@ -326,7 +332,7 @@ def test_the_bounds_of_the_run_may_be_repeated(streaming: Path, capsys: pytest.C
     assert planned(capsys, streaming, "--rate", "9/s", *bounds) == planned(capsys, streaming, "--rate", "9/s")
 
 
-def test_runs_that_cannot_be_planned_from(streaming: Path, tmp_path: Path) -> None:
+def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_path: Path) -> None:
     lines = (streaming / "trials.csv").read_text().splitlines()
     confirmation = lines[0].split(",").index("confirmation")
     unconfirmed = edited(streaming, "unconfirmed")

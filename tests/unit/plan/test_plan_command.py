@@ -97,7 +97,7 @@ def test_an_extreme_value_in_the_range_of_a_column_does_not_exhaust_the_machine(
     assert "Traceback" not in ended.stderr
 
 
-def test_replicas_for_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_gives_replicas_with_latency_headroom_and_cost(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = planned(capsys, run, "--rate", "40000/s", "--sla-p95", "20ms", "--gpu-hour-cost", "2.5")
     (answer,) = result["answers"]
     assert (result["verdict"], answer["undecided_cause"], answer["next_command"]) == ("PASS", None, None)
@@ -120,7 +120,9 @@ def test_replicas_for_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "1.776.030 recommendations/sec" in answer["published"]["quotation"]
 
 
-def test_the_newest_run_of_a_model_and_rates_in_either_unit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_in_requests_gives_the_same_plan_as_one_in_inferences(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     by_requests = planned(capsys, run, "--rate", "2000req/s")["answers"][0]
     by_inferences = planned(capsys, "dlrm", "--rate", "8000/s", "--results", run.parent.parent)["answers"][0]
     assert by_requests == by_inferences
@@ -169,7 +171,9 @@ def test_the_rate_of_replicas_needs_these_replicas(run: Path, capsys: pytest.Cap
     assert paid["rate_requests_per_sec"] == sustainable_rate["rate_requests_per_sec"]
 
 
-def test_the_tightest_bound_within_a_budget(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_gives_the_tightest_bound_that_its_replicas_meet(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = (run, "--max-cost", "9", "--gpu-hour-cost", "3", "--rate", "20000/s")
     answer = planned(capsys, *words)["answers"][0]
     bound_ms = answer["tightest_bound_ms"]
@@ -318,7 +322,7 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
     assert answer["next_command"] == f"tune --resume {cut_off}"
 
 
-def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_on_two_kinds_of_hardware_are_shown_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu = edited(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]}, server_uses_gpus=True)
     prices = ("t=9", "Xeon=0.1", "t4=0.5")  # "t" is a part of both names, and the longest part counts
     words = ("--rate", "12000/s", *(word for price in prices for word in ("--gpu-hour-cost", price)))
@@ -457,7 +461,7 @@ def test_bad_options_are_refused_in_one_line(run: Path, words: list[str], messag
     assert "\n" not in str(caught.value)
 
 
-def test_runs_that_cannot_be_planned_from(run: Path) -> None:
+def test_runs_that_no_plan_can_use_are_refused(run: Path) -> None:
     other = edited(run, "other", problem={"model": "bert"})
     with pytest.raises(BadInputError, match="of different models"):
         main([str(run), str(other), "--rate", "9/s"])
@@ -512,12 +516,12 @@ def test_a_recording_is_planned_at_its_own_rate(
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
-def test_timestamps_in_any_unit(tmp_path: Path, unit: float) -> None:
+def test_timestamps_are_read_in_any_unit(tmp_path: Path, unit: float) -> None:
     times = [f"{(1_763_000_000 + 0.5 * i) * unit:.0f}" for i in range(0, 400, 2)]
     assert read_trace(written(tmp_path / "t.csv", times)).traffic.rate == pytest.approx(1.0, rel=1e-3)
 
 
-def test_dates_and_no_header(tmp_path: Path) -> None:
+def test_dates_without_a_header_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("".join(f"2026-11-21T10:{i // 60:02}:{i % 60:02}.250Z\n" for i in range(300)))
     trace = read_trace(path)

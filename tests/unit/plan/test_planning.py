@@ -91,7 +91,7 @@ def test_the_busy_share_leaves_out_the_time_between_the_shares_of_a_recording(re
         assert busy == pytest.approx(0.8, abs=0.01)
 
 
-def test_the_smallest_fleet_of_a_known_server() -> None:
+def test_the_smallest_fleet_has_the_capacity_of_the_rate() -> None:
     """No request waits at a constant rate until each replica gets 100 requests per second."""
     constant = fleet(10.5, ConstantTraffic())
     assert constant.fewest_replicas(950.0, Slowdown()) == 10
@@ -122,7 +122,7 @@ def md1_rate(bound_ms: float) -> float:
     return 0.0
 
 
-def test_the_highest_rate_is_the_inverse() -> None:
+def test_the_highest_rate_is_the_inverse_of_the_fewest_replicas() -> None:
     for balancer in BALANCERS:
         some = fleet(30.0, PoissonTraffic(), balancer)
         rate = some.highest_rate(7, Slowdown())
@@ -248,7 +248,7 @@ def test_a_day_has_its_peak_and_its_mean() -> None:
     assert Day().hourly_peak(3) == 1.0
 
 
-def test_the_cost_of_a_fleet() -> None:
+def test_cost_and_power_are_those_of_all_replicas() -> None:
     cost = compute_costs(2.5, 4, 1000.0, by_hour=[2] * 12 + [4] * 12)
     assert cost.per_hour == 10.0
     assert cost.per_month == 7300.0

@@ -77,7 +77,7 @@ def compared(path: Path, seeds: int, *methods: str) -> Comparison:
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def test_a_full_table() -> None:
+def test_a_table_with_all_columns_has_its_space_and_its_best_row() -> None:
     recording = read_recording(KNOWN)
     assert recording.space.parameters() == {
         "max_batch_size": (1, 4, 16, 64),
@@ -96,7 +96,7 @@ def test_a_full_table() -> None:
     assert KNOWN.read_text().splitlines()[best.line - 1].startswith("known,16,true,0,2,16,4615.38,")
 
 
-def test_the_five_columns_are_enough() -> None:
+def test_a_table_of_the_five_required_columns_is_searched_to_its_best_row() -> None:
     """Without a column for dynamic batching, a table in which max_batch_size matters has it enabled."""
     recording = read_recording(FIVE_COLUMNS)
     assert recording.space.candidates() == tuple(
@@ -105,7 +105,7 @@ def test_the_five_columns_are_enough() -> None:
     assert replayed(FIVE_COLUMNS).regret == 0
 
 
-def test_an_awkward_table() -> None:
+def test_a_table_with_text_failed_and_unstable_rows_is_searched_to_its_best_row() -> None:
     """The table has an index without a name, a constant column, a text parameter, "off", failed and unstable rows."""
     recording = read_recording(AWKWARD)
     assert recording.space.parameters() == {
@@ -159,7 +159,9 @@ def test_other_columns_that_vary_are_parameters(
         ("max_queue_delay_us,preferred_batch_sizes", '100,"[4, 2]"', Candidate(8, True, 100, (2, 4))),
     ],
 )
-def test_how_dynamic_batching_is_written(tmp_path: Path, columns: str, cells: str, candidate: Candidate) -> None:
+def test_dynamic_batching_is_read_from_each_way_to_write_it(
+    tmp_path: Path, columns: str, cells: str, candidate: Candidate
+) -> None:
     (row,) = read_recording(write(tmp_path, f"{HEADER},{columns}", f"8,1,1,100,5,{cells}")).rows
     assert row.candidate == candidate
 
@@ -186,7 +188,7 @@ def test_of_several_deployments_of_a_configuration_the_median_counts(tmp_path: P
     assert len(recording.space) == 1
 
 
-def test_requests_of_more_than_one_sample(tmp_path: Path) -> None:
+def test_the_request_batch_size_of_the_table_is_that_of_the_problem(tmp_path: Path) -> None:
     recording = read_recording(write(tmp_path, f"{HEADER},request_batch_size", "8,1,3,100,5,4", "8,2,3,100,5,"))
     assert recorded_problem(recording, {}).request_batch_size == 4
     assert {row.load for row in recording.rows} == {LoadPoint(4, 3)}
@@ -218,7 +220,7 @@ def test_the_batch_statistics_of_the_server_are_kept(tmp_path: Path) -> None:
     assert [row.measurement.queue_ms for row in recording.rows] == [7, 8]
 
 
-def test_line_ends_blanks_and_a_byte_order_mark(tmp_path: Path) -> None:
+def test_a_fault_names_its_line_despite_line_ends_blanks_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(f'\ufeff{HEADER},note\r\n\r\n 4 ,1,1,100,5,"a\nb"\r\n4,1,2, 150 ,x,c\r\n'.encode())
     with pytest.raises(BadInputError, match=r"t\.csv:5: latency_p95_ms: 'x' is not a number"):
@@ -405,7 +407,7 @@ def test_max_trials_ends_the_search() -> None:
     assert run.until == {0.05: NEVER, 0.01: NEVER}
 
 
-def test_the_regret_after_each_deployment() -> None:
+def test_the_regret_never_rises_and_is_zero_after_all_deployments() -> None:
     """Expect the regret after the baseline, after default dynamic batching, and after 2 instances of it."""
     runs = [replayed(KNOWN, method, seed) for method in ENDLESS for seed in range(3)]
     for run in runs:
@@ -541,7 +543,7 @@ def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known
 # -- output -----------------------------------------------------------------------------------------------------
 
 
-def test_the_document_of_one_seed() -> None:
+def test_the_document_of_one_seed_has_a_value_for_each_key() -> None:
     result = document(compared(KNOWN, 1, "random", "grid"))
     assert list(result) == ["random", "grid"]
     for summary in result.values():
@@ -554,7 +556,7 @@ def test_the_document_of_one_seed() -> None:
     json.dumps(result, allow_nan=False)
 
 
-def test_the_document_of_several_seeds() -> None:
+def test_the_document_of_several_seeds_has_medians_and_p90() -> None:
     comparison = compared(KNOWN, 5, "random")
     summary = document(comparison)["random"]
     regrets = sorted(run.regret for run in comparison.runs["random"])
@@ -580,7 +582,7 @@ def tables(sandbox: Sandbox) -> Iterator[Sandbox]:
     assert {path.name for path in sandbox.working_folder.iterdir()} == {KNOWN.name, AWKWARD.name}
 
 
-def test_the_command(tables: Sandbox, called_tune: Tune) -> None:
+def test_the_command_prints_a_line_for_each_method(tables: Sandbox, called_tune: Tune) -> None:
     ended = called_tune("replay", "known.csv", "--sla-p95", "20ms", "--seeds", "2", "--max-trials", "4")
     assert (ended.code, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
@@ -591,7 +593,7 @@ def test_the_command(tables: Sandbox, called_tune: Tune) -> None:
     assert "batch 64 · 2 instances · delay 0 µs" in ended.stdout
 
 
-def test_a_table_of_unstable_rows(tables: Sandbox, called_tune: Tune) -> None:
+def test_unstable_rows_that_meet_the_bound_are_reported(tables: Sandbox, called_tune: Tune) -> None:
     """Only rows that are stable count, so few searches find one, and the line says so."""
     header = "max_batch_size,instance_count,concurrency,throughput_infer_per_sec,latency_p95_ms,stable\n"
     rows = [f"8,{count},{load},{100 * load},{load},false\n" for count in (1, 2) for load in (2, 4)]
@@ -609,7 +611,7 @@ def test_a_table_of_unstable_rows(tables: Sandbox, called_tune: Tune) -> None:
     assert "unstable.csv: no stable row meets p95 <= 20 ms; the closest: " in refused.stderr
 
 
-def test_the_command_in_json(tables: Sandbox, called_tune: Tune) -> None:
+def test_the_command_prints_json(tables: Sandbox, called_tune: Tune) -> None:
     ended = called_tune("replay", "--json", "--search", "random,grid", "awkward.csv")
     assert (ended.code, ended.stderr) == (0, "")
     result = json.loads(ended.stdout)
@@ -638,7 +640,9 @@ def test_the_command_in_json(tables: Sandbox, called_tune: Tune) -> None:
         ("", 2, "the following arguments are required: TABLE.csv; `tune replay --help`"),
     ],
 )
-def test_the_command_refuses(arguments: str, code: int, says: str, tables: Sandbox, called_tune: Tune) -> None:
+def test_bad_arguments_are_refused_in_one_line(
+    arguments: str, code: int, says: str, tables: Sandbox, called_tune: Tune
+) -> None:
     ended = called_tune("replay", *arguments.split())
     assert (ended.code, ended.stdout) == (code, "")
     (line,) = ended.stderr_lines

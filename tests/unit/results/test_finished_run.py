@@ -276,7 +276,7 @@ def test_times_of_requests_that_no_run_has_are_refused(run: Path, times: dict[st
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_run(tmp_path: Path) -> None:
+def test_a_folder_without_run_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no run\.json there"):
         read_run(tmp_path)
 

@@ -21,10 +21,10 @@ class TestWords:
         ("value", "text"),
         [(12345.6, "12,346"), (771.4, "771"), (18.24, "18.2"), (0.5234, "0.523"), (None, "unknown")],
     )
-    def test_number(self, value: float | None, text: str) -> None:
+    def test_a_number_has_three_digits_or_is_whole(self, value: float | None, text: str) -> None:
         assert formatting.number(value) == text
 
-    def test_size_clock_and_exact(self) -> None:
+    def test_sizes_durations_and_exact_values_have_units_and_separators(self) -> None:
         assert [formatting.size(value) for value in (999, 1500, 8.38e9, None)] == [
             "999 bytes",
             "1.50 kB",
@@ -43,10 +43,10 @@ class TestWords:
             (4, True, "4 samples on average"),
         ],
     )
-    def test_request_size(self, samples: float, is_mix: bool, text: str) -> None:
+    def test_the_size_of_a_mix_is_an_average(self, samples: float, is_mix: bool, text: str) -> None:
         assert formatting.request_size(samples, is_mix=is_mix) == text
 
-    def test_bounds(self) -> None:
+    def test_bounds_have_comparisons_and_units(self) -> None:
         sla = Sla.from_bounds({"throughput": 4000, "memory": 2e9, "p99": 0.5})
         assert formatting.bounds(sla) == "throughput >= 4,000 infer/s and memory <= 2.00 GB and p99 <= 0.5 ms"
 
@@ -118,7 +118,7 @@ class TestWords:
             ((1.12, 2.34), "1.6x (1.1 to 2.3)"),
         ],
     )
-    def test_gain(self, interval: tuple[float, float], text: str) -> None:
+    def test_a_gain_has_its_interval_or_is_none(self, interval: tuple[float, float], text: str) -> None:
         assert formatting.gain(ThroughputRatio(1.62, ConfidenceInterval(*interval))) == text
         assert formatting.gain(None) == "not confirmed"
 

@@ -97,7 +97,7 @@ class TestEntry:
 
 
 class TestDocument:
-    def test_keys_and_counts(self) -> None:
+    def test_the_document_has_all_keys_and_counts(self) -> None:
         document = result_document.document(outcome(), wall_seconds=12.34567, results_dir="r", extra={"seed": 0})
         assert list(document) == [
             "verdict",
@@ -138,14 +138,14 @@ class TestDocument:
             assert isinstance(interval, list)
             assert 0.8 * truth < interval[0] < truth < interval[1] < 1.25 * truth
 
-    def test_nothing_found(self) -> None:
+    def test_without_a_recommendation_the_document_has_the_closest_configuration(self) -> None:
         document = result_document.document(outcome(sla_ms=1.0), wall_seconds=1, results_dir="r")
         for name in ("recommended", "baseline", "dynamic_batching", "speedup"):
             assert document[name] is None
         assert isinstance(document["closest"], dict)
         assert "10" in str(document["no_recommendation_reason"])
 
-    def test_a_baseline_without_a_load_that_meets_the_bound(self) -> None:
+    def test_a_baseline_that_misses_the_bound_has_no_speedup(self) -> None:
         slow = [trial(0, BASELINE, (1, measured(10, 400.0))), *example_trials()[1:]]
         document = result_document.document(outcome(slow), wall_seconds=1, results_dir="r")
         assert document["baseline"] is None
@@ -352,7 +352,7 @@ class TestText:
         document = result_document.document(result, wall_seconds=1, results_dir="r")
         assert document["dominated_by"]["trial"] == 6  # type: ignore[index]
 
-    def test_no_baseline(self) -> None:
+    def test_a_baseline_without_a_point_is_said_to_miss_the_bound(self) -> None:
         result = outcome()
         text = printed_outcome(replace(result, baseline=replace(result.baseline, point=None)))
         assert "no measured load meets p95 <= 20 ms" in " ".join(text.split())
@@ -366,7 +366,7 @@ class TestText:
         assert "dynamic_batching {} – – – failed: crashed 3 times: the server died" in text
         assert "no measured load meets" not in text
 
-    def test_nothing_meets_the_bound(self) -> None:
+    def test_a_fail_shows_the_closest_configuration(self) -> None:
         text = printed_outcome(outcome(sla_ms=1.0), problem(1.0), config_path=None)
         first, second, *_ = text.splitlines()
         assert first == "dlrm: FAIL, no configuration meets p95 <= 1 ms"
@@ -376,7 +376,7 @@ class TestText:
         assert "config.pbtxt" not in text
         assert text.endswith("or relax the bound:\n              tune explain results/dlrm/1\n")
 
-    def test_nothing_was_measured(self) -> None:
+    def test_a_run_without_measurements_shows_the_cause_and_the_command(self) -> None:
         text = printed_outcome(outcome([trial(0, BASELINE, status="failed", reason="no [/memory] left.")]))
         first, second, *_ = text.splitlines()
         assert first == "dlrm: FAIL, no configuration meets p95 <= 20 ms"
@@ -410,7 +410,7 @@ class TestText:
         assert len([line for line in text.splitlines() if re.match(r" *[\d,]+ +\d+\.\d+ +\d+  search", line)]) == 10
 
     @pytest.mark.parametrize("width", [80, 60])
-    def test_it_fits_the_width(self, width: int) -> None:
+    def test_the_output_fits_the_width(self, width: int) -> None:
         long = replace(outcome(), recommended=Point(5, LONG, LoadPoint(16, 123456), measured(1.3e7, 19.9)))
         searched = replace(problem(), model="m" * 30)
         notes = [OutputsNotCompared("n " * 100)]
@@ -430,7 +430,7 @@ class TestText:
     def test_markup_in_a_model_name_is_not_interpreted(self) -> None:
         assert printed_outcome(outcome(), replace(problem(), model="[bold]m[/]")).startswith("[bold]m[/]: ")
 
-    def test_interrupted(self) -> None:
+    def test_an_interrupted_run_shows_the_best_so_far(self) -> None:
         text = io.StringIO()
         for result in (outcome(), outcome(sla_ms=1.0), outcome([])):
             console, command = Console(file=text, width=80), "tune --resume 'a b/1'"
@@ -705,7 +705,7 @@ class TestProgressObservers:
         assert capsys.readouterr() == ("", "")
 
     @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (20, 5), (1, 1)])
-    def test_a_whole_study(self, width: int, height: int) -> None:
+    def test_the_cursor_is_hidden_and_shown_once(self, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height)
         with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:

@@ -150,7 +150,7 @@ class TestFormats:
         assert main(["dlrm/sample", "--results", str(run.parent.parent), "--format", "csv"]) == 0
         assert capsys.readouterr() == (f"{run / 'measurements.csv'}\n", "")
 
-    def test_a_file(self, run: Path) -> None:
+    def test_a_report_is_written_to_the_given_file(self, run: Path) -> None:
         assert main([str(run), "--format", "markdown", "--out", str(run / "one.md")]) == 0
         assert (run / "one.md").read_text().startswith(r"# dlrm: PASS at 13,400 ± 500 infer/s, p95 18.5")
 
@@ -297,7 +297,7 @@ class TestFigures:
         assert shares.keys() == parameter_effects.varied(finished.problem).keys()
         assert parameter_effects.importance(finished.problem, samples[:3]) == {}
 
-    def test_one_step_off(self, run: Path) -> None:
+    def test_each_parameter_that_varies_has_the_cost_of_a_step(self, run: Path) -> None:
         finished = read_run(run)
         steps = _steps(finished)
         assert {step.parameter for step in steps} == parameter_effects.varied(finished.problem).keys()

@@ -74,7 +74,7 @@ def unbounded() -> Problem:
         *("no bound", "no bound, one server", "no bound, nothing measured"),
     ],
 )
-def test_verdict_and_exit_code(result: Outcome, verdict: Verdict, code: int) -> None:
+def test_the_verdict_gives_the_exit_code(result: Outcome, verdict: Verdict, code: int) -> None:
     assert result.verdict is verdict
     assert exit_code("found" if result.recommended else "none", result.verdict) == code
     assert bool(summary.undecided_cause(result)) is (verdict is Verdict.UNDECIDED)

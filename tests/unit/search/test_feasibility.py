@@ -61,7 +61,7 @@ def test_larger_batches_that_fail_leave_smaller_ones() -> None:
     assert probability(trials, candidate(32)) > 0.4
 
 
-def test_a_value_of_a_field_that_the_server_rejects() -> None:
+def test_a_value_that_the_server_rejects_makes_its_configurations_unlikely() -> None:
     trials = [
         worked(candidate(threads="1", instances=2)),
         failed(candidate(threads="2")),

@@ -444,7 +444,7 @@ def test_the_simulated_search_ranks_and_counts_no_transferred_measurement(tmp_pa
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_shows_both(sandbox: Sandbox, called_tune: Tune) -> None:
+def test_the_command_shows_the_search_with_and_without_the_warm_start(sandbox: Sandbox, called_tune: Tune) -> None:
     for name in ("here.csv", "there.csv"):
         (sandbox.working_folder / name).write_bytes((DATA / "known.csv").read_bytes())
     arguments = ("replay", "--sla-p95", "20ms", "--search", "tpe", "--max-trials", "5", "here.csv")
@@ -468,7 +468,9 @@ def test_the_command_shows_both(sandbox: Sandbox, called_tune: Tune) -> None:
         ("run --warm-start known.csv --search grid mlp", "tune: --warm-start: --search grid measures every"),
     ],
 )
-def test_the_command_refuses(arguments: str, says: str, sandbox: Sandbox, called_tune: Tune) -> None:
+def test_an_unusable_warm_start_is_refused_in_one_line(
+    arguments: str, says: str, sandbox: Sandbox, called_tune: Tune
+) -> None:
     (sandbox.working_folder / "known.csv").write_bytes((DATA / "known.csv").read_bytes())
     ended = called_tune(*arguments.split())
     assert ended.code == 2

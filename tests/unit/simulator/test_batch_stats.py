@@ -46,7 +46,7 @@ def test_invalid_statistics_are_refused_with_an_example(text: str) -> None:
         batch_stats.from_text(f"4:2:50 {text}")
 
 
-def test_the_sums_of_several_recordings() -> None:
+def test_several_recordings_are_summed_by_batch_size() -> None:
     assert batch_stats.sum_by_size([((8, 2, 900), (4, 1, 100)), (), ((12, 1, 50), (8, 3, 600))]) == (
         (4, 1, 100),
         (8, 5, 1500),

@@ -117,7 +117,7 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
     assert near < 0.2 < far
 
 
-def test_it_needs_a_measurement() -> None:
+def test_the_fit_needs_a_measurement() -> None:
     with pytest.raises(ValueError, match="no measured points"):
         fit([], PROBLEM, LATENCIES)
 

@@ -291,7 +291,7 @@ def test_sending_is_a_part_of_the_pass(running: int) -> None:
     assert result.latency_s("itl-avg") == pytest.approx(pass_s, rel=0.5)
 
 
-def test_it_needs_a_measurement() -> None:
+def test_the_fit_needs_a_measurement() -> None:
     with pytest.raises(ValueError, match="no measured points"):
         fit([], PROBLEM, LATENCIES)
 

@@ -101,7 +101,7 @@ def test_a_waiting_batch_of_the_largest_preferred_size_takes_one_more() -> None:
         pytest.param({"prefetch": False}, 3, id="no prefetch: the batch is formed as the instance becomes idle"),
     ],
 )
-def test_requests_that_join_a_late_batch_behind_a_busy_instance(options: dict[str, Any], second: int) -> None:
+def test_requests_join_a_late_batch_only_if_they_wake_the_batcher(options: dict[str, Any], second: int) -> None:
     schedule = executions(batcher(4, 1000), [0, 2, 4, 5], **options)
     assert schedule[0] == (1, 1)
     assert schedule[1] == (11, second)
@@ -150,7 +150,7 @@ def test_the_remaining_work_goes_on_at_the_speed_of_the_instances_now_busy() -> 
     assert log.end_s == pytest.approx([15 * MS, 20 * MS])
 
 
-def test_latencies_on_the_way() -> None:
+def test_each_overhead_is_a_part_of_the_latency() -> None:
     over = Overheads(
         send_s=1 * MS, receive_s=2 * MS, client_s=3 * MS, wake_s=4 * MS, dispatch_s=5 * MS, release_s=6 * MS
     )
@@ -651,7 +651,7 @@ def test_the_compiled_loop_agrees_with_the_reference_implementation(setting: Set
 
 @settings(max_examples=250 if REPEATABLE else 600, deadline=None, suppress_health_check=list(HealthCheck))
 @given(settings_of_triton(differing=True))
-def test_it_agrees_for_requests_that_differ_and_for_queue_policies(setting: Setting) -> None:
+def test_the_compiled_loop_agrees_for_requests_that_differ_and_for_queue_policies(setting: Setting) -> None:
     check_against_triton(setting)
 
 

@@ -63,7 +63,7 @@ def dashboard(kept: RunFolder) -> Iterator[str]:
                 process.terminate()
 
 
-def test_it_opens_the_study_of_a_run(kept: RunFolder, dashboard: str) -> None:
+def test_the_dashboard_opens_the_study_of_a_run(kept: RunFolder, dashboard: str) -> None:
     studies = json.loads(fetched(f"{dashboard}/api/studies", START_SECONDS))["study_summaries"]
     (study,) = studies
     assert study["study_name"] == kept.study_name

@@ -39,7 +39,7 @@ def table(path: Path) -> TrialsTable:
     return TrialsTable(path, "m", CHOICES)
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_measurements_and_failures_are_read_as_they_were_written(tmp_path: Path) -> None:
     written = table(tmp_path / "trials.csv")
     points = (
         (

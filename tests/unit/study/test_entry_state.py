@@ -141,7 +141,7 @@ def test_a_loss_within_the_intervals_is_noise() -> None:
     assert change_text(entry(100.0, 5.0), entry(94.0, 2.0)) == "-6% since 2026-11-01, within noise"
 
 
-def test_a_gain() -> None:
+def test_a_gain_is_reported_with_its_date() -> None:
     assert change_text(entry(100.0), entry(150.0)).startswith("gained 50% since 2026-11-01")
 
 
@@ -238,7 +238,9 @@ def test_other_changes_are_reported_with_it() -> None:
         (entry(100.0), entry(None, state="failed"), "failed"),
     ],
 )
-def test_entries_without_a_result(before: EntryRecord | None, now: EntryRecord, kind: str) -> None:
+def test_the_change_of_an_entry_without_a_result_has_its_kind(
+    before: EntryRecord | None, now: EntryRecord, kind: str
+) -> None:
     assert compare_entries(before, now, SINCE).kind == kind
 
 
@@ -271,7 +273,9 @@ def test_an_entry_that_failed_twice_says_so() -> None:
         (entry(150.0), 0.05, False),
     ],
 )
-def test_regressions(now: EntryRecord, share: float | None, regressed: bool) -> None:
+def test_a_loss_above_the_share_that_no_interval_explains_is_a_regression(
+    now: EntryRecord, share: float | None, regressed: bool
+) -> None:
     assert compare_batches(batch(now), batch(entry(100.0)), share).entries[0].regressed is regressed
 
 
@@ -298,5 +302,5 @@ def test_only_disjoint_intervals_are_a_change(a: float, i: float, b: float, j: f
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.06, "6%"), (-0.0583, "5.8%"), (0.0043, "0.43%"), (1.2, "120%")])
-def test_shares_in_percent(share: float, text: str) -> None:
+def test_a_share_is_shown_in_percent_with_two_digits(share: float, text: str) -> None:
     assert percent(share) == text

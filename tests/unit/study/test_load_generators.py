@@ -174,7 +174,7 @@ def test_the_own_client_alone_sends_several_priorities(folder: RunFolder, tmp_pa
     assert made.cross_checking is None
 
 
-def test_it_refuses_data_that_it_cannot_keep_in_memory(
+def test_the_own_client_refuses_data_that_it_cannot_keep_in_memory(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_generators, "MAX_SENT_ENTRIES", 4)

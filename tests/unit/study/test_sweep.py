@@ -78,7 +78,7 @@ def measurement(throughput: float, **more: Any) -> Measurement:
         ("65536", (65536,)),
     ],
 )
-def test_lists_of_numbers(text: str, numbers: tuple[int, ...]) -> None:
+def test_lists_steps_and_powers_are_read_as_numbers(text: str, numbers: tuple[int, ...]) -> None:
     assert parse_whole_numbers(text, 1, 65536) == numbers
 
 
@@ -326,7 +326,7 @@ def test_the_median_of_several_measurements_counts() -> None:
     assert (cell.measurement.throughput_infer_per_sec, cell.measured) == (100, 4)
 
 
-def test_missing_loads() -> None:
+def test_loads_without_enough_measurements_are_missing() -> None:
     half = Trial(0, STATIC, ((LoadPoint(1, 1), measurement(1)),))
     assert plan().missing(half, 1) == [LoadPoint(1, 4)]
     assert plan().missing(half, 2) == [LoadPoint(1, 1), LoadPoint(1, 4)]
