@@ -15,9 +15,9 @@ import pytest
 
 from optimizer.core.files import cache_folder
 from optimizer.core.process import SupervisedProcess
-from optimizer.deploy import runtime
 from tests.command_fixtures import eventually
 from tests.programs import write_program
+from tests.repositories import skip_without_python_models
 from tests.server_image import ensure_image
 
 LIMITED_RUNC = Path(__file__).with_name("limited_runc.py")
@@ -43,8 +43,7 @@ class Engine:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
     docker = pytest.importorskip("docker", reason="needs the docker SDK for Python: pip install 'tritune[docker]'")
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     if os.getuid() != 0 or shutil.which("podman") is None or shutil.which("runc") is None:
         pytest.skip("needs root, Podman and runc: apt-get install podman runc")
     with TemporaryDirectory(prefix="podman-") as name, contextlib.ExitStack() as undo:

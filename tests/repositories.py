@@ -9,12 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from optimizer.config.model_source import ModelSource
+from optimizer.deploy import runtime
 from optimizer.model.repository import read_repository_model
 
 Dims = Sequence[str | int]
+
+
+def skip_without_python_models() -> None:
+    """Skip the test if the server of this Python serves no models in Python."""
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
 
 
 def stored(repository: Path) -> Callable[[str], ModelSource]:

@@ -1,8 +1,9 @@
-"""Writes the folder of a finished run without a server, for tests of the code that reads runs."""
+"""Writes and copies the folder of a finished run without a server, for tests of the code that reads runs."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -107,3 +108,13 @@ def write_run(
     for path in run.best.rglob("config.pbtxt"):
         model_config.read(path)  # fails if Triton could not read it
     return run.path
+
+
+def copy_run(run: Path, name: str, **changes: Any) -> Path:
+    """Copy ``run`` to the folder ``name`` beside it, with other values in run.json; a mapping changes a section."""
+    copy = Path(shutil.copytree(run, run.parent / name))
+    info = json.loads((copy / "run.json").read_text())
+    for key, value in changes.items():
+        info[key] = {**info[key], **value} if isinstance(value, dict) else value
+    (copy / "run.json").write_text(json.dumps(info))
+    return copy

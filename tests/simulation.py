@@ -1,16 +1,20 @@
-"""Inputs of the simulator by their parameters, and the simulation of a single scenario."""
+"""Inputs of the simulator by their parameters, the simulation of a single scenario, and simulated measurements."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.batch_stats import BatchStatistic
+from objectives.metrics import Measurement
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
-from optimizer.core.trial import Candidate, FieldValue
+from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
 from optimizer.simulator.calibration import Observation
+from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,
     MeasurementInterval,
@@ -114,3 +118,23 @@ def observed_deployment(
         for b in np.unique(sizes)
     )
     return Observation(candidate.instance_count, concurrency, float(np.nanmax(log.end_s)), batches)
+
+
+def measured_points(
+    truth: PerformanceModel,
+    cells: Sequence[tuple[Candidate, int]],
+    latencies: Sequence[str],
+    *,
+    noise: float = 0.0,
+) -> list[Point]:
+    """Return what ``truth`` serves at each cell (candidate, concurrency), with a relative error of ``noise``."""
+    rng = np.random.default_rng(0)
+    points = []
+    for number, ((candidate, concurrency), result) in enumerate(zip(cells, truth.simulate(cells), strict=True)):
+        factor = float(np.exp(rng.normal(0, noise)))
+        latencies_ms: dict[str, Any] = {
+            f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in latencies
+        }
+        measurement = Measurement(result.throughput_infer_per_sec * factor, requests=500, stable=True, **latencies_ms)
+        points.append(Point(number, candidate, LoadPoint(1, concurrency), measurement))
+    return points

@@ -1,20 +1,25 @@
-"""Fixtures of the real server: the small mlp, built once, one embedded target per module, and a load without end."""
+"""Fixtures of the real server: targets of a small model and of one that sleeps, a load without end, and what a
+target leaves behind.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.files import cache_folder
+from optimizer.core.process_owner import this_process
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
@@ -24,7 +29,10 @@ from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import infer
 from optimizer.model.builders import build
+from optimizer.model.repository import read_repository_model
+from tests.repositories import write_sleeper
 
+SLEEP_MS = 10.0  # of each batch of ``sleeper``: at most 100 requests a second, one at a time
 ANSWER_SECONDS = 600.0  # only a server that hangs takes so long
 
 
@@ -42,6 +50,22 @@ def embedded(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iter
     target = EmbeddedTarget(mlp, TargetSettings(tmp_path_factory.mktemp("server") / "tritonserver.log"))
     yield target
     target.close()
+
+
+@contextlib.contextmanager
+def embedded_model(folder: Path, name: str) -> Iterator[EmbeddedTarget]:
+    """Yield a target that serves the model ``name`` of ``folder/models`` on an embedded server."""
+    source = read_repository_model(folder / "models", name, gpu=False)
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    folder = tmp_path_factory.mktemp("sleeper")
+    write_sleeper(folder / "models", SLEEP_MS)
+    with embedded_model(folder, "sleeper") as target:
+        yield target
 
 
 @pytest.fixture
@@ -93,3 +117,13 @@ def served(endpoint: Endpoint, load: LoadPoint, log: Path) -> Iterator[None]:
             over.set()
     for sender in senders:
         sender.result()
+
+
+def leftovers() -> set[str]:
+    """Return the child processes, shared memory and temporary folders of this process, without their contents."""
+    names = {path.name for path in Path("/dev/shm").glob(f"tritune_{str(this_process()).replace('-', '_')}_*")}
+    names |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{this_process()}-*")}
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names.add(f"{process.name()} {process.pid}")
+    return names

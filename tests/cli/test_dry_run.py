@@ -16,7 +16,7 @@ from optimizer.search import make_searcher
 from optimizer.study.run_preview import PROPOSALS, first_proposals
 from tests.command_fixtures import Sandbox, Tune
 from tests.contract.test_searchers import WIDE, problem_of, trial
-from tests.repositories import doubler, serialized, write_python_model, write_sums
+from tests.repositories import doubler, serialized, skip_without_python_models, write_python_model, write_sums
 
 SAMPLE = Path(__file__).parents[2] / "results/dlrm/sample"
 UNDECLARED = 'backend: "python"\ninstance_group { kind: KIND_CPU }\n'
@@ -119,8 +119,7 @@ def test_a_model_that_needs_the_server_does_not_download_it(dry_run: Tune, sandb
 
 
 def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, sandbox: Sandbox) -> None:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     runtime.ensure(print)
     write_undeclared(sandbox.working_folder)
     shown = called_tune("--dry-run", "--sla-p95", "50ms", "models/auto")

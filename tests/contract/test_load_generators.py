@@ -31,6 +31,7 @@ from optimizer.model.repository import read_repository_model
 from optimizer.store.recording import RecordedServer
 from tests.conftest import measurement
 from tests.repositories import write_streamer, write_sums
+from tests.stack_fixtures import embedded_model
 
 CANDIDATE = Candidate(max_batch_size=64, dynamic_batching=True)
 LOAD = LoadPoint(request_batch_size=2, concurrency=4)
@@ -309,9 +310,8 @@ TTFT_MS, ITL_MS = 250_000.0, 100_000.0  # bounds that any machine meets
 def streamer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     folder = tmp_path_factory.mktemp("streamer")
     write_streamer(folder / "models", INTERVAL_MS)
-    source = read_repository_model(folder / "models", "streamer", gpu=False)
     with (
-        contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target,
+        embedded_model(folder, "streamer") as target,
         target.deploy(Candidate(8, dynamic_batching=True)) as endpoint,
     ):
         yield endpoint

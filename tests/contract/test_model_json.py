@@ -16,7 +16,6 @@ from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, FieldValue
-from optimizer.deploy import runtime
 from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_target import RemoteTarget
@@ -24,7 +23,7 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 from tests.podman import Engine
 from tests.remote_server import RunningServer
-from tests.repositories import stored, write_reader
+from tests.repositories import skip_without_python_models, stored, write_reader
 
 FIELD = "model_json.limit"
 
@@ -46,8 +45,7 @@ def served_limit(grpc: str) -> float:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     repository = tmp_path_factory.mktemp("models")
     write_reader(repository)
     return replace(stored(repository)("reader"), varies_model_json=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -22,7 +21,6 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Target
-from optimizer.core.process_owner import this_process
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime
 from optimizer.deploy.docker_engine import OWNER, connect
@@ -38,7 +36,8 @@ from optimizer.options.run_options import TARGETS, RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
 from tests.conftest import measurement
 from tests.podman import Engine
-from tests.repositories import stored, write_sleeper
+from tests.repositories import skip_without_python_models, stored, write_sleeper
+from tests.stack_fixtures import leftovers
 from tests.user_installation import write_installation
 
 GOOD = (
@@ -49,16 +48,6 @@ GOOD = (
 SERVER = "TRITUNE_TEST_SERVER"  # environment variable with which benchmarks/older_servers.py names another server
 LIMIT, POOL = "server.rate-limit", "server.pinned-memory-pool-byte-size"
 UNDEPLOYABLE = Candidate(8, True, 0, (16,))  # a preferred size above max_batch_size
-
-
-def leftovers() -> set[str]:
-    """Return the child processes, shared memory and temporary folders of this process, without their contents."""
-    names = {path.name for path in Path("/dev/shm").glob(f"tritune_{str(this_process()).replace('-', '_')}_*")}
-    names |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{this_process()}-*")}
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            names.add(f"{process.name()} {process.pid}")
-    return names
 
 
 class TargetContract:
@@ -185,8 +174,7 @@ class TestServerProcesses(TargetContract):
 
 @pytest.fixture(scope="module")
 def make_local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LocalTarget]:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     folder = tmp_path_factory.mktemp("local")
     write_sleeper(folder / "models", milliseconds=1)
     source = stored(folder / "models")("sleeper")

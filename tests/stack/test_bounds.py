@@ -20,13 +20,13 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.output_check import BaselineOutputCheck
-from optimizer.model.repository import read_repository_model, read_source
+from optimizer.model.repository import read_source
 from tests.command_fixtures import Run, Sandbox, run_tune
 from tests.repositories import stored, write_ensemble, write_sleeper
+from tests.stack_fixtures import SLEEP_MS
 
 pytestmark = pytest.mark.alone
 
-SLEEP_MS = 10.0  # at most 100 requests a second, one at a time
 POLICY = "dynamic_batching.default_queue_policy."
 SHORT_QUEUE = Candidate(1, dynamic_batching=True, fields=((f"{POLICY}max_queue_size", 2),))
 LEVELS = ((DEFAULT_PRIORITY_LEVEL, 2), (PRIORITY_LEVELS, 2))
@@ -46,15 +46,6 @@ EXPIRING, EXPIRING_LATER = (
 )
 SLA = Sla.from_bounds({"p95": 35.0})
 WIDE_SLA = Sla.from_bounds({"p95": 5000.0})  # a client that is late on a busy machine does not miss it
-
-
-@pytest.fixture(scope="module")
-def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
-    folder = tmp_path_factory.mktemp("sleeper")
-    write_sleeper(folder / "models", SLEEP_MS)
-    source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
-        yield target
 
 
 @pytest.fixture

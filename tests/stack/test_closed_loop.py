@@ -5,7 +5,6 @@ Also tests that perf_analyzer, which measures next to it, agrees with it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
@@ -27,26 +26,22 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.model.repository import read_repository_model
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from tests.command_fixtures import eventually
-from tests.repositories import write_sleeper
 from tests.stack.test_open_loop import counted, once_loaded, tell_server
-from tests.stack_fixtures import ANSWER_SECONDS
+from tests.stack_fixtures import ANSWER_SECONDS, embedded_model
 
 pytestmark = pytest.mark.alone
 
 MLP = Candidate(8, dynamic_batching=True)
 ALONE = Candidate(8)
-SLEEP_MS = 10.0  # at most 100 requests a second, one at a time
 LOAD = LoadPoint(2, concurrency=4)
 BOUNDS_MS = (5.0, 15.0, 35.0)
 COMPARED_SERVERS = 3
@@ -56,15 +51,6 @@ COMPARED_SERVERS = 3
 def generator(tmp_path: Path) -> ClosedLoopGenerator:
     sla = Sla(tuple(Constraint("latency-p95", bound_ms) for bound_ms in BOUNDS_MS))
     return ClosedLoopGenerator(log=tmp_path / "client.log", sla=sla)
-
-
-@pytest.fixture(scope="module")
-def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
-    folder = tmp_path_factory.mktemp("sleeper")
-    write_sleeper(folder / "models", SLEEP_MS)
-    source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
-        yield target
 
 
 def counted_since(endpoint: Endpoint, before: tuple[int, int], least: int) -> tuple[int, int]:
@@ -161,8 +147,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]
     (folder / "models" / "reader" / "1").mkdir(parents=True)
     (folder / "models" / "reader" / "config.pbtxt").write_text(READER_CONFIG)
     (folder / "models" / "reader" / "1" / "model.py").write_text(READER_PROGRAM)
-    source = read_repository_model(folder / "models", "reader", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
+    with embedded_model(folder, "reader") as target:
         yield target
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.deploy import runtime
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Sandbox, eventually, run_tune
 from tests.forked_tune import ForkedTune
 from tests.local_cluster import LocalCluster, local_cluster
-from tests.repositories import write_sleeper
+from tests.repositories import skip_without_python_models, write_sleeper
 
 PROFILE = """\
 model: {repository: models, name: sleeper}
@@ -38,8 +37,7 @@ def cluster() -> Iterator[LocalCluster]:
 def steady(sandbox: Sandbox, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     """Return a sandbox whose commands find the cluster."""
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     write_sleeper(sandbox.working_folder / "models", milliseconds=8)
     (sandbox.working_folder / "steady.yaml").write_text(PROFILE)
     return sandbox

@@ -14,7 +14,7 @@ from optimizer.cli.commands import COMMANDS
 from optimizer.deploy import runtime
 from tests.command_fixtures import FINISHED, Sandbox, run_tune
 from tests.documents import PAGES_WITH_COMMANDS, ROOT, blocks, run_commands
-from tests.repositories import doubler, serialized, write_bls, write_model
+from tests.repositories import doubler, serialized, skip_without_python_models, write_bls, write_model
 from tests.user_installation import write_installation
 
 RUN_PAGES = [page for page in PAGES_WITH_COMMANDS if run_commands(page)]
@@ -27,8 +27,7 @@ CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 @pytest.fixture
 def playground_with_models(sandbox: Sandbox) -> Sandbox:
     """Return a sandbox with every model, run and table that the pages name."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     models = sandbox.working_folder / "models"
     write_bls(models, milliseconds=2)
     for name in ("doubler", "doubler_int8", "my_model"):

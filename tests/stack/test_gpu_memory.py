@@ -22,7 +22,14 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_source
-from tests.repositories import ENSEMBLE_CONFIG, SLEEPER_CONFIG, stored, write_python_model, write_sleeper
+from tests.repositories import (
+    ENSEMBLE_CONFIG,
+    SLEEPER_CONFIG,
+    skip_without_python_models,
+    stored,
+    write_python_model,
+    write_sleeper,
+)
 
 MODEL = """\
 import fcntl
@@ -54,8 +61,7 @@ DELAY = "first/max_queue_delay_microseconds"
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[EmbeddedTarget]:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     version = tmp_path / "models" / "m" / "1"
     version.mkdir(parents=True)
     version.joinpath("model.py").write_text(MODEL)
@@ -109,8 +115,7 @@ def test_all_instances_are_new(tmp_path: Path) -> None:
 @pytest.fixture
 def chain(tmp_path: Path) -> Iterator[EmbeddedTarget]:
     """Serve an ensemble of ``first`` and ``second``; each has a memory of its own."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     models = tmp_path / "models"
     for step in ("first", "second"):
         folder = write_python_model(models, step, MODEL)

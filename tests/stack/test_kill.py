@@ -17,7 +17,6 @@ import pytest
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.trial import Candidate
-from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings
@@ -33,7 +32,7 @@ from tests.command_fixtures import (
     eventually,
     run_tune,
 )
-from tests.repositories import write_sleeper
+from tests.repositories import skip_without_python_models, write_sleeper
 
 PROFILE = """\
 model: {repository: models, name: sleeper}
@@ -50,8 +49,7 @@ MORE_TRIALS = ("--max-trials", "100")  # a study that is still running whenever 
 @pytest.fixture
 def steady(sandbox: Sandbox) -> Sandbox:
     """Return a sandbox with the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     write_sleeper(sandbox.working_folder / "models", milliseconds=8)
     (sandbox.working_folder / "steady.yaml").write_text(PROFILE)
     return sandbox

@@ -28,7 +28,7 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.model.repository import read_source
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task
-from tests.repositories import SLEEPER_CONFIG, stored
+from tests.repositories import SLEEPER_CONFIG, skip_without_python_models, stored
 from tests.user_installation import write_installation
 
 BACKEND = Path(__file__).parents[1] / "vllm_backend.py"
@@ -58,8 +58,7 @@ LOAD = LoadPoint(1, 8)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the profile, the repository and the server."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     folder = tmp_path_factory.mktemp("llm")
     write_installation(folder / "triton", runtime.ensure(print))
     backend = folder / "triton" / "backends" / "vllm"
@@ -171,8 +170,7 @@ class TritonPythonModel:
 
 def test_an_engine_is_unloaded_also_after_another_model_was_refused(tmp_path: Path) -> None:
     """The memory of a GPU does not hold the old engine and the new one."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     for name in ("engine", "caller"):
         version = tmp_path / "models" / name / "1"
         version.mkdir(parents=True)

@@ -5,9 +5,7 @@ The assertions hold on a machine of any speed: the model sleeps, which is the sh
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,29 +15,18 @@ import pytest
 from objectives.sla import Sla
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.generators import OpenLoopGenerator
-from optimizer.model.repository import read_repository_model
 from tests.repositories import write_sleeper
+from tests.stack_fixtures import SLEEP_MS, embedded_model
 
 pytestmark = pytest.mark.alone
 
-SLEEP_MS = 10.0  # at most 100 requests a second, one at a time
 PERIOD = 2.0
 SPIKE = f"spike:10x:10%:{PERIOD:g}s"  # of 16 requests a second and 158 in the burst, if the mean is 30
 RATE = LoadPoint(1, request_rate=30.0)
-
-
-@pytest.fixture(scope="module")
-def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
-    folder = tmp_path_factory.mktemp("sleeper")
-    write_sleeper(folder / "models", SLEEP_MS)
-    source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
-        yield target
 
 
 @pytest.fixture
@@ -129,9 +116,8 @@ def test_a_trace_sets_sizes_and_priorities(
     assert arrivals.classes is not None
     recorded = replace(open_loop, arrivals=arrivals, request_mix=arrivals.classes.sizes)
     load = LoadPoint(sum(samples) / len(samples), request_rate=len(samples) / PERIOD)
-    source = read_repository_model(tmp_path / "models", "sleeper", gpu=False)
     with (
-        contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))) as target,
+        embedded_model(tmp_path, "sleeper") as target,
         target.deploy(Candidate(4, dynamic_batching=True)) as endpoint,
     ):
         result = recorded.measure(endpoint, load, seconds=PERIODS * PERIOD - 0.1)

@@ -36,7 +36,7 @@ from optimizer.options.values import parse_cpus
 from optimizer.results import formatting
 from tests.command_fixtures import FOUND, HANG_SECONDS, REPORT, Run, Sandbox, open_sandbox, run_tune
 from tests.documents import undocumented_keys
-from tests.repositories import write_sleeper
+from tests.repositories import skip_without_python_models, write_sleeper
 
 ATTEMPTS = 3
 SLEEPER = """\
@@ -71,8 +71,7 @@ SLA_MS = 500.0
 
 def write_steady(folder: Path) -> None:
     """Write the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     write_sleeper(folder / "models", milliseconds=8)
     (folder / "steady.yaml").write_text(SLEEPER)
 

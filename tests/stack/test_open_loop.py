@@ -23,7 +23,6 @@ from optimizer.core.process import SUPERVISOR
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client import base_generator
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
@@ -33,16 +32,13 @@ from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.server_calls import unresponsive_server
-from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import eventually
-from tests.repositories import write_sleeper
-from tests.stack_fixtures import ANSWER_SECONDS
+from tests.stack_fixtures import ANSWER_SECONDS, SLEEP_MS
 
 pytestmark = pytest.mark.alone
 
 MLP = Candidate(8, dynamic_batching=True)
 ALONE = Candidate(8)
-SLEEP_MS = 10.0  # at most 100 requests a second, one at a time
 
 
 @pytest.fixture
@@ -54,15 +50,6 @@ def open_loop(tmp_path: Path) -> OpenLoopGenerator:
 def lenient(tmp_path: Path) -> OpenLoopGenerator:
     """Return a load generator with a bound that even a slow machine meets."""
     return OpenLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 2000.0}))
-
-
-@pytest.fixture(scope="module")
-def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
-    folder = tmp_path_factory.mktemp("sleeper")
-    write_sleeper(folder / "models", SLEEP_MS)
-    source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
-        yield target
 
 
 def at(rate: float, request_batch_size: int = 1) -> LoadPoint:

@@ -24,7 +24,15 @@ from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_source
-from tests.repositories import doubler, onnx_model, stored, write_bls, write_model, write_python_model
+from tests.repositories import (
+    doubler,
+    onnx_model,
+    skip_without_python_models,
+    stored,
+    write_bls,
+    write_model,
+    write_python_model,
+)
 
 COUNT, DELAY, SIZE = (
     f"first/{name}" for name in ("instance_group_count", "max_queue_delay_microseconds", "max_batch_size")
@@ -33,8 +41,7 @@ COUNT, DELAY, SIZE = (
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     folder = tmp_path_factory.mktemp("models")
     write_bls(folder, milliseconds=5)
     return folder

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import pytest
-
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -26,7 +24,7 @@ from optimizer.plan import traffic
 from optimizer.plan.evidence import collect_evidence
 from optimizer.plan.fleet import Fleet
 from optimizer.plan.replica import fit_replica
-from tests.repositories import stored, write_sleeper
+from tests.repositories import skip_without_python_models, stored, write_sleeper
 
 SLEEP_MS = 40.0  # of a batch
 CANDIDATE = Candidate(8, dynamic_batching=True)
@@ -47,8 +45,7 @@ def measured(open_loop: OpenLoopGenerator, endpoint: Endpoint, rate: float) -> M
 
 
 def test_latency_and_capacity_of_a_replica(tmp_path: Path) -> None:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     write_sleeper(tmp_path / "models", SLEEP_MS)
     installed = runtime.ensure(print)
     perf_analyzer = PerfAnalyzer(

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.deploy import runtime
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Run, open_sandbox, run_tune
 from tests.remote_server import RunningServer
-from tests.repositories import write_sleeper
+from tests.repositories import skip_without_python_models, write_sleeper
 
 BATCH_MS = 8
 SLA_MS = 100.0
@@ -35,8 +34,7 @@ space:
 
 @pytest.fixture(scope="module")
 def rate_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     with open_sandbox(tmp_path_factory.mktemp("rate")) as sandbox:
         write_sleeper(sandbox.working_folder / "models", milliseconds=BATCH_MS)
         (sandbox.working_folder / "steady.yaml").write_text(PROFILE)

@@ -26,7 +26,6 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.trial import Candidate
-from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
@@ -36,7 +35,7 @@ from optimizer.measure.server_calls import open_client
 from optimizer.model.repository import read_source
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Sandbox, eventually
 from tests.remote_server import RunningServer
-from tests.repositories import stored, write_ensemble, write_sleeper
+from tests.repositories import skip_without_python_models, stored, write_ensemble, write_sleeper
 
 TUNED = Candidate(16, True, 500, (4, 8))
 
@@ -133,8 +132,7 @@ except KeyboardInterrupt:
 
 
 def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path) -> None:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     write_sleeper(tmp_path / "models", milliseconds=1, loading_seconds=SLOW_SECONDS)
     source, keep = stored(tmp_path / "models")("sleeper"), tmp_path / "keep"
     with contextlib.closing(RunningServer(source, tmp_path / "log")) as server:
@@ -155,8 +153,7 @@ def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path
 @pytest.fixture
 def two_versions(tmp_path: Path) -> Iterator[RunningServer]:
     """Yield a server with two versions of the model ``sleeper``, both loaded."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     folder = write_sleeper(tmp_path / "models", milliseconds=1)
     shutil.copytree(folder / "1", folder / "2")
     with (folder / "config.pbtxt").open("a") as config:
@@ -408,8 +405,7 @@ with RemoteTarget(Connection(sys.argv[2]), source, state_folder=Path(sys.argv[3]
 
 @pytest.fixture(scope="module")
 def chained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     folder = tmp_path_factory.mktemp("chained")
     (folder / "models").mkdir()
     write_ensemble(folder / "models", milliseconds=1)

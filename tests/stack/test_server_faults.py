@@ -9,7 +9,6 @@ import contextlib
 import csv
 import itertools
 import json
-import os
 import re
 import socket
 import tempfile
@@ -35,7 +34,17 @@ from optimizer.measure import perf_analyzer, server_calls
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Sandbox, assert_search_ended, eventually, run_tune
-from tests.repositories import FAULT, FAULTY_BATCH, SLEEPER_CONFIG, doubler, write_faulty, write_model, write_sleeper
+from tests.repositories import (
+    FAULT,
+    FAULTY_BATCH,
+    SLEEPER_CONFIG,
+    doubler,
+    skip_without_python_models,
+    write_faulty,
+    write_model,
+    write_sleeper,
+)
+from tests.stack_fixtures import leftovers
 
 HANG_SECONDS = 3.0  # limit of the load that hangs
 MEMORY_LIMIT = 6 * 2**30  # bytes of address space: more than the server has, less than "allocate" wants
@@ -48,27 +57,16 @@ def candidate(fault: str = "none", max_batch_size: int = 8) -> Candidate:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     repository = tmp_path_factory.mktemp("models")
     write_faulty(repository)
     return read_repository_model(repository, "faulty", gpu=False)
 
 
-def traces() -> set[str]:
-    """Return the child processes, shared memory and temporary folders of this process."""
-    names = {path.name for path in Path("/dev/shm").glob(f"tritune_{os.getpid()}_*")}
-    names |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{os.getpid()}-*")}
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            names.add(f"{process.name()} {process.pid}")
-    return names
-
-
 @pytest.fixture
 def make_target(source: ModelSource, tmp_path: Path) -> Iterator[Callable[..., EmbeddedTarget]]:
     """Yield a factory of targets, which are closed at the end of the test and must leave nothing."""
-    before = traces()
+    before = leftovers()
     with contextlib.ExitStack() as closing:
 
         def make(choose_port: Callable[[], int] = free_port) -> EmbeddedTarget:
@@ -78,7 +76,7 @@ def make_target(source: ModelSource, tmp_path: Path) -> Iterator[Callable[..., E
             return target
 
         yield make
-    assert traces() <= before
+    assert leftovers() <= before
 
 
 @pytest.fixture
@@ -435,8 +433,7 @@ space:
 
 def test_a_run_continues_if_one_batch_size_crashes(sandbox: Sandbox) -> None:
     """Batches of three need dynamic batching and a max_batch_size of at least three."""
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     config = write_faulty(sandbox.working_folder / "models") / "config.pbtxt"
     config.write_text(config.read_text().replace('"none"', '"executing: exit"'))
     (sandbox.working_folder / "crashes.yaml").write_text(PROFILE)
@@ -481,8 +478,7 @@ def test_a_model_that_the_server_refuses_is_bad_input(sandbox: Sandbox) -> None:
 def test_a_configuration_that_the_server_cannot_read_is_refused_with_the_cause_in_its_log(
     sandbox: Sandbox,
 ) -> None:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     config = write_sleeper(sandbox.working_folder, milliseconds=1) / "config.pbtxt"
     config.write_text(config.read_text().replace("dims: 4", "dims: 4 reshape { shape: 2 }", 1))
     ended = run_tune(sandbox, "--sla-p95", "20ms", "sleeper")
@@ -491,8 +487,7 @@ def test_a_configuration_that_the_server_cannot_read_is_refused_with_the_cause_i
 
 
 def test_a_model_that_loads_but_fails_every_request_is_bad_input(sandbox: Sandbox) -> None:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     folder = write_sleeper(sandbox.working_folder / "models", milliseconds=1)
     program = folder / "1" / "model.py"
     program.write_text(program.read_text().replace("time.sleep(0.001)", "raise ValueError('frobnicated')"))

@@ -27,15 +27,14 @@ from optimizer.core.process_owner import this_process
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.shared_memory import check_is_shared, region
-from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import HANG_SECONDS, Sandbox, Tune, eventually
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
+from tests.stack_fixtures import embedded_model
 
 FOLDER = Path("/dev/shm")
 WIDE = Candidate(8, dynamic_batching=True)
@@ -48,8 +47,7 @@ SECONDS = 1.5
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     folder = tmp_path_factory.mktemp("wide")
     write_wide(folder / "models")
-    source = read_repository_model(folder / "models", "wide", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
+    with embedded_model(folder, "wide") as target:
         yield target
 
 
@@ -195,8 +193,7 @@ parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 def varied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     folder = tmp_path_factory.mktemp("varied")
     write_model(folder / "models", "varied", VARIED_CONFIG, doubler(dims=("batch", "values")))
-    source = read_repository_model(folder / "models", "varied", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
+    with embedded_model(folder, "varied") as target:
         yield target
 
 

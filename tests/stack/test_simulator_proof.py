@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import simulator_proof as proof
-from optimizer.deploy import runtime
 from simulator_proof import batching, cells, unbatched
+from tests.repositories import skip_without_python_models
 
 pytestmark = [pytest.mark.alone(exclusive=True), pytest.mark.long]
 
@@ -23,8 +23,7 @@ ATTEMPTS = 2  # a busy machine may spoil one
 
 
 def test_predictions_hold_on_the_server() -> None:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     reports = []
     for _ in range(ATTEMPTS):
         with proof.bench() as (target, load_generator):

@@ -19,6 +19,7 @@ from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import FOUND, Tune
 from tests.repositories import STATES, write_sums
+from tests.stack_fixtures import embedded_model
 
 LENGTH = 7
 
@@ -27,8 +28,7 @@ LENGTH = 7
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     folder = tmp_path_factory.mktemp("sums")
     write_sums(folder / "models", folder / "steps")
-    source = read_repository_model(folder / "models", "sums", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
+    with embedded_model(folder, "sums") as target:
         yield target
 
 

@@ -26,6 +26,7 @@ from optimizer.measure.output_check import StreamedOutputCheck
 from optimizer.model.repository import read_repository_model
 from tests.repositories import write_streamer
 from tests.stack.test_open_loop import counted, once_loaded, tell_server
+from tests.stack_fixtures import embedded_model
 
 Generator: TypeAlias = ClosedLoopGenerator | OpenLoopGenerator
 
@@ -40,8 +41,7 @@ GENERATORS = [(ClosedLoopGenerator, CLOSED), (OpenLoopGenerator, OPEN)]
 def streamer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     folder = tmp_path_factory.mktemp("streamer")
     write_streamer(folder / "models", 10.0)
-    source = read_repository_model(folder / "models", "streamer", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
+    with embedded_model(folder, "streamer") as target:
         yield target
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.deploy import runtime
 from tests.command_fixtures import Run, open_sandbox, run_tune
-from tests.repositories import write_sleeper
+from tests.repositories import skip_without_python_models, write_sleeper
 
 pytestmark = pytest.mark.alone
 
@@ -32,8 +31,7 @@ LISTS = (
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    if runtime.running_python() not in runtime.NUMPY_WHEELS:
-        pytest.skip("the server serves no models in Python here")
+    skip_without_python_models()
     with open_sandbox(tmp_path_factory.mktemp("sweep")) as sandbox:
         write_sleeper(sandbox.working_folder / "models", milliseconds=BATCH_MS)
         words = (*LISTS, "--csv", "cells.csv", "--json", "models/sleeper")

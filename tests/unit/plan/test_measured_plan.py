@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import shutil
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.plan.capacity_plan import replicas_for
 from optimizer.plan.measured_capacity import MeasuredCapacity, ReplicaCurve, RequestLengths
 from tests import stateful_run, streaming_run
+from tests.run_folders import copy_run
 
 Array: TypeAlias = npt.NDArray[Any]
 SLOTS = 16
@@ -224,15 +224,6 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 
     return answer
 
 
-def edited(run: Path, name: str, section: str = "problem", **changes: Any) -> Path:
-    """Copy ``run`` to a new folder, with other values in a section of run.json."""
-    other = Path(shutil.copytree(run, run.parent / name))
-    info = json.loads((other / "run.json").read_text())
-    info[section] |= changes
-    (other / "run.json").write_text(json.dumps(info))
-    return other
-
-
 def test_replicas_of_a_model_that_streams_follow_from_its_measured_capacity(
     streaming: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,11 +286,11 @@ def test_an_open_loop_confirms_the_rate_itself(streaming: Path, capsys: pytest.C
     for line in lines[1:]:
         line[concurrency], line[rate] = "", line[concurrency]
     table.write_text("".join(f"{','.join(line)}\n" for line in lines))
-    open_loop = edited(streaming, "open", "options", load="rate")
+    open_loop = copy_run(streaming, "open", options={"load": "rate"})
     answer = planned(capsys, open_loop, "--rate", "100/s")
     assert (answer["measured_capacity"]["safe"], answer["measured_capacity"]["concurrency"]) == (24.0, 0)
     assert answer["count"] == {"low": 5, "likely": 5, "safe": 5}
-    constant = edited(open_loop, "constant", "options", request_times="constant")
+    constant = copy_run(open_loop, "constant", options={"request_times": "constant"})
     with pytest.raises(BadInputError, match="did not arrive independently of each other"):
         main([str(constant), "--rate", "100/s"])
 
@@ -335,14 +326,14 @@ def test_the_bounds_of_the_run_may_be_repeated(streaming: Path, capsys: pytest.C
 def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_path: Path) -> None:
     lines = (streaming / "trials.csv").read_text().splitlines()
     confirmation = lines[0].split(",").index("confirmation")
-    unconfirmed = edited(streaming, "unconfirmed")
+    unconfirmed = copy_run(streaming, "unconfirmed")
     searched = [lines[0], *(line for line in lines[1:] if not line.split(",")[confirmation])]
     (unconfirmed / "trials.csv").write_text("\n".join(searched) + "\n")
-    cut_off = edited(unconfirmed, "cut_off")
+    cut_off = copy_run(unconfirmed, "cut_off")
     info = json.loads((cut_off / "run.json").read_text())
     (cut_off / "run.json").write_text(json.dumps({**info, "status": "interrupted"}))
-    averages = edited(streaming, "averages", constraints=["ttft-avg <= 200 ms"])
-    damaged = edited(streaming, "damaged", tokens={"prompt": {"smallest": 1}})
+    averages = copy_run(streaming, "averages", problem={"constraints": ["ttft-avg <= 200 ms"]})
+    damaged = copy_run(streaming, "damaged", problem={"tokens": {"prompt": {"smallest": 1}}})
     simulated = Path("tests/data/dlrm/sample").resolve()
     for runs, message in (
         ([unconfirmed], f"no measurement on fresh servers.* `tune verify {unconfirmed} --budget 3m` makes it"),
@@ -350,8 +341,8 @@ def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_
         ([averages], "permits no share of the requests"),
         ([damaged], "problem.tokens"),
         ([streaming, simulated], "is no run of a model that streams or keeps state, but another run is"),
-        ([streaming, edited(streaming, "same")], "have the same hardware"),
-        ([streaming, edited(streaming, "other", model="gpt")], "of different models"),
+        ([streaming, copy_run(streaming, "same")], "have the same hardware"),
+        ([streaming, copy_run(streaming, "other", problem={"model": "gpt"})], "of different models"),
     ):
         with pytest.raises(BadInputError, match=message) as caught:
             main([*map(str, runs), "--rate", "9/s"])
@@ -359,6 +350,6 @@ def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_
 
 
 def test_runs_on_other_hardware_are_compared(streaming: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = edited(streaming, "other", "hardware", cpu="Other(R) CPU")
+    other = copy_run(streaming, "other", hardware={"cpu": "Other(R) CPU"})
     assert main([str(streaming), str(other), "--rate", "100/s"]) == 0
     assert capsys.readouterr().out.count("measured capacity of a replica") == 2

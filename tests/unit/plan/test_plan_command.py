@@ -24,6 +24,7 @@ from optimizer.plan.capacity_plan import CapacityPlan, plan_by_simulation
 from optimizer.plan.plan_report import headline
 from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
+from tests.run_folders import copy_run
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
 
@@ -38,16 +39,6 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 
     document = json.loads(capsys.readouterr().out)
     assert isinstance(document, dict)
     return document
-
-
-def edited(run: Path, name: str, **changes: Any) -> Path:
-    """Copy ``run`` to a new folder, with other values in run.json."""
-    other = Path(shutil.copytree(run, run.parent / name))
-    info = json.loads((other / "run.json").read_text())
-    for key, value in changes.items():
-        info[key] = {**info[key], **value} if isinstance(value, dict) else value
-    (other / "run.json").write_text(json.dumps(info))
-    return other
 
 
 def keep_few_deployments(run: Path) -> None:
@@ -150,9 +141,9 @@ def test_a_profile_is_planned_with_its_own_run_although_others_have_its_model(
 ) -> None:
     profile, missing_profile = tmp_path / "own.yaml", tmp_path / "gone.yaml"
     profile.write_text("model: {builder: dlrm, settings: {}}\n")
-    edited(run, "20261120-000000", options={"model": str(profile)})
-    edited(run, "20261121-000000", options={"model": str(missing_profile)})
-    edited(run, "20261122-000000", options={"model": "bert-large"})
+    copy_run(run, "20261120-000000", options={"model": str(profile)})
+    copy_run(run, "20261121-000000", options={"model": str(missing_profile)})
+    copy_run(run, "20261122-000000", options={"model": "bert-large"})
     words = ("--gpus", "2", "--results", run.parent.parent)
     assert planned(capsys, profile, *words)["answers"][0]["runs"] == ["dlrm/20261120-000000"]
     assert planned(capsys, "dlrm", *words)["answers"][0]["runs"] == ["dlrm/20261122-000000"]
@@ -276,7 +267,7 @@ def test_one_replica_serves_a_rate(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_last_line_of_a_plan_is_not_empty(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = edited(run, "own", problem={"facts": {}})
+    other = copy_run(run, "own", problem={"facts": {}})
     assert main([str(other), "--rate", "12000/s"]) == 0
     lines = capsys.readouterr().out.split("\n")
     assert not any(line.startswith("published") for line in lines)
@@ -317,13 +308,13 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
     assert f"the run is UNDECIDED: {answer['undecided_cause']}" in " ".join(printed.split())
     assert answer["next_command"] in printed
     assert planned(capsys, run, "--rate", "1000/s", "--sla-p95", "1ms", code=1)["verdict"] == "FAIL"
-    cut_off = edited(run, "cut_off", status="interrupted")
+    cut_off = copy_run(run, "cut_off", status="interrupted")
     (answer,) = planned(capsys, cut_off, "--rate", "1000/s", code=4)["answers"]
     assert answer["next_command"] == f"tune --resume {cut_off}"
 
 
 def test_runs_on_two_kinds_of_hardware_are_shown_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu = edited(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]}, server_uses_gpus=True)
+    gpu = copy_run(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]}, server_uses_gpus=True)
     prices = ("t=9", "Xeon=0.1", "t4=0.5")  # "t" is a part of both names, and the longest part counts
     words = ("--rate", "12000/s", *(word for price in prices for word in ("--gpu-hour-cost", price)))
     plain, tesla = planned(capsys, run, gpu, *words)["answers"]
@@ -362,7 +353,7 @@ def test_a_long_headline_is_printed_without_trailing_blanks(
 
 def test_gpus_that_the_server_did_not_use_are_not_planned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model of the run is computed by CPUs: each of the four machines has GPUs that are not used."""
-    idle = edited(run, "idle", hardware={"gpus": ["NVIDIA H100"] * 8})
+    idle = copy_run(run, "idle", hardware={"gpus": ["NVIDIA H100"] * 8})
     (answer,) = planned(capsys, idle, "--gpus", "4", "--gpu-hour-cost", "2.5")["answers"]
     assert (answer["replicas"], answer["gpus"], answer["cost"]["per_hour"]) == (4, None, 10.0)
     assert "Xeon" in answer["hardware"]
@@ -380,7 +371,7 @@ def test_gpus_that_the_server_did_not_use_are_not_planned(run: Path, capsys: pyt
     ],
 )
 def test_runs_under_other_conditions_are_not_combined(run: Path, changes: dict[str, Any], message: str) -> None:
-    other = edited(run, "other", **changes)
+    other = copy_run(run, "other", **changes)
     with pytest.raises(BadInputError, match=rf"have the same hardware, {message}; give only one"):
         main([str(other), str(run), "--rate", "9/s"])
 
@@ -401,7 +392,7 @@ def test_a_burst_beyond_the_largest_fleet_is_no_error(run: Path, capsys: pytest.
 def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_few_deployments(run)
     (alone,) = planned(capsys, run, "--rate", "900000/s")["answers"]
-    again = edited(run, "again", written="2026-11-22T07:24:26+0000")
+    again = copy_run(run, "again", written="2026-11-22T07:24:26+0000")
     (both,) = planned(capsys, run, again, "--rate", "900000/s")["answers"]
     assert both["deployments"] == 2 * alone["deployments"]
     width = {plan["deployments"]: plan["count"]["safe"] - plan["count"]["low"] for plan in (alone, both)}
@@ -411,9 +402,9 @@ def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.Captur
 def test_the_newest_run_is_the_one_that_was_written_last_in_any_time_zone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    earlier = edited(run, "earlier", written="2026-11-29T01:00:00+0000")
+    earlier = copy_run(run, "earlier", written="2026-11-29T01:00:00+0000")
     looser = {"constraints": ["p95 <= 30 ms"]}
-    later = edited(run, "later", written="2026-11-28T23:30:00-0500", problem=looser)
+    later = copy_run(run, "later", written="2026-11-28T23:30:00-0500", problem=looser)
     assert main([str(earlier), str(later), "--rate", "12000/s"]) == 0
     assert "within p95 <= 30 ms" in " ".join(capsys.readouterr().out.split())
 
@@ -462,7 +453,7 @@ def test_bad_options_are_refused_in_one_line(run: Path, words: list[str], messag
 
 
 def test_runs_that_no_plan_can_use_are_refused(run: Path) -> None:
-    other = edited(run, "other", problem={"model": "bert"})
+    other = copy_run(run, "other", problem={"model": "bert"})
     with pytest.raises(BadInputError, match="of different models"):
         main([str(run), str(other), "--rate", "9/s"])
     with pytest.raises(BadInputError, match=r"no run\.json there"):
@@ -474,10 +465,10 @@ def test_runs_that_no_plan_can_use_are_refused(run: Path) -> None:
     (run.parent / "swept" / "sweep.json").write_text("{}")
     with pytest.raises(BadInputError, match="swept: is a sweep, which has no recommendation; `tune sweep --resume "):
         main([str(run.parent / "swept"), "--rate", "9/s", "--results", str(run.parent.parent)])
-    unbounded = edited(run, "unbounded", problem={"constraints": []})
+    unbounded = copy_run(run, "unbounded", problem={"constraints": []})
     with pytest.raises(BadInputError, match="has no latency bound"):
         main([str(unbounded), "--rate", "9/s"])
-    empty = edited(run, "empty", status="interrupted")
+    empty = copy_run(run, "empty", status="interrupted")
     (empty / "trials.csv").unlink()
     with pytest.raises(BadInputError, match="recommends no configuration; run `tune` again"):
         main([str(empty), "--rate", "9/s"])
@@ -585,13 +576,13 @@ def test_a_useless_recording_is_refused(tmp_path: Path, text: str, message: str)
 def test_a_run_with_a_load_shape_needs_the_traffic(run: Path) -> None:
     """Poisson traffic at the same mean rate would need fewer replicas."""
     times = {"distribution": "spike:4x:10%:1s", "period_seconds": 1.0, "recorded_requests": 0}
-    shaped = edited(run, "shaped", problem={"request_times": times}, options={"load": "rate"})
+    shaped = copy_run(run, "shaped", problem={"request_times": times}, options={"load": "rate"})
     with pytest.raises(BadInputError, match=r"measured with the load spike:4x:10%:1s, .* --traffic poisson$"):
         main([str(shaped), "--rate", "9/s"])
 
 
 def test_a_run_with_priorities_is_planned_with_a_note(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(edited(run, "ranked", problem={"priorities": "1*20|2*80"})), "--rate", "9/s"])
+    main([str(copy_run(run, "ranked", problem={"priorities": "1*20|2*80"})), "--rate", "9/s"])
     assert "all requests in one queue, whatever their priority" in capsys.readouterr().err
     main([str(run), "--rate", "9/s"])
     assert "priority" not in capsys.readouterr().err
@@ -601,10 +592,10 @@ def test_a_plan_without_a_permitted_error_rate_says_that_refusals_are_not_simula
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queue = {"dynamic_batching.default_queue_policy.max_queue_size": 4}
-    main([str(edited(run, "limited", problem={"queue": queue})), "--rate", "9/s"])
+    main([str(copy_run(run, "limited", problem={"queue": queue})), "--rate", "9/s"])
     assert "the plan simulates no refused requests" in capsys.readouterr().err
     with pytest.raises(BadInputError, match=r"problem\.queue"):
-        main([str(edited(run, "wrong", problem={"queue": {"max_batch_size": 4}})), "--rate", "9/s"])
+        main([str(copy_run(run, "wrong", problem={"queue": {"max_batch_size": 4}})), "--rate", "9/s"])
 
 
 def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import Candidate
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork, fit
 from optimizer.simulator.performance_model import fit_model, sample_models
 from optimizer.simulator.predicted_metrics import binding_latency, is_complete, latency_bounds_s, predicted_latencies
+from tests.simulation import measured_points
 
 LATENCIES = ("ttft-p95", "itl-p95", "latency-p95")
 SIZE = len(MEDIANS) + 1 + len(LATENCIES)
@@ -33,20 +33,6 @@ def batched(size: int, instances: int = 1) -> Candidate:
 
 def network(place: Sequence[float] = (0.0,) * SIZE) -> ClosedNetwork:
     return ClosedNetwork(LATENCIES, 1, 0.1, np.array(place), np.eye(SIZE))
-
-
-def points_of(truth: ClosedNetwork, cells: Sequence[tuple[Candidate, int]], noise: float = 0.0) -> list[Point]:
-    """Return measurements of ``truth`` at ``cells``."""
-    rng = np.random.default_rng(0)
-    points = []
-    for number, (cell, result) in enumerate(zip(cells, truth.simulate(cells), strict=True)):
-        factor = float(np.exp(rng.normal(0, noise)))
-        times: dict[str, Any] = {
-            f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in LATENCIES
-        }
-        measurement = Measurement(result.throughput_infer_per_sec * factor, requests=500, stable=True, **times)
-        points.append(Point(number, cell[0], LoadPoint(1, cell[1]), measurement))
-    return points
 
 
 places = st.lists(st.floats(-2, 2), min_size=SIZE, max_size=SIZE)
@@ -83,7 +69,7 @@ def test_more_slots_raise_the_throughput_up_to_a_saturation() -> None:
 def test_a_few_measurements_predict_other_loads_and_batches() -> None:
     truth = network([0.3, 1.2, 0.5, 0.0, 0.2, 0.4, 0.3, -0.5, 0.2])
     measured = [(batched(4), load) for load in (1, 4, 16)] + [(batched(32), load) for load in (8, 32)]
-    fitted = fit(points_of(truth, measured, noise=0.05), PROBLEM, LATENCIES)
+    fitted = fit(measured_points(truth, measured, LATENCIES, noise=0.05), PROBLEM, LATENCIES)
     cells = [(batched(16), 16), (batched(8), 64)]
     for predicted, true in zip(fitted.simulate(cells), truth.simulate(cells), strict=True):
         assert predicted.throughput_infer_per_sec == pytest.approx(true.throughput_infer_per_sec, rel=0.15)
@@ -93,7 +79,7 @@ def test_a_few_measurements_predict_other_loads_and_batches() -> None:
 
 def test_one_outlier_hardly_changes_the_fit() -> None:
     cells = [(batched(size), load) for size in (4, 32) for load in (1, 4, 16)]
-    points = points_of(network(), cells)
+    points = measured_points(network(), cells, LATENCIES)
     wrong = replace(points[2].measurement, throughput_infer_per_sec=points[2].throughput_infer_per_sec / 5)
     disturbed = [*points[:2], replace(points[2], measurement=wrong), *points[3:]]
     cell = [(batched(16), 16)]
@@ -104,7 +90,7 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
 
 
 def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
-    points = points_of(network(), [(batched(4), load) for load in (1, 2, 4, 8)])
+    points = measured_points(network(), [(batched(4), load) for load in (1, 2, 4, 8)], LATENCIES)
     model = fit_model(points, PROBLEM, LATENCIES, 0)
     samples = sample_models(model, points, PROBLEM, LATENCIES, 24)
     logs = np.log(
@@ -123,7 +109,7 @@ def test_the_fit_needs_a_measurement() -> None:
 
 
 def test_all_bounded_latencies_are_predicted_without_a_simulator() -> None:
-    points = points_of(network(), [(batched(4), 4), (batched(4), 64)])
+    points = measured_points(network(), [(batched(4), 4), (batched(4), 64)], LATENCIES)
     assert set(predicted_latencies(PROBLEM, points)) == {"ttft-p95", "itl-p95"}
     assert predicted_latencies(PROBLEM, points)[0] == binding_latency(PROBLEM, points)
     assert predicted_latencies(replace(PROBLEM, sla=Sla()), points) == ("latency-p95",)
@@ -133,7 +119,7 @@ def test_all_bounded_latencies_are_predicted_without_a_simulator() -> None:
 
 
 def test_a_point_is_complete_with_all_latencies() -> None:
-    (point,) = points_of(network(), [(batched(4), 4)])
+    (point,) = measured_points(network(), [(batched(4), 4)], LATENCIES)
     assert is_complete(point, *LATENCIES)
     assert not is_complete(point, "ttft-p99", "itl-p95")
     assert METRICS["ttft-p99"].value(point.measurement) is None

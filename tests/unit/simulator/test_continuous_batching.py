@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import Candidate
 from optimizer.simulator import continuous_batching, iteration_loop
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching import (
@@ -30,6 +29,7 @@ from optimizer.simulator.continuous_batching import (
 from optimizer.simulator.continuous_batching_model import MEDIANS, ContinuousBatchingModel, fit, slots
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.performance_model import fit_model, model_type, sample_models
+from tests.simulation import measured_points
 
 LATENCIES = ("ttft-p95", "itl-p95")
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -177,22 +177,6 @@ def model(place: Sequence[float] = ()) -> ContinuousBatchingModel:
     )
 
 
-def points_of(
-    truth: ContinuousBatchingModel, cells: Sequence[tuple[Candidate, int]], noise: float = 0.0
-) -> list[Point]:
-    """Return measurements of ``truth`` at ``cells``."""
-    rng = np.random.default_rng(0)
-    points = []
-    for number, (cell, result) in enumerate(zip(cells, truth.simulate(cells), strict=True)):
-        factor = float(np.exp(rng.normal(0, noise)))
-        latencies_ms: dict[str, Any] = {
-            f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in LATENCY_METRICS
-        }
-        measurement = Measurement(result.throughput_infer_per_sec * factor, requests=500, stable=True, **latencies_ms)
-        points.append(Point(number, cell[0], LoadPoint(1, cell[1]), measurement))
-    return points
-
-
 CELLS = [
     (candidate, load)
     for candidate in (batched(2), batched(16), batched(8, 2), batched(4, 1, "2"), batched(16, 2, "2"))
@@ -203,7 +187,7 @@ OTHERS = [(batched(8), 32), (batched(4, 2), 8), (batched(16, 1, "2"), 16), (batc
 
 def test_the_fit_recovers_the_parameters_of_its_own_simulations() -> None:
     truth = model([0.5, -0.7, 0.5, 0.6, 0.3, -0.4, 0.5, -0.5])
-    fitted = fit(points_of(truth, CELLS), PROBLEM, LATENCIES)
+    fitted = fit(measured_points(truth, CELLS, LATENCY_METRICS), PROBLEM, LATENCIES)
     for predicted, true in zip(fitted.simulate(OTHERS), truth.simulate(OTHERS), strict=True):
         assert predicted.throughput_infer_per_sec == pytest.approx(true.throughput_infer_per_sec, rel=0.07)
         assert predicted.latency_s("ttft-p95") == pytest.approx(true.latency_s("ttft-p95"), rel=0.2)
@@ -211,7 +195,7 @@ def test_the_fit_recovers_the_parameters_of_its_own_simulations() -> None:
 
 
 def test_one_outlier_hardly_changes_the_fit() -> None:
-    points = points_of(model(), CELLS, noise=0.03)
+    points = measured_points(model(), CELLS, LATENCY_METRICS, noise=0.03)
     wrong = replace(points[2].measurement, throughput_infer_per_sec=points[2].throughput_infer_per_sec / 5)
     disturbed = [*points[:2], replace(points[2], measurement=wrong), *points[3:]]
     usual, other = (fit(fitted_points, PROBLEM, LATENCIES).simulate(OTHERS) for fitted_points in (points, disturbed))
@@ -220,7 +204,7 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
 
 
 def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
-    points = points_of(model(), [(batched(4), load) for load in (2, 4, 8)])
+    points = measured_points(model(), [(batched(4), load) for load in (2, 4, 8)], LATENCY_METRICS)
     fitted = fit(points, PROBLEM, LATENCIES)
     logs = np.log(
         [
@@ -247,7 +231,7 @@ def test_the_model_of_the_server_follows_from_the_problem() -> None:
     vllm = replace(PROBLEM, space=SearchSpace((0,), fields=fields, is_streaming=True))
     assert model_type(vllm) is ContinuousBatchingModel
     assert [slots(candidate) for candidate in vllm.space.candidates()] == [8, 64]
-    points = points_of(model(), CELLS[:3])
+    points = measured_points(model(), CELLS[:3], LATENCY_METRICS)
     fitted = fit_model(points, PROBLEM, LATENCIES, 0)
     assert isinstance(fitted, ContinuousBatchingModel)
     assert len(sample_models(fitted, points, PROBLEM, LATENCIES, 3)) == 3
