@@ -111,7 +111,7 @@ def write_run(
 
 
 def copy_run(run: Path, name: str, **changes: Any) -> Path:
-    """Copy ``run`` to the folder ``name`` beside it, with other values in run.json; a mapping changes a section."""
+    """Copy ``run`` to the folder ``name`` next to it, with other values in run.json. A mapping changes a section."""
     copy = Path(shutil.copytree(run, run.parent / name))
     info = json.loads((copy / "run.json").read_text())
     for key, value in changes.items():

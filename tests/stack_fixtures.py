@@ -1,6 +1,4 @@
-"""Fixtures of the real server: targets of a small model and of one that sleeps, a load without end, and what a
-target leaves behind.
-"""
+"""Fixtures of the real server: targets of two small models, a load without end, and the leftovers of a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tune --dry-run``: what a run would do, without a server, a download or a folder of results."""
+"""``tune --dry-run`` shows the steps of a run without a server, a download or a folder of results."""
 
 from __future__ import annotations
 

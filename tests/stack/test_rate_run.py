@@ -85,7 +85,7 @@ def test_without_dynamic_batching_each_execution_has_one_request(rate_run: Run) 
 def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verification(
     rate_run: Run, tmp_path: Path
 ) -> None:
-    """``--target remote`` restores what the server served before."""
+    """``--target remote`` restores the former configuration of the server."""
     models = tmp_path / "models"
     write_sleeper(models, milliseconds=1.2 * SLA_MS)
     slower = RunningServer(read_repository_model(models, "sleeper", gpu=False), tmp_path / "log")

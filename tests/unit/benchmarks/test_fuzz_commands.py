@@ -1,4 +1,4 @@
-"""The first cases of ``benchmarks/fuzz_commands.py``, which tries thousands, and what it must notice."""
+"""The first of the thousands of cases of ``benchmarks/fuzz_commands.py``, and the faults that it must report."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def sequence_of(predicted: tuple[float, ...] = PREDICTED, gain: float = 1.1) -> 
 
 @dataclass
 class ScriptedResults:
-    """Answers by a function of the load and the number of servers at planned looks; records what was deployed."""
+    """Give the verdicts of ``answer`` (load, number of servers) at planned looks, and record each deployed load."""
 
     answer: Callable[[int, int], SlaVerdict]
     possible: int = 100

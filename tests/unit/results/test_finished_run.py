@@ -158,7 +158,7 @@ def test_a_measurement_of_the_search_may_dominate_the_recommendation() -> None:
 
 
 def test_a_load_that_the_search_did_not_try_is_predicted_for_a_comparison(run: Path) -> None:
-    """Of the baseline, only its lowest load is known; it met the bound up to 19 in flight."""
+    """The test keeps only the lowest load of the baseline, which met the bound up to 19 requests in flight."""
     finished = read_run(run)
     points = [point for point in latest_points(finished.trials) if point.trial or point.load.concurrency == 4]
     (lowest,) = (point for point in points if point.candidate == finished.baseline)

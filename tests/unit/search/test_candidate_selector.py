@@ -281,7 +281,7 @@ def test_a_resumed_search_decides_as_the_one_that_was_never_interrupted() -> Non
     )
     assert len(wide.space) > SHORTLIST
     trials, going_on = list(BASELINES), CandidateSelector(wide)
-    for number in range(2, 4):  # the second decision uses what the first one has stored
+    for number in range(2, 4):  # the second decision reuses the state of the first one
         decision = going_on.decide(trials, {t.candidate for t in trials})
         assert decision is not None
         assert CandidateSelector(wide).decide(trials, {t.candidate for t in trials}) == decision

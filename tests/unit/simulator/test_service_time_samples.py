@@ -1,4 +1,4 @@
-"""Samples of service times agree with the statistics, and vary where there are none."""
+"""Samples of service times agree with the statistics, and vary without them."""
 
 from __future__ import annotations
 
