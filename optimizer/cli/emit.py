@@ -133,7 +133,8 @@ def read_emit_arguments(argv: list[str]) -> argparse.Namespace:
     if arguments.format != "per-device" and len(arguments.runs) > 1:
         raise BadInputError(f"--format {arguments.format} takes one run; only --format per-device takes several")
     for flag, formats in FORMATS_OF.items():
-        if value_of(arguments, flag) and arguments.format not in formats:
+        value = value_of(arguments, flag)
+        if value is not None and value is not False and arguments.format not in formats:
             raise BadInputError(f"{flag}: --format {arguments.format} does not use it; leave it out")
     devices: list[str] = arguments.device or []
     for device in devices:
@@ -148,8 +149,8 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     """Return the server that serves a recommendation in production. Raises BadInputError."""
     from optimizer.emit.production import ProductionServer, name_of, read_image, read_name
 
-    image = arguments.image or recommendation.run.options.docker_image or ""
-    if not image and arguments.format != "kserve":
+    image = recommendation.run.options.docker_image if arguments.image is None else arguments.image
+    if image is None and arguments.format != "kserve":
         raise BadInputError(
             f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
             f"{recommendation.triton_version}, the measured version, or newer"
@@ -162,10 +163,10 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     account, processes = arguments.service_account, recommendation.server_processes
     return ProductionServer(
         recommendation,
-        image=read_image(image) if image else "",
+        image="" if image is None else read_image(image),
         repository=_read_repository(arguments),
-        name=read_name(arguments.name) if arguments.name else name_of(recommendation.model),
-        service_account=read_name(account, "--service-account") if account else "",
+        name=name_of(recommendation.model) if arguments.name is None else read_name(arguments.name),
+        service_account="" if account is None else read_name(account, "--service-account"),
         min_replicas=limits.min_replicas * processes,
         max_replicas=limits.max_replicas * processes,
         target_utilization=limits.target_utilization,

@@ -19,7 +19,7 @@ from optimizer.options.command_line import Parser, add_json, add_results, value_
 from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
-from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
+from optimizer.options.values import number_where, parse_optional, parse_path, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
 from optimizer.plan.capacity_plan import (
     CapacityPlan,
@@ -119,14 +119,15 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     costs = _hour_costs(arguments.gpu_hour_cost or [])
     if arguments.max_cost is not None and not costs:
         raise BadInputError("--max-cost: --gpu-hour-cost is missing; give the price of a replica too")
-    peak = arguments.peak_factor or str(DEFAULT_PEAK_FACTOR)
-    trace = None if arguments.trace is None else read_trace(Path(arguments.trace))
+    peak = parse_optional("--peak-factor", arguments.peak_factor, PEAK_FACTOR) or DEFAULT_PEAK_FACTOR
+    trace_file = parse_optional("--trace", arguments.trace, parse_path)
+    trace = None if trace_file is None else read_trace(Path(trace_file))
     sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
     synthetic = ConstantTraffic() if arguments.traffic == "constant" else PoissonTraffic()
     question = CapacityQuestion(
         traffic=trace.traffic if trace else synthetic,
         balancer=arguments.balancer,
-        day=Day(parse_value("--peak-factor", peak, PEAK_FACTOR)) if arguments.traffic == "diurnal" else CONSTANT_DAY,
+        day=Day(peak) if arguments.traffic == "diurnal" else CONSTANT_DAY,
         rate=arguments.rate,
         replicas=parse_optional("--replicas", arguments.replicas, whole_number(1, MAX_REPLICAS)),
         devices=parse_optional("--gpus", arguments.gpus, whole_number(1, MAX_REPLICAS)),
@@ -267,14 +268,14 @@ def _autoscaler(arguments: Namespace) -> Autoscaler | None:
             raise BadInputError(f"{flags[0]}: works only with --traffic diurnal or --trace; give one of them too")
         return None
     limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
+    metric_delay_s = parse_optional("--metric-delay", arguments.metric_delay, _seconds)
+    cool_down_s = parse_optional("--cool-down", arguments.cool_down, _seconds)
     return Autoscaler(
         min_replicas=limits.min_replicas,
         max_replicas=limits.max_replicas,
         target_utilization=limits.target_utilization,
-        metric_delay_s=parse_value(
-            "--metric-delay", arguments.metric_delay or f"{METRIC_DELAY_SECONDS:g}s", _seconds
-        ),
-        cool_down_s=parse_value("--cool-down", arguments.cool_down or f"{COOL_DOWN_SECONDS:g}s", _seconds),
+        metric_delay_s=METRIC_DELAY_SECONDS if metric_delay_s is None else metric_delay_s,
+        cool_down_s=COOL_DOWN_SECONDS if cool_down_s is None else cool_down_s,
         start_s=parse_optional("--replica-start", arguments.replica_start, _seconds),
     )
 

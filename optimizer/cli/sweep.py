@@ -219,7 +219,7 @@ def _read_request(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     values["load"] = "concurrency" if texts["request-rate"] is None else "rate"
     options = read_run_request(texts[MODEL], values).options
     rates = parse_optional("--request-rate", texts["request-rate"], parse_rates) or ()
-    concurrency = texts["concurrency"] or DEFAULT_CONCURRENCY
+    concurrency = DEFAULT_CONCURRENCY if texts["concurrency"] is None else texts["concurrency"]
     choices = SweepChoices(
         max_batch_size=_parse_numbers("--max-batch-size", texts["max-batch-size"], 0),
         max_queue_delay_us=_parse_list("--max-queue-delay", texts["max-queue-delay"], _parse_delay_us),
@@ -232,7 +232,7 @@ def _read_request(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
         concurrency=() if rates else _parse_numbers("--concurrency", concurrency, 1, MAX_CONCURRENCY),
         request_rate=rates,
         request_batch_size=_parse_numbers("--request-batch-size", sizes, 1),
-        repeat=parse_value("--repeat", texts["repeat"] or "1", whole_number(1, MAX_REPEATS)),
+        repeat=parse_optional("--repeat", texts["repeat"], whole_number(1, MAX_REPEATS)) or 1,
         given={name: _without_secrets(name, value) for name, value in given.items()},
     )
     return replace(options, output_check=False), request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from optimizer.options.values import parse_value, whole_number
+from optimizer.options.values import parse_optional, parse_value, whole_number
 
 DEFAULT_MIN_REPLICAS, DEFAULT_MAX_REPLICAS = 1, 10
 MAX_REPLICAS = 10_000
@@ -33,13 +33,13 @@ def read_scaling_limits(
 
     Raises BadInputError.
     """
-    least = parse_value("--min-replicas", min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MAX_REPLICAS))
-    most = max_replicas or str(max(DEFAULT_MAX_REPLICAS, least))
-    percent = (target_utilization or DEFAULT_UTILIZATION_TEXT).removesuffix("%")
+    least = parse_optional("--min-replicas", min_replicas, whole_number(1, MAX_REPLICAS)) or DEFAULT_MIN_REPLICAS
+    most = parse_optional("--max-replicas", max_replicas, whole_number(least, MAX_REPLICAS))
+    percent = DEFAULT_UTILIZATION_TEXT if target_utilization is None else target_utilization
     return ScalingLimits(
         least,
-        parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS)),
-        parse_value("--target-utilization", percent, whole_number(1, 100)) / 100,
+        most or max(DEFAULT_MAX_REPLICAS, least),
+        parse_value("--target-utilization", percent.removesuffix("%"), whole_number(1, 100)) / 100,
     )
 
 

@@ -73,7 +73,7 @@ def _read_request(
     if "resume" in parsed:
         return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, flag)
     if "from-model-analyzer" not in parsed:
-        if model is None:
+        if not model:
             raise _missing_model(parsed.get("model-repository"))
         options = parsed_options(model, parsed)
         return RunRequest(with_found_run(options, options.warm_start))

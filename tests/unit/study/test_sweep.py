@@ -193,6 +193,8 @@ def test_combinations_without_effect_are_measured_once() -> None:
         ("--resume nowhere m", "leave m out"),
         ("--max-batchsize 4 m", "`tune sweep --help` shows the options"),
         ("--concurrency 1", "MODEL is missing"),
+        ("--concurrency= m", "--concurrency '': write whole numbers"),
+        ("--repeat= m", "--repeat '': write a whole number from 1 to 100"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(words: str, message: str) -> None:
