@@ -49,7 +49,7 @@ class Machine:
     def times(self, base: DynamicBatchingModel, group: ExecutionSettings) -> ServiceTimes:
         known = base.times(group)
         sizes, busy = (np.arange(1, count + 1, dtype=np.float64) for count in known.seconds.shape)
-        threaded = any(INTRA_OP_THREAD_COUNT in path and str(value) == "2" for path, value in group[1])
+        threaded = any(INTRA_OP_THREAD_COUNT in path and str(value) == "2" for path, value in group.fields)
         factor = self.speed * (self.threads if threaded else 1.0)
         return replace(known, seconds=known.seconds * factor * np.outer(sizes**self.bend, busy**self.contention))
 

@@ -107,6 +107,10 @@ def beyond_gpu_memory(trials: Sequence[Trial], candidates: Iterable[Candidate]) 
 
 def _needs_as_much(candidate: Candidate, other: Candidate) -> bool:
     """Return whether ``candidate`` needs at least the memory of ``other``; False if that is unknown."""
-    (instances, settings), (least, same) = execution_settings(candidate), execution_settings(other)
-    is_as_large = instances >= least and candidate.max_batch_size >= other.max_batch_size
-    return is_as_large and settings == same and candidate.dynamic_batching >= other.dynamic_batching
+    settings, other_settings = execution_settings(candidate), execution_settings(other)
+    return (
+        settings.fields == other_settings.fields
+        and settings.instances >= other_settings.instances
+        and candidate.max_batch_size >= other.max_batch_size
+        and candidate.dynamic_batching >= other.dynamic_batching
+    )

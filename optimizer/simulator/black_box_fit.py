@@ -21,7 +21,12 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem
-from optimizer.simulator.fitted_parameters import MIN_TIME_S, PRIOR_CONTENTION, GroupServiceTimes
+from optimizer.simulator.fitted_parameters import (
+    MIN_TIME_S,
+    PRIOR_CONTENTION,
+    ExecutionSettings,
+    GroupServiceTimes,
+)
 
 # from a vector [5] of parameters to log throughput and log latency of the measured points [points, 2]
 Simulation: TypeAlias = Callable[[FloatArray], FloatArray]
@@ -77,7 +82,7 @@ class BlackBoxParameters:
             slowdown=factor * prior.slowdown,
             slowdown_if_cores_unknown=factor * prior.slowdown_if_cores_unknown,
         )
-        return GroupServiceTimes(shape, {(1, ()): 1.0}, problem, contention)
+        return GroupServiceTimes(shape, {ExecutionSettings(1): 1.0}, problem, contention)
 
 
 def prior_medians(request_s: float) -> FloatArray:

@@ -26,7 +26,7 @@ Curve: TypeAlias = Callable[[FloatArray], FloatArray]  # batch sizes in samples 
 TRUSTED_EXECUTIONS = 4
 TRUSTED_SHARE = 0.1
 UNMEASURED_CONTENTION = 0.5  # share of the uncontended time that each further busy instance adds
-MIN_TIME_S = 1e-9
+MIN_SERVICE_TIME_S = 1e-9  # service times have to be positive
 MIN_SIZE_RATIO = 1.5  # batch sizes that are at least this factor apart determine a line
 
 
@@ -109,16 +109,10 @@ def service_times(
     grid = np.arange(step, max(max_batch_size, step) + 1, step, dtype=np.float64)
     base = max(groups, key=lambda group: (group.determines_a_line, len(group.sizes), -group.busy))
     shape = _corrected(base, _line(base))
-    curves = np.array(
-        [
-            shape(grid)
-            if group is base
-            else _corrected(group, _line(group) if group.determines_a_line else shape)(grid)
-            for group in groups
-        ]
-    )
+    curves = [shape if group is base else _fitted_curve(group, shape) for group in groups]
     weights = np.array([group.executions.sum() for group in groups])
-    rising = np.array([_isotonic(column, weights) for column in curves.T])
+    # more busy instances never make a batch faster
+    rising = np.array([_isotonic(column, weights) for column in np.array([curve(grid) for curve in curves]).T])
     return ServiceTimes(_over_busy(np.array([group.busy for group in groups]), rising, instances, contention), step)
 
 
@@ -143,6 +137,11 @@ def _sum_statistics(seen: list[tuple[float, BatchStatistic]]) -> _BusyStatistics
     )
 
 
+def _fitted_curve(group: _BusyStatistics, shape: Curve) -> Curve:
+    """Return the curve of ``group``, of the given ``shape`` if its own sizes do not determine a line."""
+    return _corrected(group, _line(group) if group.determines_a_line else shape)
+
+
 def _line(group: _BusyStatistics) -> Curve:
     """Return the line with the least squares of relative errors and no negative coefficient."""
     sizes, seconds = group.sizes, group.seconds
@@ -165,7 +164,9 @@ def _corrected(group: _BusyStatistics, curve: Curve) -> Curve:
     ratios = group.seconds / expected
     mean = np.average(ratios, weights=group.executions)
     shrunk = _isotonic(expected * (mean + group.trust * (ratios - mean)), group.executions) / expected
-    return lambda b: np.maximum.accumulate(np.maximum(curve(b) * np.interp(b, group.sizes, shrunk), MIN_TIME_S))
+    return lambda b: np.maximum.accumulate(
+        np.maximum(curve(b) * np.interp(b, group.sizes, shrunk), MIN_SERVICE_TIME_S)
+    )
 
 
 def _isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
@@ -174,8 +175,9 @@ def _isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         blocks.append((value, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (low, a, m), (high, b, n) = blocks[-2:]
-            blocks[-2:] = [((low * a + high * b) / (a + b), a + b, m + n)]
+            (mean, weight, length), (next_mean, next_weight, next_length) = blocks[-2:]
+            total = weight + next_weight
+            blocks[-2:] = [((mean * weight + next_mean * next_weight) / total, total, length + next_length)]
     return np.concatenate([np.full(length, mean) for mean, _, length in blocks])
 
 

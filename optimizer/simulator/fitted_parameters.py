@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,13 +29,11 @@ from optimizer.simulator.predicted_metrics import (
 )
 from optimizer.simulator.scenario import Overheads, ServiceTimes, SimulationResult
 
-ExecutionSettings = tuple[int, Fields]  # instance count, and the fields that are not the batcher's
-
 INTRA_OP_THREAD_COUNT = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
 MIN_EXECUTIONS = 4  # executions for a reliable mean
 SLOWDOWN = 0.25  # share of the uncontended time that each further busy instance adds
 FITTED_POINTS = 24  # the latest points: enough for a few parameters, few enough to fit within a second
-MIN_TIME_S = 1e-6
+MIN_TIME_S = 1e-6  # least fitted time, because parameters are compared by their logarithms
 # The clients of a batch receive their responses and send their next requests one after another, DEFAULT_GAP_S apart
 # on average (134 µs in benchmarks/simulator_proof.md); the highest measured rate limits it. DEFAULT_WAKE_S is the
 # time to wake the batcher or an instance.
@@ -48,6 +47,16 @@ NETWORK_QUANTILE = 0.2  # quantile of the measured network times
 DEFAULTS = {"gap_s": DEFAULT_GAP_S, "wake_s": DEFAULT_WAKE_S}
 PRIOR_WEIGHT = 0.002  # penalty in squared errors of a value that differs from its default by a factor of e
 OUTLIER = 0.15  # errors beyond it count linearly
+
+
+class ExecutionSettings(NamedTuple):
+    """The settings that determine how fast a server computes batches, which the simulator cannot derive.
+
+    ``instances`` are those of one server process. ``fields`` are all fields except the batcher's.
+    """
+
+    instances: int
+    fields: Fields = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +112,9 @@ PRIOR_CONTENTION = Contention()
 
 
 def execution_settings(candidate: Candidate) -> ExecutionSettings:
-    """Return the settings that determine how fast a server computes batches, which the simulator cannot derive."""
-    return candidate.instances, tuple(pair for pair in candidate.fields if not is_batcher_field(pair[0]))
+    """Return the execution settings of ``candidate``."""
+    fields = tuple((path, value) for path, value in candidate.fields if not is_batcher_field(path))
+    return ExecutionSettings(candidate.instances, fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +134,7 @@ class GroupServiceTimes:
     def times(self, settings: ExecutionSettings) -> ServiceTimes:
         """Return the service times of ``settings``, with the scale of the nearest measured settings."""
         scale = self.scales[min(self.scales, key=lambda other: _distance(settings, other))]
-        counts = range(1, settings[0] + 1)
+        counts = range(1, settings.instances + 1)
         busy = [relative_duration(settings, k, self.problem, self.contention) for k in counts]
         return ServiceTimes(np.outer(self.shape * scale, busy), step=self.problem.space.request_batch_size)
 
@@ -133,13 +143,14 @@ def fit_service_times(
     groups: dict[ExecutionSettings, list[Observation]], problem: Problem, largest: int
 ) -> GroupServiceTimes:
     """Return service times for batches of up to ``largest`` samples, from the statistics of each setting."""
-    sizes = {group: {b.batch_size for seen in observed for b in seen.batches} for group, observed in groups.items()}
-    base = max(groups, key=lambda group: (_doublings(groups[group]), len(sizes[group]), -group[0]))
-    instances = base[0]
+    base = max(
+        groups,
+        key=lambda settings: (_doublings(groups[settings]), _size_count(groups[settings]), -settings.instances),
+    )
     seconds = service_times(
-        groups[base], largest, instances, step=problem.space.request_batch_size, contention=SLOWDOWN
+        groups[base], largest, base.instances, step=problem.space.request_batch_size, contention=SLOWDOWN
     ).seconds
-    shape = seconds[:, instances - 1] / relative_duration(base, instances, problem)
+    shape = seconds[:, base.instances - 1] / relative_duration(base, base.instances, problem)
     return scaled_to_groups(shape, groups, problem)
 
 
@@ -150,16 +161,23 @@ def scaled_to_groups(
     contention: Contention = PRIOR_CONTENTION,
 ) -> GroupServiceTimes:
     """Return the service times of ``shape`` [sizes], scaled to the measured ones of each setting."""
-    scales = {group: _scale(shape, group, observed, problem, contention) for group, observed in groups.items()}
+    scales = {
+        settings: _scale(shape, settings, observations, problem, contention)
+        for settings, observations in groups.items()
+    }
     return GroupServiceTimes(shape, scales, problem, contention)
 
 
-def _doublings(observed: Sequence[Observation]) -> int:
+def _size_count(observations: Sequence[Observation]) -> int:
+    return len({batch.batch_size for observation in observations for batch in observation.batches})
+
+
+def _doublings(observations: Sequence[Observation]) -> int:
     """Return how often the smallest batch size with enough executions doubles to the largest one."""
-    executed = Counter[int]()
-    for seen in observed:
-        executed.update({b.batch_size: b.executions for b in seen.batches})
-    sizes = [size for size, executions in executed.items() if executions >= MIN_EXECUTIONS]
+    executions_by_size = Counter[int]()
+    for observation in observations:
+        executions_by_size.update({batch.batch_size: batch.executions for batch in observation.batches})
+    sizes = [size for size, executions in executions_by_size.items() if executions >= MIN_EXECUTIONS]
     return round(math.log2(max(sizes) / min(sizes))) if sizes else 0
 
 
@@ -181,32 +199,33 @@ def occupancy(settings: ExecutionSettings, busy: float, problem: Problem) -> Occ
     instance.
     """
     instances, fields = settings
-    known_cores = _cpu_count(fields) or problem.cpu_count
-    cores = known_cores or _most_threads(problem)
+    reported_cores = _cpu_count(fields) or problem.cpu_count
+    cores = reported_cores or _most_threads(problem)
     threads, processes = _threads(fields, problem), server_processes(fields)
     gpus = _gpu_count(fields)
     active = max(1.0, busy / gpus)
     idle = 0.0 if str(dict(fields).get(SPINNING)) == "0" else max(0.0, instances / gpus - active)
     if threads == 0 and cores is not None:  # the processes divide the cores
         threads = max(1.0, cores / processes)
-    return Occupancy(processes * active, processes * idle, threads or None, cores, not known_cores)
+    return Occupancy(processes * active, processes * idle, threads or None, cores, not reported_cores)
 
 
 def _scale(
     shape: FloatArray,
-    group: ExecutionSettings,
-    observed: Sequence[Observation],
+    settings: ExecutionSettings,
+    observations: Sequence[Observation],
     problem: Problem,
     contention: Contention,
 ) -> float:
-    ratios, weights = [], []
-    for seen in observed:
-        for b in seen.batches:
-            row = min(max(round(b.batch_size / problem.space.request_batch_size), 1), len(shape)) - 1
-            expected = shape[row] * relative_duration(group, seen.busy, problem, contention)
-            ratios.append(math.log(b.compute_ns / 1e9 / b.executions / expected))
-            weights.append(b.executions)
-    return math.exp(float(np.average(ratios, weights=weights)))
+    """Return the geometric mean of the ratios of measured to expected times, weighted by the executions."""
+    log_ratios, weights = [], []
+    for observation in observations:
+        for batch in observation.batches:
+            row = min(max(round(batch.batch_size / problem.space.request_batch_size), 1), len(shape)) - 1
+            expected_s = shape[row] * relative_duration(settings, observation.busy, problem, contention)
+            log_ratios.append(math.log(batch.compute_ns / 1e9 / batch.executions / expected_s))
+            weights.append(batch.executions)
+    return math.exp(float(np.average(log_ratios, weights=weights)))
 
 
 def _threads(fields: Fields, problem: Problem) -> float | None:
@@ -244,11 +263,12 @@ def _number(value: FieldValue) -> float | None:
     return number if 0 <= number < math.inf else None
 
 
-def _distance(group: ExecutionSettings, other: ExecutionSettings) -> tuple[int, float]:
-    """Return the number of differing fields and the distance of the instance counts."""
-    fields, others = dict(group[1]), dict(other[1])
-    differing = sum(fields.get(path) != others.get(path) for path in fields.keys() | others.keys())
-    return differing, abs(math.log2(group[0] / other[0]))
+def _distance(settings: ExecutionSettings, other: ExecutionSettings) -> tuple[int, float]:
+    """Return the number of differing fields and the distance of the instance counts in doublings."""
+    fields, other_fields = dict(settings.fields), dict(other.fields)
+    paths = fields.keys() | other_fields.keys()
+    differing_count = sum(fields.get(path) != other_fields.get(path) for path in paths)
+    return differing_count, abs(math.log2(settings.instances / other.instances))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +320,12 @@ def fit_overheads(
     Errors in throughput, in the tail of ``latency``, in batch size and in queue time count. The search is a grid:
     first over the jitter, then over network time, gap and wake time, then over the jitter again.
     """
-    used = list(points)[-FITTED_POINTS:]
-    loads = configuration_loads(used)
-    batch = used[0].load.request_batch_size
-    measured = as_tail_ratios(log_measurements(used, [latency]), loads, batch)
-    sizes = np.array([point.measurement.mean_batch_size or math.nan for point in used])
-    queues = np.array([point.measurement.queue_ms for point in used], np.float64)  # NaN for None
+    latest = list(points)[-FITTED_POINTS:]
+    loads = configuration_loads(latest)
+    batch = latest[0].load.request_batch_size
+    measured = as_tail_ratios(log_measurements(latest, [latency]), loads, batch)
+    sizes = np.array([point.measurement.mean_batch_size or math.nan for point in latest])
+    queues_ms = np.array([point.measurement.queue_ms for point in latest], np.float64)  # NaN for None
     means_ms = 1e3 * np.exp(log_loads(loads, batch) - measured[:, 0])  # Little's law
 
     def misfit(overheads: FittedOverheads) -> float:
@@ -316,7 +336,7 @@ def fit_overheads(
                 simulated[:, 0] - measured[:, 0],
                 simulated[:, 1] - measured[:, 1],
                 0.5 * np.log(np.array([result.mean_batch_size for result in results]) / sizes),
-                0.5 * (np.array([1e3 * result.queue_avg_s for result in results]) - queues) / means_ms,
+                0.5 * (np.array([1e3 * result.queue_avg_s for result in results]) - queues_ms) / means_ms,
             ]
         )
         magnitude = np.abs(np.nan_to_num(errors))

@@ -41,10 +41,8 @@ ROUGHNESS = {0.05: 0.8, 0.4: 0.2}
 LOG_TIME_STD = 3.0  # standard deviation of the logarithm of the time of one request
 CONTENTION_STD, EXPONENT_STD, GAIN_STD, SPINNING_STD = 1.0, 0.5, 0.45, 0.4
 MAX_THREAD_EXPONENT = 1.25  # more than 1, because threads also have more cache
-GUESS_IS_RIGHT, MAX_CORE_FACTOR = (
-    0.5,
-    8.0,
-)  # probability that a guessed number of cores is right; otherwise a larger one
+GUESS_IS_RIGHT = 0.5  # probability that a guessed number of cores is right; otherwise it is too small
+MAX_CORE_FACTOR = 8.0  # largest ratio of the right number of cores to the guessed one
 # Standard deviations of the logarithm of a measured mean: common to all batches of an execution setting, common to
 # all of one size in it, and of a single execution.
 SETTING_ERROR, SIZE_ERROR, EXECUTION_ERROR = 0.15, 0.04, 0.3
@@ -164,7 +162,8 @@ def sample_service_times(
     sizes = max(1, largest // problem.space.request_batch_size)
     posterior = _posterior(_measured_batches(groups, problem), sizes, seed)
     most = max(problem.space.instance_count)
-    chosen = posterior.spread_out(occupancy((most, next(iter(groups))[1]), most, problem), count)
+    busiest = ExecutionSettings(most, next(iter(groups)).fields)
+    chosen = posterior.spread_out(occupancy(busiest, most, problem), count)
     shapes = np.exp(np.maximum.accumulate(posterior.log_seconds, axis=1))
     return [
         scaled_to_groups(shapes[member], groups, problem, _contention(posterior.contention[member]))

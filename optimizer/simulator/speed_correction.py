@@ -1,4 +1,4 @@
-"""SimulationErrorModel of the search's measurements for the speed that the machine had, and for disturbances.
+"""The correction of the search's measurements for the speed that the machine had, and for disturbances.
 
 The speed of a machine changes during a search, and configurations are compared across minutes. The speed probe, taken
 while the server is idle, is a covariate (analysis of covariance, Fisher 1932): throughput and latency are corrected

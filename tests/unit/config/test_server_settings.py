@@ -19,7 +19,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model.profile import load_profile
 from optimizer.options.run_options import RunOptions
 from optimizer.results.configuration_text import configuration, triton_lines
-from optimizer.simulator.fitted_parameters import relative_duration
+from optimizer.simulator.fitted_parameters import ExecutionSettings, relative_duration
 from optimizer.study.task import Task, prepare_task
 from tests.repositories import write_sleeper, write_sums
 
@@ -82,9 +82,11 @@ def test_a_server_with_more_cpus_computes_faster() -> None:
     threads = ("parameters.intra_op_thread_count.string_value", "1")
     problem = Problem("m", SearchSpace((8,)), 1, 64, (METRICS["throughput"],), cpu_count=8)
     duration_on_few_cpus, duration_on_many_cpus = (
-        relative_duration((4, (threads, (SERVER_CPUS, chosen))), 4, problem) for chosen in ("0-1", "0-7")
+        relative_duration(ExecutionSettings(4, (threads, (SERVER_CPUS, chosen))), 4, problem)
+        for chosen in ("0-1", "0-7")
     )
-    assert duration_on_few_cpus > duration_on_many_cpus == relative_duration((4, (threads,)), 4, problem)
+    without_cpus = ExecutionSettings(4, (threads,))
+    assert duration_on_few_cpus > duration_on_many_cpus == relative_duration(without_cpus, 4, problem)
 
 
 # -- number of server processes --------------------------------------------------------------------------------------

@@ -93,27 +93,29 @@ def observed(instances: int, seconds: float, size: int = 8, executions: int = 10
 
 
 def test_a_group_that_was_measured_has_its_own_speed() -> None:
-    groups: dict[ExecutionSettings, list[Observation]] = {
-        (1, ()): [observed(1, 0.010, 4), observed(1, 0.014, 8)],
-        (2, ()): [observed(2, 0.050)],
+    groups = {
+        ExecutionSettings(1): [observed(1, 0.010, 4), observed(1, 0.014, 8)],
+        ExecutionSettings(2): [observed(2, 0.050)],
     }
     service_times = fit_service_times(groups, problem(), 8)
-    alone = service_times.times((1, ())).seconds
+    alone = service_times.times(ExecutionSettings(1)).seconds
     assert alone[3, 0] == pytest.approx(0.010, rel=0.05)
     assert alone[7, 0] == pytest.approx(0.014, rel=0.05)
-    assert service_times.times((2, ())).seconds[7, 1] == pytest.approx(0.050, rel=0.05)
+    assert service_times.times(ExecutionSettings(2)).seconds[7, 1] == pytest.approx(0.050, rel=0.05)
 
 
 def test_a_group_never_measured_takes_the_nearest() -> None:
-    service_times = fit_service_times({(2, ()): [observed(2, 0.050)], (8, ()): [observed(8, 0.080)]}, problem(), 8)
-    two_instances, three_instances = service_times.times((2, ())).seconds, service_times.times((3, ())).seconds
+    service_times = fit_service_times({ExecutionSettings(2): [observed(2, 0.050)], ExecutionSettings(8): [observed(8, 0.080)]}, problem(), 8)
+    two_instances, three_instances = service_times.times(ExecutionSettings(2)).seconds, service_times.times(ExecutionSettings(3)).seconds
     assert three_instances[7, :2] == pytest.approx(two_instances[7])
     assert three_instances[7, 2] > three_instances[7, 1]
 
 
 def test_fields_of_the_batcher_make_no_group() -> None:
     fields = (("dynamic_batching.preserve_ordering", True), (THREADS, "2"))
-    assert execution_settings(Candidate(8, True, instance_count=3, fields=fields)) == (3, ((THREADS, "2"),))
+    assert execution_settings(Candidate(8, True, instance_count=3, fields=fields)) == ExecutionSettings(
+        3, ((THREADS, "2"),)
+    )
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -122,10 +124,10 @@ def test_more_threads_than_cores_slow_each_other_down(counted: bool) -> None:
     space = SearchSpace((8,), (0,), instance_count=(1, 2, 3), fields={THREADS: ("1", "2")})
     problem_of_cpus = replace(problem(space), cpu_count=2 if counted else None)
     one_thread, two_threads = (((THREADS, threads),) for threads in ("1", "2"))
-    service_times = fit_service_times({(1, one_thread): [observed(1, 0.010)]}, problem_of_cpus, 8)
+    service_times = fit_service_times({ExecutionSettings(1, one_thread): [observed(1, 0.010)]}, problem_of_cpus, 8)
 
     def seconds(instances: int, fields: tuple[tuple[str, str], ...]) -> float:
-        return float(service_times.times((instances, fields)).seconds[7, instances - 1])
+        return float(service_times.times(ExecutionSettings(instances, fields)).seconds[7, instances - 1])
 
     assert seconds(1, one_thread) == pytest.approx(0.010)
     assert seconds(1, two_threads) < seconds(1, one_thread) < seconds(2, one_thread) < seconds(3, one_thread)
@@ -134,10 +136,14 @@ def test_more_threads_than_cores_slow_each_other_down(counted: bool) -> None:
 
 def test_the_effect_of_unmeasured_thread_counts_stays_unknown() -> None:
     single = problem(SearchSpace((8,), (0,), instance_count=(1, 2), fields={THREADS: ("1",)}))
-    assert relative_duration((2, ((THREADS, "1"),)), 2, single) == relative_duration((2, ()), 2, problem())
+    assert relative_duration(ExecutionSettings(2, ((THREADS, "1"),)), 2, single) == relative_duration(
+        ExecutionSettings(2), 2, problem()
+    )
     many = replace(single, cpu_count=16)
-    assert relative_duration((1, ((THREADS, "0"),)), 1, many) == relative_duration((1, ((THREADS, "16"),)), 1, many)
-    assert math.isfinite(relative_duration((2, ((THREADS, "inf"),)), 2, many))
+    assert relative_duration(ExecutionSettings(1, ((THREADS, "0"),)), 1, many) == relative_duration(
+        ExecutionSettings(1, ((THREADS, "16"),)), 1, many
+    )
+    assert math.isfinite(relative_duration(ExecutionSettings(2, ((THREADS, "inf"),)), 2, many))
 
 
 # -- correction ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def server(fixed_s: float, per_sample_s: float, contention: float = 0.3) -> Dyna
 
     def times(settings: ExecutionSettings) -> ServiceTimes:
         alone = fixed_s + per_sample_s * np.arange(1, 17)
-        return ServiceTimes(np.outer(alone, 1 + contention * np.arange(settings[0])))
+        return ServiceTimes(np.outer(alone, 1 + contention * np.arange(settings.instances)))
 
     return DynamicBatchingModel(times, 1, FittedOverheads(2e-4), seed=7)
 

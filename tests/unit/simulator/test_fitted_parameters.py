@@ -15,6 +15,7 @@ from optimizer.simulator.calibration import observe_point
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import (
     INTRA_OP_THREAD_COUNT,
+    ExecutionSettings,
     FittedOverheads,
     estimate_network_s,
     execution_settings,
@@ -82,10 +83,12 @@ def test_idle_threads_that_do_not_spin_take_no_cores() -> None:
     problem = Problem("m", SearchSpace((8,), instance_count=(2,), fields=choices), 1, 64, cpu_count=2)
 
     def duration(spins: str) -> float:
-        return relative_duration((2, ((INTRA_OP_THREADS, "2"), (SPINNING, spins))), 1.0, problem)
+        return relative_duration(ExecutionSettings(2, ((INTRA_OP_THREADS, "2"), (SPINNING, spins))), 1.0, problem)
 
     assert duration("0") < duration("1")
-    assert duration("0") == relative_duration((1, ((INTRA_OP_THREADS, "2"), (SPINNING, "1"))), 1.0, problem)
+    assert duration("0") == relative_duration(
+        ExecutionSettings(1, ((INTRA_OP_THREADS, "2"), (SPINNING, "1"))), 1.0, problem
+    )
 
 
 def with_processes(count: int, instances: int = 1) -> Candidate:

@@ -17,7 +17,7 @@ from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, Executi
 from optimizer.simulator.service_time_samples import sample_service_times
 
 PROBLEM = Problem("m", SearchSpace((16,), (0,), ("none",), (1, 2, 4)), 1, 32, cpu_count=16)
-ALONE: ExecutionSettings = (1, ())
+ALONE = ExecutionSettings(1)
 COUNT = 200
 
 
@@ -40,7 +40,7 @@ def samples(
 
 def seconds(result: Sequence[GroupServiceTimes], size: int, settings: ExecutionSettings = ALONE) -> FloatArray:
     """Return the time [samples] of a batch of ``size`` while all instances are busy."""
-    return np.array([sample.times(settings).seconds[size - 1, settings[0] - 1] for sample in result])
+    return np.array([sample.times(settings).seconds[size - 1, settings.instances - 1] for sample in result])
 
 
 def test_a_batch_size_never_seen_may_take_any_time_between_constant_and_proportional() -> None:
@@ -100,17 +100,17 @@ def test_a_seed_gives_the_same_samples() -> None:
 def test_contention_between_two_instances_tells_about_four() -> None:
     """Instances that do not slow each other down at two do so hardly at four."""
     problem = replace(PROBLEM, cpu_count=None)
-    with_one_instance = seconds(samples({ALONE: [observed([1, 8])]}, problem), 8, (4, ()))
-    both_samples = samples({ALONE: [observed([1, 8])], (2, ()): [observed([1, 8], instances=2)]}, problem)
-    with_two_instances = seconds(both_samples, 8, (4, ()))
+    with_one_instance = seconds(samples({ALONE: [observed([1, 8])]}, problem), 8, ExecutionSettings(4))
+    both_samples = samples({ALONE: [observed([1, 8])], ExecutionSettings(2): [observed([1, 8], instances=2)]}, problem)
+    with_two_instances = seconds(both_samples, 8, ExecutionSettings(4))
     assert np.median(with_two_instances) < np.median(with_one_instance)
     assert np.median(with_two_instances) / linear(8) == pytest.approx(1.2, abs=0.3)
 
 
 def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
     space = replace(PROBLEM.space, fields={INTRA_OP_THREAD_COUNT: ("1", "2")})
-    two_threads = (2, ((INTRA_OP_THREAD_COUNT, "2"),))
-    groups: dict[ExecutionSettings, list[Observation]] = {(1, ((INTRA_OP_THREAD_COUNT, "1"),)): [observed([1, 8])]}
+    two_threads = ExecutionSettings(2, ((INTRA_OP_THREAD_COUNT, "2"),))
+    groups = {ExecutionSettings(1, ((INTRA_OP_THREAD_COUNT, "1"),)): [observed([1, 8])]}
     guessed = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=None)), 8, two_threads)
     two_cores = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=2)), 8, two_threads)
     assert np.quantile(guessed, 0.2) < linear(8)
@@ -120,7 +120,7 @@ def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
 def test_threads_that_are_not_set_are_one_for_each_core() -> None:
     """The baseline does not set ONNX Runtime's parameter, which the space offers."""
     offered = replace(PROBLEM, space=replace(PROBLEM.space, fields={INTRA_OP_THREAD_COUNT: ("1", "2")}), cpu_count=2)
-    one_thread, two_threads = ((1, ((INTRA_OP_THREAD_COUNT, threads),)) for threads in ("1", "2"))
+    one_thread, two_threads = (ExecutionSettings(1, ((INTRA_OP_THREAD_COUNT, threads),)) for threads in ("1", "2"))
     from_default = samples({ALONE: [observed([1, 8])]}, offered)
     assert np.array_equal(seconds(from_default, 8, two_threads), seconds(from_default, 8, ALONE))
     assert np.median(seconds(from_default, 8, one_thread)) > np.median(seconds(from_default, 8, ALONE))
