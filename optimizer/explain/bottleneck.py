@@ -44,15 +44,13 @@ def find_binding_constraint(subject: Point, measured: Sequence[Point], sla: Sla,
             sla.missed(subject.measurement), key=lambda bound: bound.violation(subject.measurement), default=None
         )
         return BindingConstraint(missed, None, None, used_shares)
-    best: tuple[float, Constraint, Point] | None = None
+    binding = BindingConstraint(None, None, None, used_shares)
     for point in measured:
         missed_bounds = sla.missed(point.measurement).constraints
         gain = point.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1
-        if len(missed_bounds) == 1 and point.measurement.stable and gain > (best[0] if best else 0.0):
-            best = (gain, missed_bounds[0], point)
-    if best is None:
-        return BindingConstraint(None, None, None, used_shares)
-    return BindingConstraint(best[1], best[2], best[0], used_shares)
+        if len(missed_bounds) == 1 and point.measurement.stable and gain > (binding.gain or 0.0):
+            binding = BindingConstraint(missed_bounds[0], point, gain, used_shares)
+    return binding
 
 
 def _used_share(constraint: Constraint, subject: Point) -> float | None:
@@ -144,12 +142,12 @@ def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown
     """
     # the times of an overload are lower bounds only
     stable = [other for other in latest_points(trials) if other.measurement.stable]
-    with_ttft = [other for other in (*stable, point) if _first_ms(other) is not None]
-    first_ms, total_ms = _first_ms(point), point.measurement.latency_avg_ms
+    with_ttft = [other for other in (*stable, point) if _first_response_ms(other) is not None]
+    first_ms, total_ms = _first_response_ms(point), point.measurement.latency_avg_ms
     if first_ms is None or total_ms is None:
         return StageBreakdown(point, {}, None)
-    lowest = min(with_ttft, key=lambda other: _first_ms(other) or 0.0)
-    lowest_ms = _first_ms(lowest) or 0.0
+    lowest = min(with_ttft, key=lambda other: _first_response_ms(other) or 0.0)
+    lowest_ms = _first_response_ms(lowest) or 0.0
     queue_ms = point.measurement.queue_ms
     stages_ms = {} if queue_ms is None else {"queue_ms": queue_ms}
     stages_ms |= {
@@ -160,7 +158,7 @@ def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown
     return StageBreakdown(point, stages_ms, None, lowest_ttft=lowest)
 
 
-def _first_ms(point: Point) -> float | None:
+def _first_response_ms(point: Point) -> float | None:
     """Return the mean time from the end of Triton's queue to the first response; None if it is unknown."""
     first_ms = point.measurement.ttft_avg_ms
     return None if first_ms is None else max(0.0, first_ms - (point.measurement.queue_ms or 0.0))
@@ -178,21 +176,21 @@ def find_bottleneck(
     """
     if not stages.stages_ms:
         reason = "The bottleneck is unknown, because the trials have no stage times."
-        return Bottleneck("unknown", (reason, *_sequences(stages), *_disturbed(stages)))
-    are_worthwhile = _are_worthwhile(instances_gain)
+        return Bottleneck("unknown", (reason, *_sequence_reasons(stages), *_disturbance_reasons(stages)))
+    instances_help = _instances_help(instances_gain)
     gainless = frozenset(kind for kind, gain in (removal_gains or {}).items() if gain and not gain.is_possible)
-    kind = _kind(stages, are_worthwhile, gainless)
+    kind = _limiting_kind(stages, instances_help, gainless)
     reasons = (
-        *_reasons(kind, stages, are_worthwhile),
-        *_longer(kind, stages, gainless),
-        *_sequences(stages),
-        *_device(stages),
-        *_disturbed(stages),
+        *_reasons(kind, stages, instances_help),
+        *_longer_stage_reasons(kind, stages, gainless),
+        *_sequence_reasons(stages),
+        *_gpu_reasons(stages),
+        *_disturbance_reasons(stages),
     )
     return Bottleneck(kind, reasons)
 
 
-def _are_worthwhile(instances_gain: Gain | None) -> bool | None:
+def _instances_help(instances_gain: Gain | None) -> bool | None:
     """Return whether more instances serve clearly more; None if that is unknown."""
     if instances_gain is None:
         return None
@@ -202,35 +200,43 @@ def _are_worthwhile(instances_gain: Gain | None) -> bool | None:
     return instances_gain.estimate >= WORTHWHILE
 
 
-def _kind(stages: StageBreakdown, are_worthwhile: bool | None, gainless: frozenset[BottleneckKind]) -> BottleneckKind:
+def _limiting_kind(
+    stages: StageBreakdown, instances_help: bool | None, gainless: frozenset[BottleneckKind]
+) -> BottleneckKind:
+    """Return the kind of bottleneck; ``gainless`` are those whose removal is not expected to gain anything."""
     if stages.busy_share is None or stages.busy_share < SATURATED:
         limiting = [kind for kind in STAGES_OF_KIND if kind not in gainless and stages.part_ms(kind)]
         return max(limiting or STAGES_OF_KIND, key=stages.part_ms)
     # if instances always compute, requests in the queue wait for them
     if stages.part_ms("copying") > stages.part_ms("compute"):
         return "copying"
-    return "instances" if are_worthwhile else "compute"
+    return "instances" if instances_help else "compute"
 
 
-def _longer(kind: BottleneckKind, stages: StageBreakdown, gainless: frozenset[BottleneckKind]) -> tuple[str, ...]:
+def _longer_stage_reasons(
+    kind: BottleneckKind, stages: StageBreakdown, gainless: frozenset[BottleneckKind]
+) -> tuple[str, ...]:
     """Return sentences about the stages that take longer than those of ``kind``, but do not limit the throughput."""
     if kind not in STAGES_OF_KIND:
         return ()
-    texts = NO_BOTTLENECK_REASONS
-    longer = [other for other in texts if other in gainless and stages.part_ms(other) > stages.part_ms(kind)]
-    return tuple(f"{_share(other, stages)} of a request's time {texts[other]}." for other in longer)
+    return tuple(
+        f"{_share(other, stages)} of a request's time {text}."
+        for other, text in NO_BOTTLENECK_REASONS.items()
+        if other in gainless and stages.part_ms(other) > stages.part_ms(kind)
+    )
 
 
 def _share(kind: BottleneckKind, stages: StageBreakdown) -> str:
+    """Return the share of a request's time in the stages of ``kind``; empty if it has none."""
     total_ms = sum(stages.stages_ms.values())
     return f"{stages.part_ms(kind) / total_ms:.0%}" if kind in STAGES_OF_KIND and total_ms else ""
 
 
-def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool | None) -> tuple[str, ...]:
+def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool | None) -> tuple[str, ...]:
     share = _share(kind, stages)
     if stages.lowest_ttft is not None:
         return _streamed_reasons(kind, share, stages, stages.lowest_ttft)
-    busy = _busy(stages)
+    busy = _busy_reasons(stages)
     if kind == "client":
         return (f"{share} of a request's time is spent outside the server, in the network and the client.", *busy)
     if kind == "queue":
@@ -241,7 +247,7 @@ def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool 
         return (*busy, "The device has room for another instance, so there are too few instances.")
     if stages.busy_share is not None and stages.busy_share < SATURATED:
         return (*busy, f"Computing takes {share} of a request's time, and few requests are in flight.")
-    if are_worthwhile is None:
+    if instances_help is None:
         return busy
     return (*busy, "More instances are expected to serve hardly more: the device is saturated.")
 
@@ -251,7 +257,7 @@ def _streamed_reasons(
 ) -> tuple[str, ...]:
     """Return sentences about the times of requests that run together."""
     m, in_flight = stages.measurement, _in_flight(stages.point)
-    lowest = f"{formatting.number(_first_ms(lowest_ttft))} ms, {_where(lowest_ttft)}"
+    lowest = f"{formatting.number(_first_response_ms(lowest_ttft))} ms, {_where(lowest_ttft)}"
     is_delayed = stages.point.candidate.max_queue_delay_us > 0
     cause = "The batcher delays requests to form batches." if is_delayed else "The model accepts requests late."
     subjects: dict[BottleneckKind, str] = {
@@ -278,15 +284,15 @@ def _streamed_reasons(
             f"The mean time between two responses was {formatting.number(m.itl_avg_ms)} ms, and "
             f"{formatting.number(lowest_ttft.measurement.itl_avg_ms)} ms {_where(lowest_ttft)}."
         )
-    return (*reasons, *_kv_cache(stages))
+    return (*reasons, *_kv_cache_reasons(stages))
 
 
-def _kv_cache(stages: StageBreakdown) -> tuple[str, ...]:
-    used, lost = stages.measurement.kv_cache_utilization, stages.measurement.engine_preemptions
-    if used is None:
+def _kv_cache_reasons(stages: StageBreakdown) -> tuple[str, ...]:
+    utilization, preemptions = stages.measurement.kv_cache_utilization, stages.measurement.engine_preemptions
+    if utilization is None:
         return ()
-    lost_places = f", and {formatting.count(round(lost), 'request')} lost their place in it" if lost else ""
-    return (f"The KV cache was filled up to {used:.0%}{lost_places}.",)
+    lost = f", and {formatting.count(round(preemptions), 'request')} lost their place in it" if preemptions else ""
+    return (f"The KV cache was filled up to {utilization:.0%}{lost}.",)
 
 
 def _in_flight(point: Point) -> float | None:
@@ -302,7 +308,7 @@ def _where(point: Point) -> str:
     return f"in trial {point.trial} {f'at {load}' if point.load.request_rate else f'with {load} in flight'}"
 
 
-def _busy(stages: StageBreakdown) -> tuple[str, ...]:
+def _busy_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     if stages.busy_share is None:
         return ()
     candidate, size = stages.point.candidate, stages.measurement.mean_batch_size
@@ -314,7 +320,7 @@ def _busy(stages: StageBreakdown) -> tuple[str, ...]:
     return (f"{subject} computed {stages.busy_share:.0%} of the time{batches}.",)
 
 
-def _sequences(stages: StageBreakdown) -> tuple[str, ...]:
+def _sequence_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     """Return a sentence about the places of the sequence batcher; nothing if their number is unknown."""
     places, sequences = _sequence_places(stages.point.candidate), stages.point.load.concurrency
     if not places or not sequences:
@@ -342,25 +348,27 @@ def _why_queued(point: Point) -> str:
     return "Requests arrive in bursts; instances are idle between them."
 
 
-def _device(stages: StageBreakdown) -> tuple[str, ...]:
-    used = stages.measurement.gpu_utilization
-    return () if used is None else (f"The GPU was busy {used:.0%} of the time.",)
+def _gpu_reasons(stages: StageBreakdown) -> tuple[str, ...]:
+    utilization = stages.measurement.gpu_utilization
+    return () if utilization is None else (f"The GPU was busy {utilization:.0%} of the time.",)
 
 
-def _disturbed(stages: StageBreakdown) -> tuple[str, ...]:
+def _disturbance_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     text = describe_disturbance(stages.measurement)
     return (f"{text[0].upper()}{text[1:]}: an idle machine may serve more.",) if text else ()
 
 
 def _windows(point: Point, trials: Sequence[Trial]) -> list[Point]:
+    """Return the windows of the confirmation that ``point`` sums up; ``point`` itself if the search measured it."""
     trial = next(trial for trial in trials if trial.number == point.trial)
     confirmations = [window for window in trial.confirmations if window.load == point.load]
-    windows = [Point(point.trial, point.candidate, window.load, window.measurement) for window in confirmations]
-    return windows if windows and point.measurement not in [m for _, m in trial.measurements] else [point]
+    if not confirmations or any(measurement == point.measurement for _, measurement in trial.measurements):
+        return [point]
+    return [Point(point.trial, point.candidate, window.load, window.measurement) for window in confirmations]
 
 
 def _busy_share(windows: Sequence[Point]) -> float | None:
-    observations = [seen for window in windows if (seen := observe_point(window)) is not None]
-    wall_s = sum(seen.instance_count * seen.wall_s for seen in observations)
-    computed_s = sum(batch.compute_ns for seen in observations for batch in seen.batches) / 1e9
+    observations = [observation for observation in map(observe_point, windows) if observation is not None]
+    wall_s = sum(observation.instance_count * observation.wall_s for observation in observations)
+    computed_s = sum(batch.compute_ns for observation in observations for batch in observation.batches) / 1e9
     return min(1.0, computed_s / wall_s) if wall_s else None

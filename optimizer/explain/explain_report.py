@@ -14,7 +14,7 @@ from objectives.sla import Constraint
 from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
-from optimizer.explain.forecaster import SLIGHT, ChangeKind, Forecast, Gain, OtherSla, Remedy
+from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, ChangeKind, Forecast, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, formatting, outcome_values, result_document, summary
 from optimizer.results.forecast_accuracy import CheckedForecast, count_inside, median_error
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
@@ -72,11 +72,8 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
 
 
 def _print_subject(console: Console, explanation: Explanation) -> None:
-    problem, point = explanation.run.problem, explanation.subject.point
-    outcome = explanation.run.outcome
-    assert outcome is not None
-    headline = summary.headline(outcome, problem)
-    for line in wrap(headline, WIDTH):
+    problem, point, outcome = explanation.run.problem, explanation.subject.point, explanation.outcome
+    for line in wrap(summary.headline(outcome, problem), WIDTH):
         console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
     latencies = problem.sla.bounded_latencies
     role = "recommended" if explanation.has_recommendation else "closest"
@@ -128,8 +125,7 @@ def _binding(explanation: Explanation) -> Iterator[str]:
 
 def _no_bound_binds(explanation: Explanation) -> str:
     """Return why no bound binds, with the measurement that had more throughput if there is one."""
-    outcome, subject, problem = explanation.run.outcome, explanation.subject.point, explanation.run.problem
-    assert outcome is not None
+    outcome, subject, problem = explanation.outcome, explanation.subject.point, explanation.run.problem
     faster = [point for point in outcome.points if point.throughput_infer_per_sec > subject.throughput_infer_per_sec]
     if not faster:
         if subject.load.concurrency and subject.load.concurrency >= problem.max_concurrency:
@@ -156,8 +152,7 @@ def _no_bound_binds(explanation: Explanation) -> str:
 
 def _more_within(explanation: Explanation) -> Iterator[str]:
     """Yield the measurement within the bounds that had more throughput than the recommendation, and why it lost."""
-    outcome, subject, sla = explanation.run.outcome, explanation.subject.point, explanation.run.problem.sla
-    assert outcome is not None
+    outcome, subject, sla = explanation.outcome, explanation.subject.point, explanation.run.problem.sla
     within = [point for point in outcome.points if point.measurement.stable and sla.is_met(point.measurement)]
     fastest = max(within, key=lambda point: point.throughput_infer_per_sec, default=subject)
     if fastest.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
@@ -169,8 +164,7 @@ def _more_within(explanation: Explanation) -> Iterator[str]:
 
 def _measured(explanation: Explanation, point: Point) -> str:
     """Return a measurement with its intervals and its origin."""
-    outcome, latencies = explanation.run.outcome, explanation.run.problem.sla.bounded_latencies
-    assert outcome is not None
+    outcome, latencies = explanation.outcome, explanation.run.problem.sla.bounded_latencies
     origin = f"trial {point.trial}"
     if outcome.confirmation_of(point) is None:
         origin += ", one measurement of the search" + ("" if point.measurement.stable else ", unstable")
@@ -187,13 +181,10 @@ def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanat
         for bound in problem.sla.latencies
         if forecast.latencies_ms.get(bound.metric, 0.0) > bound.bound
     ]
-    effect = (
-        f", which misses {' and '.join(missed)}"
-        if missed
-        else ", within the latency bounds"
-        if problem.sla.latencies
-        else ""
-    )
+    if missed:
+        effect = f", which misses {' and '.join(missed)}"
+    else:
+        effect = ", within the latency bounds" if problem.sla.latencies else ""
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     return (
         f"With {forecast.concurrency:,} {noun} in flight, it is expected to serve {throughput} with "
@@ -216,9 +207,11 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
     for remedy in changes.remedies:
         if remedy.kind == "no_copying" and explanation.shared_memory is not None:
             continue  # it is measured
-        name, effect = _name(remedy), _effect(remedy, explanation)
-        text = f"{name}: {effect} ({remedy.change})"
-        _sentences(console, text if changes.comes_from_simulator else f"{name} {remedy.change}: {effect}")
+        name, effect = _change_name(remedy), _effect(remedy, explanation)
+        if changes.comes_from_simulator:
+            _sentences(console, f"{name}: {effect} ({remedy.change})")
+        else:
+            _sentences(console, f"{name} {remedy.change}: {effect}")
     best = None
     if not changes.comes_from_simulator and explanation.has_recommendation and changes.best is not None:
         best = changes.best.candidate
@@ -231,14 +224,14 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
         alone = ", with one request at a time" if explanation.run.problem.is_simulated else ""
         for latency in changes.latencies:
             if math.isfinite(latency.bound_ms):
-                _sentences(console, *_lowest(latency, alone, explanation))
+                _sentences(console, *_lowest_latency(latency, alone, explanation))
 
 
-def _name(remedy: Remedy) -> str:
+def _change_name(remedy: Remedy) -> str:
     return CHANGE_NAMES.get(remedy.kind, remedy.parameter)
 
 
-def _lowest(latency: PredictedLatency, alone: str, explanation: Explanation) -> Iterator[str]:
+def _lowest_latency(latency: PredictedLatency, alone: str, explanation: Explanation) -> Iterator[str]:
     """Yield the lowest measured latency, then the lowest expected one if that is clearly lower."""
     name, measured_ms = formatting.short_metric(latency.metric), math.inf
     if latency.lowest_measured is not None:
@@ -247,7 +240,7 @@ def _lowest(latency: PredictedLatency, alone: str, explanation: Explanation) -> 
             f"The lowest measured {name} is {formatting.number(measured_ms)} ms: "
             f"{_measured(explanation, latency.lowest_measured)}."
         )
-    if latency.lowest_ms < (1 - SLIGHT) * measured_ms:
+    if latency.lowest_ms < (1 - NEGLIGIBLE_GAIN) * measured_ms:
         yield (
             f"The lowest expected {name} of the tried configurations is {formatting.number(latency.lowest_ms)} "
             f"ms{alone}. It was not measured."
@@ -259,7 +252,15 @@ def _effect(remedy: Remedy, explanation: Explanation) -> str:
     if remedy.measured is not None:
         sign = f"{remedy.gain.estimate:+.0%}, " if remedy.gain and explanation.has_recommendation else ""
         return f"{sign}measured: {_measured(explanation, remedy.measured)}"
-    return f"{_gain(remedy.gain, remedy.forecast, explanation)}{_refuted(remedy, explanation)}"
+    if remedy.forecast is None:
+        has_several = explanation.changes is not None and len(explanation.changes.latencies) > 1
+        return f"no load is expected to meet the {'bounds' if has_several else 'bound'}"
+    gain = remedy.gain if explanation.has_recommendation else None
+    if gain is not None and gain.interval is None and gain.estimate <= -NEGLIGIBLE_GAIN:
+        effect = "less is expected"
+    else:
+        effect = _forecast_gain(gain, remedy.forecast, explanation)
+    return f"{effect}{_refutation(remedy, explanation)}"
 
 
 def _effect_of_sla(other: OtherSla, best: Candidate | None, explanation: Explanation) -> str:
@@ -268,11 +269,14 @@ def _effect_of_sla(other: OtherSla, best: Candidate | None, explanation: Explana
     ``best`` is the candidate to which the forecast gain is relative, None if the text does not name it.
     """
     forecast, point = other.forecast, other.measured
-    refuted = _refuted(other, explanation)
-    candidate = forecast.candidate if forecast else best
-    changed = f" ({configuration_text.configuration(candidate)})" if candidate and candidate != best else ""
+    changed = ""
+    if forecast is not None and forecast.candidate != best:
+        changed = f" ({configuration_text.configuration(forecast.candidate)})"
     if point is None:
-        return f"{_gain(other.gain, forecast, explanation, of_sla=True)}{changed}{refuted}"
+        if forecast is None:
+            return "no load is expected to meet it, and none was measured within it"
+        gain = other.gain if explanation.has_recommendation else None
+        return f"{_forecast_gain(gain, forecast, explanation)}{changed}{_refutation(other, explanation)}"
     is_other = point != explanation.subject.point
     sign = f"{other.gain.estimate:+.0%}, " if other.gain and is_other else ""
     text = f"{sign}measured: {_measured(explanation, point)}"
@@ -282,13 +286,13 @@ def _effect_of_sla(other: OtherSla, best: Candidate | None, explanation: Explana
         text += f", which is within {formatting.exact(bound_ms)} ms too"
     if point.candidate != explanation.subject.point.candidate:
         text += f" ({configuration_text.configuration(point.candidate)})"
-    expected = _expected(other, explanation)
-    if expected <= (1 + SLIGHT) * point.throughput_infer_per_sec or other.refuted_by is not None:
+    expected = _expected_throughput(other, explanation)
+    if expected <= (1 + NEGLIGIBLE_GAIN) * point.throughput_infer_per_sec or other.refuted_by is not None:
         return text
     return f"{text}. Expected: up to {formatting.quantity(METRICS['throughput'], expected)}{changed}"
 
 
-def _expected(other: OtherSla, explanation: Explanation) -> float:
+def _expected_throughput(other: OtherSla, explanation: Explanation) -> float:
     """Return the expected throughput: the measured one of the recommendation times the gain, if it is known."""
     if other.forecast is None:
         return 0.0
@@ -297,7 +301,8 @@ def _expected(other: OtherSla, explanation: Explanation) -> float:
     return explanation.subject.point.throughput_infer_per_sec * (1 + other.forecast_gain.estimate)
 
 
-def _refuted(effect: Remedy | OtherSla, explanation: Explanation) -> str:
+def _refutation(effect: Remedy | OtherSla, explanation: Explanation) -> str:
+    """Return a clause about the measurement that refutes a forecast; empty if there is none."""
     if effect.refuted_by is None:
         return ""
     return f", but the measurement at this load misses the bounds: {_measured(explanation, effect.refuted_by)}"
@@ -347,23 +352,16 @@ def _shared_memory(effect: SharedMemoryEffect) -> Iterator[str]:
         yield "Use it in a client on the machine of the server (see docs/shared-memory.md)."
 
 
-def _gain(gain: Gain | None, forecast: Forecast | None, explanation: Explanation, *, of_sla: bool = False) -> str:
-    if forecast is None:
-        changes = explanation.changes
-        has_several = changes is not None and len(changes.latencies) > 1
-        if of_sla:
-            return "no load is expected to meet it, and none was measured within it"
-        return f"no load is expected to meet the {'bounds' if has_several else 'bound'}"
-    throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
-    if gain is None or not explanation.has_recommendation:
+def _forecast_gain(gain: Gain | None, forecast: Forecast, explanation: Explanation) -> str:
+    """Return the gain over the recommendation; without one, the forecast itself."""
+    if gain is None:
+        throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
         return f"{throughput}, {_latencies(forecast)}"
     low, high = gain.bounds
-    if -SLIGHT < low <= high < SLIGHT:
+    if -NEGLIGIBLE_GAIN < low <= high < NEGLIGIBLE_GAIN:
         return "no difference is expected"
     if gain.interval is not None:
         return f"{gain.estimate:+.0%} ({low:+.0%} to {high:+.0%})"
-    if gain.estimate < 0 and not of_sla:
-        return "less is expected"
     expected = explanation.subject.point.throughput_infer_per_sec * (1 + gain.estimate)
     return f"{gain.estimate:+.0%}, about {formatting.quantity(METRICS['throughput'], expected)}"
 
@@ -377,20 +375,20 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     yield f"{formatting.performance(runner_up.point, *latencies)}{'' if runner_up.confirmed else ', in the search'}"
     if runner_up.confirmed is None:
         yield (
-            f"It served {_less(runner_up.less)} than the recommendation in single measurements. It was not confirmed "
+            f"It served {_loss(runner_up.loss)} than the recommendation in single measurements. It was not confirmed "
             "on fresh servers, so there is no confidence interval."
         )
         return
     low, high = sorted((runner_up.interval.low, runner_up.interval.high), key=abs)
-    interval = "" if math.isinf(high) else f" (from {_less(low)} to {_less(high)})"
-    yield f"On average over its windows it served {_less(runner_up.less)} than the recommendation{interval}."
+    interval = "" if math.isinf(high) else f" (from {_loss(low)} to {_loss(high)})"
+    yield f"On average over its windows it served {_loss(runner_up.loss)} than the recommendation{interval}."
     verdict = formatting.verdict(runner_up.confirmed)
     if runner_up.confirmed.sla:
         verdict = f"Its own test ended with {verdict}"
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
-    elif runner_up.interval.high < 0 and explanation.run.outcome is not None:
-        why = outcome_values.why_not_recommended(explanation.run.outcome, runner_up.point)
+    elif runner_up.interval.high < 0:
+        why = outcome_values.why_not_recommended(explanation.outcome, runner_up.point)
         yield f"{verdict}. It is not recommended, because {why}."
     elif runner_up.interval.low <= 0 <= runner_up.interval.high:
         yield f"{verdict}. The difference is within the uncertainty of the measurements."
@@ -398,7 +396,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
         yield f"{verdict}. The recommendation serves more."
 
 
-def _less(share: float) -> str:
+def _loss(share: float) -> str:
     return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
 
 
@@ -419,7 +417,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
     return {
         "run": str(explanation.run.folder.path),
         "status": explanation.run.status,
-        "verdict": explanation.run.outcome.verdict.value if explanation.run.outcome else None,
+        "verdict": explanation.outcome.verdict.value,
         "recommended": explanation.has_recommendation,
         "subject": result_document.entry(explanation.subject.point),
         "no_recommendation_reason": explanation.no_recommendation_reason or None,
@@ -476,7 +474,7 @@ def _changes_document(changes: ChangeForecasts) -> dict[str, Any]:
         ],
         "remedies": [
             {
-                "name": _name(remedy),
+                "name": _change_name(remedy),
                 "change": remedy.change,
                 **_forecast_values(remedy.forecast),
                 **_gain_values(remedy.gain),
@@ -535,7 +533,7 @@ def _runner_up_document(runner_up: RunnerUp) -> dict[str, Any]:
     return {
         **result_document.entry(runner_up.point),
         "confirmation": result_document.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
-        "less_throughput": runner_up.less,
+        "less_throughput": runner_up.loss,
         "less_throughput_interval": result_document.interval_document(runner_up.interval),
         "missed": runner_up.missed or None,
     }

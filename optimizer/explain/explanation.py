@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -40,31 +41,30 @@ from optimizer.explain.forecaster import (
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, simulate_changes
 from optimizer.results.finished_run import FinishedRun, remark
-from optimizer.results.forecast_accuracy import (
-    ForecastChecks,
-    check_forecasts,
-)
+from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report.content import stored_configs
 from optimizer.results.shared_memory_effect import SharedMemoryEffect, effect_of_trial
 from optimizer.simulator.predicted_metrics import as_closed_loop, is_complete, predicted_latencies
 
 HALF_PRECISIONS = ("fp16", "bf16")
-UNKNOWN = ConfidenceInterval(-math.inf, math.inf)
+UNKNOWN_INTERVAL = ConfidenceInterval(-math.inf, math.inf)
+MAX_CANDIDATES = 12  # candidates of the Pareto front that are forecast: each takes as long as a change
+NEXT_LOAD_FACTOR = 1.1  # the next higher load, relative to that of the subject; at least one request more
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
     """The second best configuration.
 
-    ``less`` is its lower throughput relative to the recommendation's (negative: it served more). ``interval`` is the
-    confidence interval of ``less``, unknown if either was not confirmed. ``missed`` is the reason of its verdict,
-    empty for PASS.
+    ``loss`` is the share of the recommendation's throughput that it lacks (negative: it served more). ``interval`` is
+    the confidence interval of ``loss``, UNKNOWN_INTERVAL if either was not confirmed. ``missed`` is the reason of its
+    verdict, empty for PASS.
     """
 
     point: Point
     confirmed: ConfirmedLoad | None
-    less: float
+    loss: float
     interval: ConfidenceInterval
     missed: str
 
@@ -86,21 +86,17 @@ def find_runner_up(run: FinishedRun) -> RunnerUp | None:
     if second is None:
         searched = [point for point in latest_points(run.trials) if point.candidate != best.candidate]
         point = next(iter(finalists(searched, run.problem, 1)), None)
-        return None if point is None else RunnerUp(point, None, _less(best, point), UNKNOWN, "")
+        return None if point is None else RunnerUp(point, None, _throughput_loss(best, point), UNKNOWN_INTERVAL, "")
     missed = "" if second.judged.verdict is Verdict.PASS or not second.error else second.judged.reason
     gain = compare_throughput(best_load, second, run.trials, run.problem) if best_load else None
     if gain is None:
-        return RunnerUp(second.point, second, _less(best, second.point), UNKNOWN, missed)
-    low, less, high = (1 - 1 / ratio for ratio in (gain.interval.low, gain.estimate, gain.interval.high))
-    return RunnerUp(second.point, second, less, ConfidenceInterval(low, high), missed)
+        return RunnerUp(second.point, second, _throughput_loss(best, second.point), UNKNOWN_INTERVAL, missed)
+    low, loss, high = (1 - 1 / ratio for ratio in (gain.interval.low, gain.estimate, gain.interval.high))
+    return RunnerUp(second.point, second, loss, ConfidenceInterval(low, high), missed)
 
 
-def _less(best: Point, second: Point) -> float:
+def _throughput_loss(best: Point, second: Point) -> float:
     return 1 - second.throughput_infer_per_sec / best.throughput_infer_per_sec
-
-
-MAX_CANDIDATES = 12  # candidates of the Pareto front that are forecast for another SLA
-HIGHER = 1.1  # the next higher load, relative to that of the subject; at least one request more
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,7 @@ class ChangeForecasts:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of ``run``.
+    """Explanation of ``run``, whose outcome is ``outcome``.
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``changes`` is None if no measurement
     has both a throughput and every predicted latency. ``unfinished`` says why the run is incomplete; it is empty if
@@ -166,6 +162,7 @@ class Explanation:
     """
 
     run: FinishedRun
+    outcome: Outcome
     subject: StageBreakdown
     has_recommendation: bool
     no_recommendation_reason: str
@@ -186,16 +183,16 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
     outcome = run.outcome
     point = (outcome.recommended or outcome.closest) if outcome else None
     if outcome is None or point is None:
-        why = (
-            (outcome.no_recommendation_reason if outcome else "") or run.info.get("reason") or "nothing was measured"
-        )
-        raise BadInputError(f"{run.folder.path}: nothing to explain: {why} (status of the run: {run.status})")
+        reason = outcome.no_recommendation_reason if outcome else ""
+        reason = reason or run.info.get("reason") or "nothing was measured"
+        raise BadInputError(f"{run.folder.path}: nothing to explain: {reason} (status of the run: {run.status})")
     subject = break_down_stages(point, run.trials)
     changes = _forecast_changes(run, outcome, subject, fp16_factor)
     has_recommendation = outcome.recommended is not None
     measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]
     return Explanation(
         run=run,
+        outcome=outcome,
         subject=subject,
         has_recommendation=has_recommendation,
         no_recommendation_reason=outcome.no_recommendation_reason,
@@ -221,7 +218,10 @@ def _bottleneck(subject: StageBreakdown, changes: ChangeForecasts | None) -> Bot
 
 
 def _has_fp16_conversion(run: FinishedRun) -> bool:
-    """Return False if the model computes in FP16 already, or if its code in Python decides how it computes."""
+    """Return whether the model may be converted to FP16.
+
+    It cannot if it computes in FP16 already, or if its code in Python decides how it computes.
+    """
     if str(run.facts.get("precision", "")).lower() in HALF_PRECISIONS:
         return False
     texts = stored_configs(run, run.folder.best) or stored_configs(run, run.folder.baseline)
@@ -236,49 +236,72 @@ def _has_fp16_conversion(run: FinishedRun) -> bool:
 def _forecast_changes(
     run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp16_factor: float
 ) -> ChangeForecasts | None:
-    candidate, sla, problem = subject.point.candidate, run.problem.sla, run.problem
+    """Return the forecasts of changes to ``subject``; None if no measurement has all predicted metrics."""
+    problem, sla, candidate = run.problem, run.problem.sla, subject.point.candidate
     measured = latest_points(run.trials)
     closed = as_closed_loop(measured, problem) if problem.open_loop else measured
     if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in closed):
         return None
-    tried = _spread(list(dict.fromkeys([candidate, *(point.candidate for point in outcome.front.points)])))
-    on_gpu = bool(run.gpus)
+    tried = _thinned(list(dict.fromkeys([candidate, *(point.candidate for point in outcome.front.points)])))
     factor = fp16_factor if _has_fp16_conversion(run) else None
-    forecaster: Forecaster
+    on_gpu = bool(run.gpus)
     if problem.is_simulated:
-        forecaster = simulated = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
-        remedies = simulate_changes(simulated, subject, sla, factor, run.trials, on_gpu=on_gpu)
-        next_load = None
-    else:
-        changes = {
-            changed: change
-            for changed, change in single_changes(problem.space, candidate).items()
-            if not is_beyond_failures(changed, candidate, run.trials)
-        }
-        forecaster = predicted = SurrogateForecaster(run.trials, problem, [*tried, *changes], run.options.seed)
-        remedies = predict_changes(predicted, candidate, changes, sla, factor, on_gpu=on_gpu)
-        next_load = _next_load(predicted, subject.point, problem)
-    best = forecaster.best(tried, sla)
-    # the simulator forecasts the lowest latency with one request in flight: where that is measured, it is known
-    unmeasured = [other for other in tried if not (problem.is_simulated and find_measurement(outcome, other, 1))]
-    lowest_ms = forecaster.lowest_latencies_ms(unmeasured) if unmeasured else {}
-    error, *latency_errors = forecaster.errors
-    latencies = [
-        _predicted_latency(outcome, metric, sla.latency_bound_ms(metric), latency_error, lowest_ms.get(metric))
-        for metric, latency_error in zip(forecaster.latencies, latency_errors, strict=True)
+        simulator = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
+        remedies = simulate_changes(simulator, subject, sla, factor, run.trials, on_gpu=on_gpu)
+        return _collect_forecasts(simulator, remedies, None, tried, run, outcome, subject.point)
+    changes = [
+        change
+        for change in single_changes(problem.space, candidate)
+        if not is_beyond_failures(change.candidate, candidate, run.trials)
     ]
-    remedies = [remedy.measured_in(outcome, subject.point, sla) for remedy in remedies]
+    candidates = [*tried, *(change.candidate for change in changes)]
+    surrogate = SurrogateForecaster(run.trials, problem, candidates, run.options.seed)
+    remedies = predict_changes(surrogate, candidate, changes, sla, factor, on_gpu=on_gpu)
+    next_load = _next_load(surrogate, subject.point, problem)
+    return _collect_forecasts(surrogate, remedies, next_load, tried, run, outcome, subject.point)
+
+
+def _collect_forecasts(
+    forecaster: Forecaster,
+    remedies: Sequence[Remedy],
+    next_load: Forecast | None,
+    tried: Sequence[Candidate],
+    run: FinishedRun,
+    outcome: Outcome,
+    subject: Point,
+) -> ChangeForecasts:
+    """Return ``remedies`` with their measurements, and the forecasts of ``tried`` within this SLA and others."""
+    sla = run.problem.sla
+    best = forecaster.best(tried, sla)
+    measured_remedies = [remedy.with_measurements(outcome, subject, sla) for remedy in remedies]
+    other_slas = forecast_other_slas(forecaster, tried, sla, best)
     return ChangeForecasts(
         model=forecaster.model_name,
-        comes_from_simulator=problem.is_simulated,
-        latencies=tuple(latencies),
-        error=error,
+        comes_from_simulator=run.problem.is_simulated,
+        latencies=_predicted_latencies(forecaster, tried, run.problem, outcome),
+        error=forecaster.errors[0],
         measurement_count=forecaster.measurement_count,
-        remedies=tuple(sorted(remedies, key=lambda remedy: -(remedy.gain.estimate if remedy.gain else -1.0))),
+        remedies=tuple(
+            sorted(measured_remedies, key=lambda remedy: -(remedy.gain.estimate if remedy.gain else -1.0))
+        ),
         best=best,
-        other_slas=tuple(other.measured_in(outcome) for other in forecast_other_slas(forecaster, tried, sla, best)),
+        other_slas=tuple(other.with_measurements(outcome) for other in other_slas),
         next_load=next_load,
-        next_measured=find_measurement(outcome, candidate, next_load.concurrency) if next_load else None,
+        next_measured=find_measurement(outcome, subject.candidate, next_load.concurrency) if next_load else None,
+    )
+
+
+def _predicted_latencies(
+    forecaster: Forecaster, tried: Sequence[Candidate], problem: Problem, outcome: Outcome
+) -> tuple[PredictedLatency, ...]:
+    # the simulator forecasts the lowest latency with one request in flight: where that is measured, it is known
+    unmeasured = [
+        candidate for candidate in tried if not (problem.is_simulated and find_measurement(outcome, candidate, 1))
+    ]
+    lowest_ms = forecaster.lowest_latencies_ms(unmeasured) if unmeasured else {}
+    return tuple(
+        _predicted_latency(outcome, metric, problem.sla.latency_bound_ms(metric), error, lowest_ms.get(metric))
+        for metric, error in zip(forecaster.latencies, forecaster.errors[1:], strict=True)
     )
 
 
@@ -299,7 +322,7 @@ def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) 
         return None
     concurrency = closed[0].load.concurrency
     present = forecaster.at(point.candidate, concurrency)
-    higher = forecaster.at(point.candidate, max(concurrency + 1, round(HIGHER * concurrency)))
+    higher = forecaster.at(point.candidate, max(concurrency + 1, round(NEXT_LOAD_FACTOR * concurrency)))
     ratio = higher.throughput_infer_per_sec / present.throughput_infer_per_sec
     latencies_ms = {
         metric: (latency_ms or 0.0) * higher.latencies_ms[metric] / present.latencies_ms[metric]
@@ -316,7 +339,8 @@ def _gain_of_instances(changes: ChangeForecasts, subject: Candidate) -> Gain | N
     return None
 
 
-def _spread(candidates: list[Candidate]) -> list[Candidate]:
+def _thinned(candidates: list[Candidate]) -> list[Candidate]:
+    """Return at most MAX_CANDIDATES of ``candidates``, at equal distances."""
     step = max(1, math.ceil(len(candidates) / MAX_CANDIDATES))
     return candidates[::step]
 

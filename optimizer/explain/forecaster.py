@@ -18,8 +18,8 @@ from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.results.recommendation import Outcome
 
 SLA_FACTORS = (0.5, 1.5, 2.0)
-LEVELS = (0.025, 0.5, 0.975)  # the median of a gain and the ends of its 95 % interval
-SLIGHT = 0.02  # smaller gains are within the error of the simulation
+GAIN_LEVELS = (0.025, 0.5, 0.975)  # the median of a gain and the ends of its 95 % interval
+NEGLIGIBLE_GAIN = 0.02  # smaller gains are within the error of the simulation
 MIN_SAMPLES = 20  # samples for an interval in which some load meets the bounds without the change
 
 
@@ -116,7 +116,7 @@ class Gain:
     @property
     def is_possible(self) -> bool:
         """Return whether the throughput may rise by more than the error of the simulation."""
-        return self.bounds[1] >= SLIGHT
+        return self.bounds[1] >= NEGLIGIBLE_GAIN
 
 
 def compute_gain(forecast: Forecast | None, reference: Forecast | None) -> Gain | None:
@@ -127,7 +127,7 @@ def compute_gain(forecast: Forecast | None, reference: Forecast | None) -> Gain 
         meets = reference.samples > 0
         if meets.sum() >= MIN_SAMPLES:
             ratios = forecast.samples[meets] / reference.samples[meets]
-            low, median, high = (np.quantile(ratios, LEVELS) - 1).tolist()
+            low, median, high = (np.quantile(ratios, GAIN_LEVELS) - 1).tolist()
             return Gain(median, ConfidenceInterval(low, high))
     return Gain(forecast.throughput_infer_per_sec / reference.throughput_infer_per_sec - 1)
 
@@ -153,7 +153,7 @@ class Remedy:
     measured: Point | None = None
     refuted_by: Point | None = None
 
-    def measured_in(self, outcome: Outcome, subject: Point, sla: Sla) -> Remedy:
+    def with_measurements(self, outcome: Outcome, subject: Point, sla: Sla) -> Remedy:
         """Return this with the measurements of the changed configuration, whose gain replaces the forecast one.
 
         A change outside the configuration, such as FP16, has none.
@@ -185,7 +185,7 @@ class OtherSla:
     measured: Point | None = None
     refuted_by: Point | None = None
 
-    def measured_in(self, outcome: Outcome) -> OtherSla:
+    def with_measurements(self, outcome: Outcome) -> OtherSla:
         """Return this with the measurements within its bounds, whose gain replaces the forecast one."""
         measured, recommended = outcome.best_within(self.sla), outcome.recommended
         expected = None if measured else self.forecast_gain

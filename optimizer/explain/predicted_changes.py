@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from optimizer.results.report.parameter_effects import label
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.simulator.predicted_metrics import log_measurements
 
-T = TypeVar("T")
+Choice = TypeVar("Choice")
 LOADS = 12  # concurrencies at which each candidate is predicted
 LOAD_FACTOR = 2.0  # the largest of them, relative to the largest measured one
 FINE_LOADS = 200  # largest number of concurrencies to which the predictions are interpolated
@@ -44,13 +44,14 @@ class SurrogateForecaster:
         self.errors = median_errors(surrogate.simulated(measured), logs)
         highest = LOAD_FACTOR * max(load for _, load in measured)
         loads = list(dict.fromkeys(round(load) for load in np.geomspace(1, highest, LOADS).tolist()))
-        self._loads = np.unique(np.geomspace(1, highest, FINE_LOADS).round())
+        self._fine_loads = np.unique(np.geomspace(1, highest, FINE_LOADS).round())
         self._space = space
-        self._places = {candidate: i for i, candidate in enumerate(dict.fromkeys(map(space.canonical, candidates)))}
-        cells = [(candidate, load) for candidate in self._places for load in loads]
-        samples = surrogate.samples(cells, SAMPLES_OF_EACH)
-        shape = len(samples), len(self._places), len(loads), 1 + len(self.latencies)
-        self._samples = _interpolated(samples.reshape(shape), np.log(loads), np.log(self._loads))
+        distinct = dict.fromkeys(map(space.canonical, candidates))
+        self._indices = {candidate: index for index, candidate in enumerate(distinct)}
+        samples = surrogate.samples([(candidate, load) for candidate in distinct for load in loads], SAMPLES_OF_EACH)
+        shape = len(samples), len(distinct), len(loads), 1 + len(self.latencies)
+        # [samples, candidates, fine loads, 1 + latencies]: log throughput and log latencies in seconds
+        self._samples = _interpolated(samples.reshape(shape), np.log(loads), np.log(self._fine_loads))
 
     def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> Forecast | None:
         """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.
@@ -58,32 +59,43 @@ class SurrogateForecaster:
         A server that takes ``time_share`` of the time at every load has the same throughput and latencies in units
         of this time.
         """
-        bounds = np.log([sla.latency_bound_ms(latency) / 1e3 / time_share for latency in self.latencies])
-        forecasts = [forecast for candidate in candidates if (forecast := self._best(candidate, bounds, time_share))]
-        return max(forecasts, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
+        log_bounds = np.log([sla.latency_bound_ms(latency) / 1e3 / time_share for latency in self.latencies])
+        forecasts = [self._best(candidate, log_bounds, time_share) for candidate in candidates]
+        return max(
+            (forecast for forecast in forecasts if forecast is not None),
+            key=lambda forecast: forecast.throughput_infer_per_sec,
+            default=None,
+        )
 
     def at(self, candidate: Candidate, concurrency: int) -> Forecast:
         """Return the forecast of ``candidate`` at a load, without samples."""
-        mean = self._samples[:, self._places[self._space.canonical(candidate)]].mean(axis=0)
-        return self._forecast(candidate, mean[int(np.argmin(np.abs(self._loads - concurrency)))], concurrency)
+        mean = self._samples_of(candidate).mean(axis=0)
+        nearest = int(np.argmin(np.abs(self._fine_loads - concurrency)))
+        return self._forecast(candidate, mean[nearest], concurrency)
 
     def lowest_latencies_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
         """Return the lowest value of each latency of any of ``candidates`` at any load."""
-        places = [self._places[self._space.canonical(candidate)] for candidate in candidates]
-        lowest = self._samples[:, places].mean(axis=0)[..., 1:].min(axis=(0, 1))
+        indices = [self._indices[self._space.canonical(candidate)] for candidate in candidates]
+        lowest = self._samples[:, indices].mean(axis=0)[..., 1:].min(axis=(0, 1))
         return dict(zip(self.latencies, (1e3 * np.exp(lowest)).tolist(), strict=True))
 
-    def _best(self, candidate: Candidate, bounds: FloatArray, time_share: float) -> Forecast | None:
-        samples = self._samples[:, self._places[self._space.canonical(candidate)]]  # [samples, loads, 1 + latencies]
+    def _samples_of(self, candidate: Candidate) -> FloatArray:
+        """Return the samples [samples, fine loads, 1 + latencies] of a candidate."""
+        return self._samples[:, self._indices[self._space.canonical(candidate)]]
+
+    def _best(self, candidate: Candidate, log_bounds: FloatArray, time_share: float) -> Forecast | None:
+        """Return ``candidate`` at its best load; ``log_bounds`` [latencies] are in units of ``time_share`` s."""
+        samples = self._samples_of(candidate)
         mean = samples.mean(axis=0)
-        within = np.flatnonzero((mean[:, 1:] <= bounds).all(axis=1))
-        if not len(within):
+        within_bounds = np.flatnonzero((mean[:, 1:] <= log_bounds).all(axis=1))
+        if not len(within_bounds):
             return None
-        place = within[np.argmax(mean[within, 0])]
-        sampled = np.where((samples[..., 1:] <= bounds).all(axis=2), np.exp(samples[..., 0]), 0.0).max(axis=1)
-        scaled = mean[place] + math.log(time_share) * np.array([-1.0, *(1.0 for _ in self.latencies)])
-        forecast = self._forecast(candidate, scaled, int(self._loads[place]))
-        return replace(forecast, samples=sampled / time_share)
+        best = within_bounds[np.argmax(mean[within_bounds, 0])]
+        is_within = (samples[..., 1:] <= log_bounds).all(axis=2)
+        best_throughputs = np.where(is_within, np.exp(samples[..., 0]), 0.0).max(axis=1)
+        scaled = mean[best] + math.log(time_share) * np.array([-1.0, *(1.0 for _ in self.latencies)])
+        forecast = self._forecast(candidate, scaled, int(self._fine_loads[best]))
+        return replace(forecast, samples=best_throughputs / time_share)
 
     def _forecast(self, candidate: Candidate, logs: FloatArray, concurrency: int) -> Forecast:
         throughput, *latencies_s = np.exp(logs).tolist()
@@ -105,7 +117,7 @@ def _interpolated(values: FloatArray, loads: FloatArray, finer: FloatArray) -> F
 def predict_changes(
     forecaster: SurrogateForecaster,
     subject: Candidate,
-    changes: Mapping[Candidate, tuple[str, str]],
+    changes: Sequence[ParameterChange],
     sla: Sla,
     fp16_factor: float | None,
     *,
@@ -118,32 +130,45 @@ def predict_changes(
     unchanged = forecaster.best([subject], sla)
     remedies = []
     if fp16_factor is not None:
-        assumed = f"assuming that everything takes {fp16_factor:g} of its time"
-        change = assumed if on_gpu else f"{assumed} (CPUs often gain nothing)"
+        assumption = f"assuming that everything takes {fp16_factor:g} of its time"
+        description = assumption if on_gpu else f"{assumption} (CPUs often gain nothing)"
         faster = forecaster.best([subject], sla, time_share=fp16_factor)
-        remedies.append(Remedy("fp16", change, faster, compute_gain(faster, unchanged)))
-    for candidate, (parameter, change) in changes.items():
-        forecast = forecaster.best([candidate], sla)
-        remedies.append(Remedy("parameter", change, forecast, compute_gain(forecast, unchanged), parameter))
+        remedies.append(Remedy("fp16", description, faster, compute_gain(faster, unchanged)))
+    for change in changes:
+        forecast = forecaster.best([change.candidate], sla)
+        gain = compute_gain(forecast, unchanged)
+        remedies.append(Remedy("parameter", change.description, forecast, gain, change.parameter))
     return remedies
 
 
-def single_changes(space: SearchSpace, subject: Candidate) -> dict[Candidate, tuple[str, str]]:
-    """Return the candidates that differ from ``subject`` in one parameter, with its name and the change in words.
+@dataclass(frozen=True, slots=True)
+class ParameterChange:
+    """A candidate that differs from another one in one parameter.
+
+    ``parameter`` is the name of the parameter, ``description`` its new and its old value in words.
+    """
+
+    candidate: Candidate
+    parameter: str
+    description: str
+
+
+def single_changes(space: SearchSpace, subject: Candidate) -> list[ParameterChange]:
+    """Return the changes of ``subject`` in one parameter, without those that lead to the same configuration.
 
     Each parameter takes its next lower and its next higher choice. Beyond the choices, ``max_batch_size`` is doubled
     and one more instance is added.
     """
-    changes: dict[Candidate, tuple[str, str]] = {}
+    changes: dict[Candidate, ParameterChange] = {}
     before = space.canonical(subject)
     for parameter, value, new_value, candidate in _variations(space, before):
-        is_outside = new_value not in space.parameters()[parameter]
-        change = (
-            f"{_text(new_value)} instead of {_text(value)}{', outside of the search space' if is_outside else ''}"
-        )
-        if (changed := space.canonical(candidate)) != before:
-            changes.setdefault(changed, (label(parameter), change))
-    return changes
+        description = f"{_text(new_value)} instead of {_text(value)}"
+        if new_value not in space.parameters()[parameter]:
+            description += ", outside of the search space"
+        changed = space.canonical(candidate)
+        if changed != before:
+            changes.setdefault(changed, ParameterChange(changed, label(parameter), description))
+    return list(changes.values())
 
 
 def _variations(space: SearchSpace, subject: Candidate) -> Iterator[tuple[str, object, object, Candidate]]:
@@ -177,16 +202,17 @@ def _variations(space: SearchSpace, subject: Candidate) -> Iterator[tuple[str, o
 def _nearest_choices(choices: Sequence[int], value: int, beyond: int) -> list[int]:
     """Return the largest choice below ``value`` and the smallest one above it; ``beyond`` without one above."""
     below, above = [choice for choice in choices if choice < value], [choice for choice in choices if choice > value]
-    further = min(above, default=beyond)
-    return [*([max(below)] if below else []), *([further] if further > value else [])]
+    nearest = [max(below)] if below else []
+    next_above = min(above, default=beyond)
+    return [*nearest, next_above] if next_above > value else nearest
 
 
-def _neighbors(choices: Sequence[T], value: object) -> Sequence[T]:
+def _neighbors(choices: Sequence[Choice], value: object) -> Sequence[Choice]:
     """Return the choices before and after ``value``; all of them if it is none of them."""
     if value not in choices:
         return choices
-    place = list(choices).index(value)  # type: ignore[arg-type]
-    return [*choices[max(place - 1, 0) : place], *choices[place + 1 : place + 2]]
+    index = list(choices).index(value)  # type: ignore[arg-type]
+    return [*choices[max(index - 1, 0) : index], *choices[index + 1 : index + 2]]
 
 
 def _text(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
 from optimizer.explain.forecaster import ChangeKind, Forecast, Remedy, compute_gain, is_beyond_failures, median_errors
 from optimizer.results import configuration_text
+from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import MIN_TIME_S, ExecutionSettings
 from optimizer.simulator.predicted_metrics import (
@@ -24,6 +24,7 @@ from optimizer.simulator.predicted_metrics import (
     as_closed_loop,
     as_tail_ratios,
     binding_latency,
+    configuration_loads,
     is_complete,
     log_loads,
     log_measurements,
@@ -31,9 +32,11 @@ from optimizer.simulator.predicted_metrics import (
 )
 from optimizer.simulator.scenario import ServiceTimes
 
-LOADS, FINER = 20, 12  # simulated concurrencies of each configuration, and around its best one
+LOADS, FINE_LOADS = 20, 12  # simulated concurrencies of each configuration, and around its best one
 MAX_POINTS = 500  # points of other candidates to which the simulation is fitted
-LARGER = 4  # largest forecast batches, times the largest max_batch_size of the space
+BATCH_FACTOR = 4  # largest forecast batches, relative to the largest max_batch_size of the space
+FP16_FACTOR = 0.5  # assumed factor on inference time; a run of another precision cannot measure it
+MAX_INSTANCES = 64  # limits the service times that are kept for each number of instances
 
 
 class SimulatedForecaster:
@@ -55,22 +58,18 @@ class SimulatedForecaster:
         bounded = [name for name in problem.sla.bounded_latencies if METRICS[name].timing is LATENCY]
         measured_names = [name for name in bounded if all(is_complete(point, name) for point in points)]
         self.latencies = tuple(dict.fromkeys([self.latency, *measured_names]))
-        space = problem.space
-        larger = LARGER * max(*space.max_batch_size, subject.candidate.max_batch_size)
-        wider = replace(space, max_batch_size=(*space.max_batch_size, larger)) if larger else space
-        self._batch = space.request_batch_size
-        self._model = fit(points, replace(problem, space=wider), self.latency, seed)
-        self._max_concurrency = max(problem.max_concurrency, *(point.load.concurrency for point in points))
-        anchors = [point for point in _closed([subject], problem) if is_complete(point, *self.latencies)]
-        self._ratios = self._corrections(
-            [point for point in points if point.candidate != subject.candidate] + anchors
-        )
-        self._default_ratios = self._ratios.get(subject.candidate, np.zeros(1 + len(self.latencies)))
-        cells = [(point.candidate, point.load.concurrency) for point in points]
-        simulated = self._simulated(self._model, cells)
-        simulated[:, 1:] += (log_loads(cells, self._batch) - simulated[:, 0])[:, None]
-        self.errors = median_errors(simulated, log_measurements(points, self.latencies))
         self.measurement_count = len(points)
+        self._request_batch_size = problem.space.request_batch_size
+        self._max_concurrency = max(problem.max_concurrency, *(point.load.concurrency for point in points))
+        self._model = fit(points, _with_larger_batches(problem, subject.candidate), self.latency, seed)
+        loads = configuration_loads(points)
+        simulated = log_predictions(self._model.simulate(loads, SIMULATION_THREADS), self.latencies)
+        self.errors = median_errors(simulated, log_measurements(points, self.latencies))
+        anchors = [point for point in _closed([subject], problem) if is_complete(point, *self.latencies)]
+        others = [point for point in points if point.candidate != subject.candidate]
+        self._corrections = self._median_residuals([*others, *anchors])
+        no_correction = np.zeros(1 + len(self.latencies))
+        self._default_correction = self._corrections.get(subject.candidate, no_correction)
 
     @property
     def model_name(self) -> str:
@@ -89,68 +88,82 @@ class SimulatedForecaster:
 
         ``time_share`` is a factor on the time of a batch, ``network_share`` on the time between client and server.
         """
-        model = self._changed(time_share, network_share)
-        steps = dict.fromkeys(round(step) for step in np.geomspace(1, self._max_concurrency, LOADS).tolist())
-        best = self._within(model, [(candidate, load) for candidate in candidates for load in steps], sla)
+        model = self._scaled_model(time_share, network_share)
+        concurrencies = np.geomspace(1, self._max_concurrency, LOADS)
+        grid = list(dict.fromkeys(round(concurrency) for concurrency in concurrencies.tolist()))
+        loads = [(candidate, concurrency) for candidate in candidates for concurrency in grid]
+        best = self._best_within(model, loads, sla)
         if best is None:
             return None
-        grid = list(steps)
-        place = grid.index(best.concurrency)
-        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
-        finer = dict.fromkeys(round(load) for load in np.linspace(low, high, FINER).tolist())
-        return self._within(model, [(best.candidate, load) for load in finer], sla)
+        index = grid.index(best.concurrency)
+        low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
+        finer = dict.fromkeys(round(concurrency) for concurrency in np.linspace(low, high, FINE_LOADS).tolist())
+        return self._best_within(model, [(best.candidate, concurrency) for concurrency in finer], sla)
 
     def lowest_latencies_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
-        """Return the lowest latency of any of ``candidates`` at any load."""
-        cells = [(candidate, 1) for candidate in candidates]
-        forecasts = self._forecasts(self._model, cells)
+        """Return the lowest value of each latency of any of ``candidates``, with one request in flight."""
+        forecasts = self._forecasts(self._model, [(candidate, 1) for candidate in candidates])
         return {name: min(forecast.latencies_ms[name] for forecast in forecasts) for name in self.latencies}
 
-    def _within(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad], sla: Sla) -> Forecast | None:
+    def _best_within(
+        self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad], sla: Sla
+    ) -> Forecast | None:
         bounds_ms = {name: sla.latency_bound_ms(name) for name in self.latencies}
         met = [
             forecast
-            for forecast in self._forecasts(model, cells)
+            for forecast in self._forecasts(model, loads)
             if all(latency_ms <= bounds_ms[name] for name, latency_ms in forecast.latencies_ms.items())
         ]
         return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
-    def _forecasts(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> list[Forecast]:
-        ratios = np.array([self._ratios.get(candidate, self._default_ratios) for candidate, _ in cells])
-        logs = self._simulated(model, cells) + ratios
-        mean = log_loads(cells, self._batch) - logs[:, 0]
-        latencies_ms = 1e3 * np.exp(logs[:, 1:] + mean[:, None])
+    def _forecasts(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> list[Forecast]:
+        corrections = [self._corrections.get(candidate, self._default_correction) for candidate, _ in loads]
+        logs = self._simulate(model, loads) + np.array(corrections)
+        log_means = log_loads(loads, self._request_batch_size) - logs[:, 0]
+        latencies_ms = 1e3 * np.exp(logs[:, 1:] + log_means[:, None])
         return [
             Forecast(candidate, load, float(math.exp(log_throughput)), dict(zip(self.latencies, row, strict=True)))
-            for (candidate, load), log_throughput, row in zip(cells, logs[:, 0], latencies_ms.tolist(), strict=True)
+            for (candidate, load), log_throughput, row in zip(loads, logs[:, 0], latencies_ms.tolist(), strict=True)
         ]
 
-    def _simulated(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return log throughput and log tail ratios, each a latency divided by the mean, [cells, 1 + latencies]."""
-        results = model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
-        logs = log_predictions(results, self.latencies)
-        return as_tail_ratios(logs, cells, self._batch)
+    def _simulate(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return log throughput and log tail ratios [loads, 1 + latencies]."""
+        logs = log_predictions(model.simulate(loads, SIMULATION_THREADS), self.latencies)
+        return as_tail_ratios(logs, loads, self._request_batch_size)
 
-    def _residuals(self, points: Sequence[Point]) -> FloatArray:
-        cells = [(point.candidate, point.load.concurrency) for point in points]
-        logs = log_measurements(points, self.latencies)
-        return as_tail_ratios(logs, cells, self._batch) - self._simulated(self._model, cells)
-
-    def _corrections(self, points: Sequence[Point]) -> dict[Candidate, FloatArray]:
+    def _median_residuals(self, points: Sequence[Point]) -> dict[Candidate, FloatArray]:
+        """Return the median of log(measured / simulated) [1 + latencies] of throughput and tail ratios."""
+        if not points:
+            return {}
+        loads = configuration_loads(points)
+        measured = as_tail_ratios(log_measurements(points, self.latencies), loads, self._request_batch_size)
         by_candidate: dict[Candidate, list[FloatArray]] = {}
-        for point, residual in zip(points, self._residuals(points) if points else (), strict=True):
-            by_candidate.setdefault(point.candidate, []).append(residual)
+        for (candidate, _), residual in zip(loads, measured - self._simulate(self._model, loads), strict=True):
+            by_candidate.setdefault(candidate, []).append(residual)
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
 
-    def _changed(self, time_share: float, network_share: float) -> DynamicBatchingModel:
-        unscaled, overheads = self._model.times, self._model.overheads
+    def _scaled_model(self, time_share: float, network_share: float) -> DynamicBatchingModel:
+        times, overheads = self._model.times, self._model.overheads
 
-        def times(group: ExecutionSettings) -> ServiceTimes:
-            service = unscaled(group)
-            return ServiceTimes(time_share * service.seconds, service.step)
+        def scaled_times(settings: ExecutionSettings) -> ServiceTimes:
+            unscaled = times(settings)
+            return replace(unscaled, seconds=time_share * unscaled.seconds)
 
-        network_s, gap_s = (max(MIN_TIME_S, network_share * part) for part in (overheads.network_s, overheads.gap_s))
-        return replace(self._model, times=times, overheads=replace(overheads, network_s=network_s, gap_s=gap_s))
+        scaled_overheads = replace(
+            overheads,
+            network_s=max(MIN_TIME_S, network_share * overheads.network_s),
+            gap_s=max(MIN_TIME_S, network_share * overheads.gap_s),
+        )
+        return replace(self._model, times=scaled_times, overheads=scaled_overheads)
+
+
+def _with_larger_batches(problem: Problem, subject: Candidate) -> Problem:
+    """Return ``problem`` with BATCH_FACTOR times the largest batch, so that the model covers larger batches."""
+    sizes = problem.space.max_batch_size
+    largest = BATCH_FACTOR * max(*sizes, subject.max_batch_size)
+    if not largest:  # a model without batches
+        return problem
+    return replace(problem, space=replace(problem.space, max_batch_size=(*sizes, largest)))
 
 
 def _thinned(points: Sequence[Point], subject: Point) -> list[Point]:
@@ -161,10 +174,6 @@ def _thinned(points: Sequence[Point], subject: Point) -> list[Point]:
 
 def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:
     return as_closed_loop(points, problem) if problem.open_loop else list(points)
-
-
-FP16_FACTOR = 0.5  # assumed factor on inference time; a run of another precision cannot measure it
-MAX_INSTANCES = 64  # limits the service times that are kept for each number of instances
 
 
 def simulate_changes(
@@ -183,19 +192,21 @@ def simulate_changes(
     """
     subject, copied_share = stages.point.candidate, stages.copied_share
     changes: list[tuple[ChangeKind, str, Forecast | None]] = []
-    if counts := [other for other in _more_instances(subject) if not is_beyond_failures(other, subject, trials)]:
-        more = forecaster.best(counts, sla)
-        changes.append(("more_instances", _instances(more, subject), more))
+    if more := [other for other in _more_instances(subject) if not is_beyond_failures(other, subject, trials)]:
+        parallel = forecaster.best(more, sla)
+        count = parallel.candidate.instance_count if parallel else subject.instance_count + 1
+        change = f"{count} instances instead of {subject.instance_count}"
+        changes.append(("more_instances", change, parallel))
     if fp16_factor is not None:
-        assumed = f"assumption: inference takes {fp16_factor:g} of its time"
+        assumption = f"assumption: inference takes {fp16_factor:g} of its time"
         faster = forecaster.best([subject], sla, time_share=copied_share + fp16_factor * (1 - copied_share))
-        changes.append(("fp16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
+        changes.append(("fp16", assumption if on_gpu else f"{assumption}; CPUs often gain nothing", faster))
     if larger := [other for other in _larger_batches(subject) if not is_beyond_failures(other, subject, trials)]:
         batched = forecaster.best(larger, sla)
         change = configuration_text.configuration(batched.candidate if batched else larger[0])
         changes.append(("larger_batches", change, batched))
-    near = forecaster.best([subject], sla, network_share=0.0)
-    changes.append(("faster_network", "no time between client and server", near))
+    local = forecaster.best([subject], sla, network_share=0.0)
+    changes.append(("faster_network", "no time between client and server", local))
     if copied_share:
         without_copies = forecaster.best([subject], sla, time_share=1 - copied_share)
         changes.append(("no_copying", "shared memory, without copies; --measure measures it", without_copies))
@@ -204,14 +215,10 @@ def simulate_changes(
 
 
 def _more_instances(subject: Candidate) -> Iterator[Candidate]:
-    counts = {subject.instance_count + 1, 2 * subject.instance_count}
-    for count in sorted(count for count in counts if count <= MAX_INSTANCES) or [subject.instance_count + 1]:
+    """Yield one more instance, and twice as many if they are at most MAX_INSTANCES."""
+    one_more, twice = subject.instance_count + 1, 2 * subject.instance_count
+    for count in [one_more, twice] if one_more < twice <= MAX_INSTANCES else [one_more]:
         yield replace(subject, instance_count=count)
-
-
-def _instances(more: Forecast | None, subject: Candidate) -> str:
-    count = more.candidate.instance_count if more else subject.instance_count + 1
-    return f"{count} instances instead of {subject.instance_count}"
 
 
 def _larger_batches(subject: Candidate) -> Iterator[Candidate]:

@@ -92,13 +92,12 @@ def test_a_replayed_run_is_not_contradicted(table: str, bound_ms: float, search:
 def check_explanation(explanation: Explanation) -> None:
     """Assert that text and document show a measurement wherever there is one, and no forecast that it refutes."""
     changes = explanation.changes
-    assert explanation.run.outcome is not None
     assert changes is not None
     text = explanation_text(explanation)
     assert deepest_parentheses(text) <= 1
     shown = " ".join(text.split())
     for latency in changes.latencies:
-        values = [METRICS[latency.metric].value(point.measurement) for point in explanation.run.outcome.points]
+        values = [METRICS[latency.metric].value(point.measurement) for point in explanation.outcome.points]
         assert latency.lowest_ms <= min(value for value in values if value is not None)
     check_bottleneck(explanation)
     written = document(explanation)["predicted_changes"]
@@ -129,8 +128,7 @@ def check_bottleneck(explanation: Explanation) -> None:
 
 def reliable_points(explanation: Explanation) -> list[Point]:
     """Return the points with a stable measurement or a confirmation."""
-    outcome = explanation.run.outcome
-    assert outcome is not None
+    outcome = explanation.outcome
     return [point for point in outcome.points if point.measurement.stable or outcome.confirmation_of(point)]
 
 
@@ -138,8 +136,7 @@ def check_effect(
     effect: Remedy | OtherSla, met_points: list[Point], entry: dict[str, object], explanation: Explanation, shown: str
 ) -> None:
     """Check a change or another bound, whose measurements within the bounds are ``met``."""
-    outcome, subject = explanation.run.outcome, explanation.subject.point
-    assert outcome is not None
+    outcome, subject = explanation.outcome, explanation.subject.point
     assert (effect.measured is not None) == bool(met_points), "a measurement within the bound replaces the forecast"
     if effect.measured is not None:
         assert outcome_values.measured_performance(outcome, effect.measured, "latency-p95") in shown

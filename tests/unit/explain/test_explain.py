@@ -287,7 +287,7 @@ def test_the_sample_run_is_explained() -> None:
     assert gains[0] < 0 < gains[1] <= gains[2] + 0.02
     assert explanation.runner_up is not None
     assert explanation.runner_up.point.trial == 5
-    assert explanation.runner_up.interval.low < explanation.runner_up.less < explanation.runner_up.interval.high
+    assert explanation.runner_up.interval.low < explanation.runner_up.loss < explanation.runner_up.interval.high
     assert explanation.runner_up.missed == "", "it was measured for comparison only"
     shown = explanation_text(explanation, 200)
     assert max(map(len, shown.splitlines())) <= 80
@@ -419,17 +419,19 @@ def test_explain_and_plan_show_the_same_throughput() -> None:
 def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faster_unstable_one() -> None:
     explanation = explain(read_run(SAMPLE))
     run, point = explanation.run, explanation.subject.point
-    assert run.outcome is not None
     rate = point.throughput_infer_per_sec
     slow = replace(point.measurement, throughput_infer_per_sec=1.1 * rate, latency_p50_ms=15.0, latency_p95_ms=30.0)
     overload = replace(slow, throughput_infer_per_sec=1.2 * rate, stable=False)
     points = (point, *(replace(point, load=LoadPoint(4, 90), measurement=m) for m in (slow, overload)))
     sla = Sla.from_bounds({"p50": 14.0, "p95": 20.0})
-    run_with_two_bounds = replace(
-        run, problem=replace(run.problem, sla=sla), outcome=replace(run.outcome, points=points)
+    run_with_two_bounds = replace(run, problem=replace(run.problem, sla=sla))
+    explanation_with_two_bounds = replace(
+        explanation,
+        run=run_with_two_bounds,
+        outcome=replace(explanation.outcome, points=points),
+        binding=find_binding_constraint(point, points, sla, met=True),
     )
-    binding = find_binding_constraint(point, points, sla, met=True)
-    text = " ".join(explanation_text(replace(explanation, run=run_with_two_bounds, binding=binding)).split())
+    text = " ".join(explanation_text(explanation_with_two_bounds).split())
     fastest = "The stable measurement with the most throughput"
     assert f"Several together. {fastest} misses p50 <= 14 ms and p95 <= 20 ms" in text
     assert f"{1.1 * rate:,.0f} infer/s" in text
@@ -443,14 +445,11 @@ def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_li
 ) -> None:
     explanation = explain(read_run(SAMPLE))
     run, point = explanation.run, explanation.subject.point
-    assert run.outcome is not None
     assert point.load.concurrency == 47
-    run_of_one_point = replace(
-        run,
-        problem=replace(run.problem, max_concurrency=max_concurrency),
-        outcome=replace(run.outcome, points=(point,)),
-    )
     explanation_of_one_point = replace(
-        explanation, run=run_of_one_point, binding=find_binding_constraint(point, [point], run.problem.sla, met=True)
+        explanation,
+        run=replace(run, problem=replace(run.problem, max_concurrency=max_concurrency)),
+        outcome=replace(explanation.outcome, points=(point,)),
+        binding=find_binding_constraint(point, [point], run.problem.sla, met=True),
     )
     assert sentence in " ".join(explanation_text(explanation_of_one_point).split())

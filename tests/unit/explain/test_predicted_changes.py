@@ -83,7 +83,9 @@ def changed_rows(folder: Path, change: Callable[[dict[str, str]], dict[str, str]
 
 @pytest.fixture(scope="module")
 def forecaster() -> SurrogateForecaster:
-    return SurrogateForecaster(TRIALS, PROBLEM, [*TRIED, *single_changes(SPACE, TRIED[1])], 0)
+    return SurrogateForecaster(
+        TRIALS, PROBLEM, [*TRIED, *(change.candidate for change in single_changes(SPACE, TRIED[1]))], 0
+    )
 
 
 def test_predicted_gains_match_the_server(forecaster: SurrogateForecaster) -> None:
@@ -143,9 +145,15 @@ def test_no_load_meets_a_bound_below_the_lowest_time(forecaster: SurrogateForeca
     assert all(remedy.forecast is None and remedy.gain is None for remedy in remedies)
 
 
+def changed_candidates(subject: Candidate) -> dict[str, Candidate]:
+    """Return the candidate of each change by its parameter and description."""
+    changes = single_changes(SPACE, subject)
+    return {f"{change.parameter} {change.description}": change.candidate for change in changes}
+
+
 def test_each_parameter_takes_its_next_choices() -> None:
-    changes = {" ".join(words): changed for changed, words in single_changes(SPACE, candidate(16)).items()}
-    assert changes.keys() == {
+    changed = changed_candidates(candidate(16))
+    assert changed.keys() == {
         "max_batch_size 8 instead of 16",
         "max_batch_size 32 instead of 16, outside of the search space",
         "max_queue_delay_microseconds off instead of 0",
@@ -153,11 +161,10 @@ def test_each_parameter_takes_its_next_choices() -> None:
         "instance_group count 2 instead of 1",
         "intra_op_thread_count 2 instead of 1",
     }
-    assert changes["instance_group count 2 instead of 1"] == candidate(16, 2)
-    of_unset_threads = [" ".join(words) for words in single_changes(SPACE, Candidate(16, True)).values()]
-    assert "intra_op_thread_count 1 instead of the default" in of_unset_threads
-    of_two_instances = [" ".join(words) for words in single_changes(SPACE, candidate(16, 2)).values()]
-    assert "instance_group count 3 instead of 2, outside of the search space" in of_two_instances
+    assert changed["instance_group count 2 instead of 1"] == candidate(16, 2)
+    assert "intra_op_thread_count 1 instead of the default" in changed_candidates(Candidate(16, True))
+    more = changed_candidates(candidate(16, 2))
+    assert "instance_group count 3 instead of 2, outside of the search space" in more
 
 
 def test_an_interval_needs_samples_that_meet_the_bounds() -> None:
