@@ -15,6 +15,8 @@ from optimizer.simulator.predicted_metrics import ShareWithinBounds
 
 MIN_THROUGHPUT = 1e-9  # replaces a throughput of 0, which has no logarithm
 BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
+# Gauss-Hermite quadrature over the error of log throughput, and over the error that all tail ratios share. The second
+# one has fewer nodes, because it is nested in the first one and varies only the goodput.
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 TAIL_NODES, TAIL_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 

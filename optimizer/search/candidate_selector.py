@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from optimizer.search.simulated_posterior import SurrogateInputs, is_feasible
 from optimizer.search.simulation_error import setting_features
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
-from optimizer.simulator.fitted_parameters import execution_settings
+from optimizer.simulator.fitted_parameters import ExecutionSettings, execution_settings
 from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     ShareWithinBounds,
@@ -36,7 +36,7 @@ FINE_LOADS, FINALISTS = 12, 4  # concurrencies around the best one, for the most
 # The most promising candidates are predicted with all samples of the server model. They are selected with the first
 # of these samples, at every second load.
 POOL, SCREENING_SAMPLES = 24, 3
-SHORTLIST = 160  # candidates that are followed after the whole space has been ranked
+SHORTLIST = 160  # candidates that may be selected after the whole space has been ranked
 RANKING_DEPLOYMENTS = 2  # the ranking uses the first ones only: more of them hardly change the order within a group
 MAX_TRANSFERRED = 40  # candidates of the shortlist that come from another study
 STALE_SHARE = 1 / 8  # share of the running trials that may have ended since the surrogate was fitted
@@ -73,7 +73,8 @@ class CandidateSelector:
         self._candidates = problem.space.candidates()
         self._shortlist: list[Candidate] = []
         self._surrogate: Surrogate | None = None
-        self._followed_loads: list[ConfigurationLoad] | None = None  # screened with this surrogate
+        # the loads that were screened with this surrogate: predictions for the same list are cached
+        self._screened_loads: list[ConfigurationLoad] = []
         self._sources: dict[str, SourceMachine | None] = {}  # keys are the binding latency metrics
 
     @single_threaded
@@ -105,20 +106,20 @@ class CandidateSelector:
         fitted = self._fit(inputs, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_loads(measured)])
         lowest = self._lowest_concurrencies(measured)
-        promising = self._promising_loads(fitted, surrogate, remaining)
-        loads = [(candidate, n) for candidate, n in promising if n >= lowest.get(candidate, 1)]
+        loads = _at_least(self._promising_loads(fitted, surrogate, remaining), lowest)
         if not loads:
             return None
         gains = surrogate.improvements(loads)
-        finer = [(candidate, n) for candidate, n in self._finer_loads(loads, gains) if n >= lowest.get(candidate, 1)]
+        finer = _at_least(self._finer_loads(loads, gains), lowest)
         gains, loads = np.concatenate([gains, surrogate.improvements(finer)]), loads + finer
         costs = TrialCosts(trials)
         gains /= np.array([costs.relative(candidate) for candidate, _ in loads])
-        chosen = int(np.argmax(gains))
+        best = int(np.argmax(gains))
+        candidate, concurrency = loads[best]
         if surrogate.has_feasible:
-            return Decision(*loads[chosen], float(gains[chosen]), surrogate.noise_scale)
+            return Decision(candidate, concurrency, float(gains[best]), surrogate.noise_scale)
         is_likely = surrogate.probability_within_bounds(loads).max() > UNLIKELY
-        return Decision(*loads[chosen], math.inf if is_likely else 0.0)
+        return Decision(candidate, concurrency, math.inf if is_likely else 0.0)
 
     def _first_decision(
         self, remaining: Sequence[Candidate], tried: Set[Candidate], running: Sequence[ConfigurationLoad]
@@ -133,10 +134,11 @@ class CandidateSelector:
         self, fitted: Surrogate, surrogate: Surrogate, remaining: Sequence[Candidate]
     ) -> list[ConfigurationLoad]:
         """Return the remaining candidates at their loads; only the POOL most promising ones if there are many."""
-        loads = self._at_loads(self._followed(fitted, remaining))
-        if len(loads) > POOL * LOADS:
-            loads = self._at_loads(list(_best_concurrencies(*self._screened(fitted, surrogate, remaining)))[:POOL])
-        return loads
+        loads = self._at_loads(self._shortlisted(fitted, remaining))
+        if len(loads) <= POOL * LOADS:
+            return loads
+        best = _best_concurrencies(*self._screen(fitted, surrogate, remaining))
+        return self._at_loads(list(best)[:POOL])
 
     def _finer_loads(self, loads: Sequence[ConfigurationLoad], gains: FloatArray) -> list[ConfigurationLoad]:
         """Return further loads around the best one of each of the FINALISTS most promising candidates."""
@@ -182,28 +184,26 @@ class CandidateSelector:
     def _fit(self, inputs: SurrogateInputs, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
         if self._surrogate is None or self._surrogate.missing_trials(inputs) > (running - 1) * STALE_SHARE:
-            self._surrogate, self._followed_loads = Surrogate(inputs, measured), None
+            self._surrogate, self._screened_loads = Surrogate(inputs, measured), []
         return self._surrogate
 
-    def _screened(
+    def _screen(
         self, fitted: Surrogate, surrogate: Surrogate, remaining: Sequence[Candidate]
     ) -> tuple[list[ConfigurationLoad], FloatArray]:
-        """Return all candidates that may be selected at some loads, and their improvements with few samples.
+        """Return the remaining candidates of the shortlist at every second load, and their improvements.
 
         While others run, the same list is evaluated again and again, because its predictions are cached.
         """
-        followed, untried = self._followed(fitted, remaining), set(remaining)
+        shortlisted = self._shortlisted(fitted, remaining)
         if surrogate is fitted:
-            loads = self._at_loads(followed, every=2)
+            loads = self._at_loads(shortlisted, every=2)
             return loads, fitted.improvements(loads, SCREENING_SAMPLES)
-        if self._followed_loads is None:
-            self._followed_loads = self._at_loads(followed, every=2)
-        gains = surrogate.improvements(self._followed_loads, SCREENING_SAMPLES)
-        indices = [i for i, (candidate, _) in enumerate(self._followed_loads) if candidate in untried]
-        if not indices:  # all of them are being tried
-            self._followed_loads = None
-            return self._screened(fitted, surrogate, remaining)
-        return [self._followed_loads[i] for i in indices], gains[indices]
+        untried = set(remaining)
+        if not any(candidate in untried for candidate, _ in self._screened_loads):
+            self._screened_loads = self._at_loads(shortlisted, every=2)
+        gains = surrogate.improvements(self._screened_loads, SCREENING_SAMPLES)
+        indices = [i for i, (candidate, _) in enumerate(self._screened_loads) if candidate in untried]
+        return [self._screened_loads[i] for i in indices], gains[indices]
 
     def _at_loads(self, candidates: Sequence[Candidate], every: int = 1) -> list[ConfigurationLoad]:
         """Return the candidates at their loads, or at ``every`` second, third, ... of them."""
@@ -229,7 +229,7 @@ class CandidateSelector:
             self._sources[latency] = self._transferred.machine(self._problem, latencies, self._seed)
         return self._sources[latency]
 
-    def _followed(self, surrogate: Surrogate, remaining: Sequence[Candidate]) -> list[Candidate]:
+    def _shortlisted(self, surrogate: Surrogate, remaining: Sequence[Candidate]) -> list[Candidate]:
         """Return the remaining candidates of the shortlist, or all remaining ones when it is used up."""
         if not self._shortlist:
             self._shortlist = self._rank(surrogate.after_first(RANKING_DEPLOYMENTS))
@@ -241,28 +241,37 @@ class CandidateSelector:
 
         Execution settings take turns, because the simulation may be wrong about one of them as a whole.
         """
-        candidates = self._candidates
-        if len(candidates) <= SHORTLIST:
-            return list(candidates)
-        loads = self._at_loads(candidates)
+        if len(self._candidates) <= SHORTLIST:
+            return list(self._candidates)
+        scores = self._scores(surrogate)
+        best_first = sorted(scores, key=lambda candidate: -scores[candidate])
+        counts = Counter[ExecutionSettings]()
+        ranks: dict[Candidate, int] = {}  # within the candidates of the same execution settings
+        for candidate in best_first:
+            settings = execution_settings(candidate)
+            ranks[candidate] = counts[settings]
+            counts[settings] += 1
+        in_turns = sorted(best_first, key=lambda candidate: ranks[candidate])
+        transferred = self._transferred.best(self._problem)[:MAX_TRANSFERRED] if self._transferred else []
+        return list(dict.fromkeys([*transferred, *in_turns]))[:SHORTLIST]
+
+    def _scores(self, surrogate: Surrogate) -> dict[Candidate, float]:
+        """Return the highest simulated throughput, or goodput, of each candidate at any load.
+
+        Beyond a latency bound it is reduced by the cube of bound / latency: the simulation may be wrong about a
+        candidate that misses the bound by little.
+        """
+        loads = self._at_loads(self._candidates)
         simulated = surrogate.simulated(loads)
-        values = simulated[:, 0]
+        log_values = simulated[:, 0]
         if share_within_bounds := ShareWithinBounds.from_problem(self._problem, surrogate.latencies):
-            values = values + share_within_bounds.logarithm(simulated[:, 1:])
+            log_values = log_values + share_within_bounds.logarithm(simulated[:, 1:])
         shares = np.exp((np.log(surrogate.bounds_s) - simulated[:, 1:]).min(axis=1))
         scores: dict[Candidate, float] = {}
-        for (candidate, _), value, share in zip(loads, np.exp(values).tolist(), shares.tolist(), strict=True):
+        for (candidate, _), value, share in zip(loads, np.exp(log_values).tolist(), shares.tolist(), strict=True):
             score = value * min(1.0, share) ** 3
             scores[candidate] = max(score, scores.get(candidate, 0.0))
-        ranks: Counter[object] = Counter()
-        order: list[tuple[int, float, Candidate]] = []
-        for candidate in sorted(scores, key=lambda c: -scores[c]):
-            group = execution_settings(candidate)
-            order.append((ranks[group], -scores[candidate], candidate))
-            ranks[group] += 1
-        order.sort(key=lambda entry: entry[:2])  # the best of each group, then the second best, ...
-        transferred = self._transferred.best(self._problem)[:MAX_TRANSFERRED] if self._transferred else []
-        return list(dict.fromkeys([*transferred, *(candidate for *_, candidate in order)]))[:SHORTLIST]
+        return scores
 
     def _concurrencies(self, candidate: Candidate) -> tuple[int, ...]:
         """Return the concurrencies at which ``candidate`` is predicted."""
@@ -281,13 +290,18 @@ class CandidateSelector:
         return lowest
 
     def _concurrencies_around(self, candidate: Candidate, concurrency: int) -> list[int]:
-        """Return others around ``concurrency`` on a finer grid, or none if only some can be measured."""
+        """Return other concurrencies around ``concurrency`` on a finer grid; none if only some can be measured."""
         if self._problem.space.allowed_concurrencies(candidate) is not None:
             return []
         grid = self._concurrencies(candidate)
         index = grid.index(concurrency)
         low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
         return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {concurrency})
+
+
+def _at_least(loads: Sequence[ConfigurationLoad], lowest: Mapping[Candidate, int]) -> list[ConfigurationLoad]:
+    """Return the loads with at least the ``lowest`` concurrency of their candidate, if it has one."""
+    return [(candidate, concurrency) for candidate, concurrency in loads if concurrency >= lowest.get(candidate, 1)]
 
 
 def _best_concurrencies(loads: Sequence[ConfigurationLoad], gains: FloatArray) -> dict[Candidate, int]:

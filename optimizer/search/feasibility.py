@@ -35,20 +35,14 @@ class Feasibility:
     """
 
     def __init__(self, trials: Sequence[Trial], space: SearchSpace, bounds: Sla) -> None:
-        """Weigh the groups of all failures. A trial succeeds if one of its measurements is within ``bounds``.
-
-        A trial without a measurement fails. One that is not known to miss a bound is left out: the first window of a
-        deployment that is given up for its latency has no other metric.
-        """
+        """Weigh the groups of all failures. A trial succeeds if one of its measurements is within ``bounds``."""
         outcomes: list[tuple[Candidate, bool]] = []
         for trial in trials:
-            measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
-            succeeds = any(map(bounds.is_met, measured))
-            if succeeds or not measured or any(0 < b.violation(m) < math.inf for b in bounds for m in measured):
-                outcomes.append((space.canonical(trial.candidate), succeeds))
-        groups = dict.fromkeys(
-            group for candidate, has_succeeded in outcomes if not has_succeeded for group in _groups(candidate)
-        )
+            has_succeeded = _has_succeeded(trial, bounds)
+            if has_succeeded is not None:
+                outcomes.append((space.canonical(trial.candidate), has_succeeded))
+        failed = [candidate for candidate, has_succeeded in outcomes if not has_succeeded]
+        groups = dict.fromkeys(group for candidate in failed for group in _groups(candidate))
         weights = {group: (1 - PRIOR_ALL_FEASIBLE) / len(groups) * _likelihood(group, outcomes) for group in groups}
         total = sum(weights.values()) + PRIOR_ALL_FEASIBLE * _likelihood(None, outcomes)
         self._infeasible = {group: weight / total for group, weight in weights.items()}
@@ -63,6 +57,18 @@ class Feasibility:
     def _probability(self, candidate: Candidate) -> float:
         infeasible = sum(weight for group, weight in self._infeasible.items() if _belongs(candidate, group))
         return 1 - infeasible * (1 - SUCCESS_IF_INFEASIBLE / (1 - FAILURE_IF_FEASIBLE))
+
+
+def _has_succeeded(trial: Trial, bounds: Sla) -> bool | None:
+    """Return whether a trial has a measurement within ``bounds``; None if it is not known to miss one.
+
+    The first window of a deployment that is given up for its latency has no other metric.
+    """
+    measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
+    if any(map(bounds.is_met, measured)):
+        return True
+    misses = any(0 < bound.violation(m) < math.inf for bound in bounds for m in measured)
+    return False if misses or not measured else None
 
 
 def _groups(candidate: Candidate) -> Iterator[Group]:
@@ -84,11 +90,12 @@ def _belongs(candidate: Candidate, group: Group) -> bool:
 
 def _likelihood(infeasible: Group | None, outcomes: Sequence[tuple[Candidate, bool]]) -> float:
     """Return the probability of ``outcomes`` if the group ``infeasible`` is so, or no group if it is None."""
-    likely = 1.0
+    likelihood = 1.0
     for candidate, has_succeeded in outcomes:
-        works = SUCCESS_IF_INFEASIBLE if infeasible and _belongs(candidate, infeasible) else 1 - FAILURE_IF_FEASIBLE
-        likely *= works if has_succeeded else 1 - works
-    return likely
+        is_infeasible = infeasible is not None and _belongs(candidate, infeasible)
+        success = SUCCESS_IF_INFEASIBLE if is_infeasible else 1 - FAILURE_IF_FEASIBLE
+        likelihood *= success if has_succeeded else 1 - success
+    return likelihood
 
 
 def beyond_gpu_memory(trials: Sequence[Trial], candidates: Iterable[Candidate]) -> set[Candidate]:

@@ -42,7 +42,7 @@ class SimulationGuidedSearcher(TrackedSearcher):
     ) -> None:
         super().__init__(tracker)
         self._selector = CandidateSelector(problem, seed, transferred)
-        self._untransferred = None if transferred is None else CandidateSelector(problem, seed)
+        self._selector_without_transfer = None if transferred is None else CandidateSelector(problem, seed)
         self._smallest_gain = smallest_gain
         self._expected: dict[Candidate, int] = {}
         self._parallel_trials = 1  # the largest number so far
@@ -68,7 +68,7 @@ class SimulationGuidedSearcher(TrackedSearcher):
         """
         tried, running = self._tracker.tried(), self._tracker.running()
         self._parallel_trials = max(self._parallel_trials, len(running) + 1)
-        for selector, factor in ((self._selector, 1.0), (self._untransferred, WITHOUT_TRANSFER)):
+        for selector, factor in ((self._selector, 1.0), (self._selector_without_transfer, WITHOUT_TRANSFER)):
             decision = selector.decide(finished, tried, running, repeatable) if selector else None
             if decision is None:
                 continue

@@ -18,7 +18,13 @@ from optimizer.search.acquisition import (
     expected_incumbent,
     probability_within_bounds,
 )
-from optimizer.search.simulation_error import SimulationErrorModel, SourceResiduals, compute_residuals, features
+from optimizer.search.simulation_error import (
+    SimulationErrorModel,
+    SimulationResiduals,
+    SourceResiduals,
+    compute_residuals,
+    features,
+)
 from optimizer.search.transfer import SourceMachine
 from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.performance_model import PerformanceModel
@@ -99,11 +105,10 @@ class SimulatedPosterior:
         """Fit the error model of ``model``'s predictions to ``measured``, points that are complete."""
         self._problem, self._latencies = inputs.problem, inputs.latencies
         self._bounds_s = latency_bounds_s(inputs.problem, inputs.latencies)
-        self._share = ShareWithinBounds.from_problem(inputs.problem, inputs.latencies)
+        self._share_within_bounds = ShareWithinBounds.from_problem(inputs.problem, inputs.latencies)
         self._model = model
-        # results and their features
-        self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}
-        self._features: list[tuple[Sequence[ConfigurationLoad], FloatArray]] = []
+        self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}  # results and their features
+        self._feature_rows: list[tuple[Sequence[ConfigurationLoad], FloatArray]] = []  # of each list of loads
         errors = compute_residuals(model, measured, self._problem, self._latencies, inputs.speed)
         self._longer_tail = errors.longer_tail
         self._transfer_prior = inputs.source.prior(measured) if inputs.source else None
@@ -112,19 +117,26 @@ class SimulatedPosterior:
             expected = self._transfer_prior(errors.loads)
             source = SourceResiduals(inputs.source.error_model, expected)
         self.error_model = SimulationErrorModel(errors.residuals, model.errors, source)
-        feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
-        indices = list({errors.loads[i]: i for i in feasible}.values())
-        loads, in_flight = [errors.loads[i] for i in indices], self._log_loads(errors.loads)
-        simulated = errors.simulated + self._longer_tail
-        self._incumbents = [
-            Incumbent.from_measured(
-                loads,
-                Posterior((mean + simulated)[indices], std[indices], in_flight[indices], self._share),
-                self._bounds_s,
-            )
-            for mean, std in self.error_model.predict(errors.residuals.inputs, source.expected if source else None)
-            if loads
-        ]
+        feasible = [index for index, point in enumerate(measured) if is_feasible(point, self._problem)]
+        self._incumbents = self._find_incumbents(errors, feasible, source.expected if source else None)
+
+    def _find_incumbents(
+        self, errors: SimulationResiduals, feasible: Sequence[int], expected: FloatArray | None
+    ) -> list[Incumbent]:
+        """Return the incumbent of each component; none if no point is feasible.
+
+        ``feasible`` are the indices of the feasible points. ``expected`` is as in ``SourceResiduals``.
+        """
+        if not feasible:
+            return []
+        indices = list({errors.loads[index]: index for index in feasible}.values())  # each load once
+        loads = [errors.loads[index] for index in indices]
+        simulated, in_flight = (errors.simulated + self._longer_tail)[indices], self._log_loads(loads)
+        incumbents = []
+        for mean, std in self.error_model.predict(errors.residuals.inputs, expected):
+            posterior = Posterior(mean[indices] + simulated, std[indices], in_flight, self._share_within_bounds)
+            incumbents.append(Incumbent.from_measured(loads, posterior, self._bounds_s))
+        return incumbents
 
     def with_running(self, running: Sequence[ConfigurationLoad]) -> SimulatedPosterior:
         """Return the posterior as if ``running`` had been measured with their predictions."""
@@ -179,7 +191,7 @@ class SimulatedPosterior:
         in_flight = self._log_loads(loads)
         expected = self._transfer_prior(loads) if self._transfer_prior else None
         return [
-            Posterior(mean + simulated, std, in_flight, self._share)
+            Posterior(mean + simulated, std, in_flight, self._share_within_bounds)
             for mean, std in self.error_model.predict(rows, expected)
         ]
 
@@ -206,10 +218,10 @@ class SimulatedPosterior:
         for load, result in zip(new, self._model.simulate(new, SIMULATION_THREADS), strict=True):
             self._cache[load] = result, features(self._problem.space, *load, result)
         cached = [self._cache[load] for load in loads]
-        rows = next((array for cached_loads, array in self._features if cached_loads is loads), None)
+        rows = next((array for cached_loads, array in self._feature_rows if cached_loads is loads), None)
         if rows is None:
             rows = np.array([features for _, features in cached])
-            self._features.append((loads, rows))
+            self._feature_rows.append((loads, rows))
         metrics = log_predictions([result for result, _ in cached], self._latencies)
         return as_tail_ratios(metrics, loads, self._problem.space.request_batch_size) + self._longer_tail, rows
 

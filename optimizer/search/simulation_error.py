@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -71,8 +72,8 @@ class Residuals:
 class SourceResiduals:
     """The residuals on another machine (the source of a transfer).
 
-    ``error_model`` has learned the errors of the source's simulation. ``expected`` [points, 2] are the residuals that
-    this machine would have if both were alike.
+    ``error_model`` has learned the errors of the source's simulation. ``expected`` [points, 1 + latencies] are the
+    residuals that this machine would have if both were alike.
     """
 
     error_model: SimulationErrorModel
@@ -91,25 +92,8 @@ class SimulationErrorModel:
     """
 
     def __init__(self, residuals: Residuals, prior: ModelErrors, source: SourceResiduals | None = None) -> None:
-        def throughput_covariance(a: FloatArray, b: FloatArray) -> FloatArray:
-            speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
-            return SPEED_ERROR**2 * speed + prior.throughput**2 * _matern(a, b, BATCHING_LENGTH)
-
-        def tail_covariance(a: FloatArray, b: FloatArray) -> FloatArray:
-            return prior.tail**2 * _matern(a, b, BATCHING_LENGTH)
-
-        count, noises = residuals.values.shape[1], _noise(residuals)
-
-        def process(i: int, correlation: float) -> ResidualProcess:
-            kernel, noise = (tail_covariance, noises[1]) if i else (throughput_covariance, noises[0])
-            arguments = kernel, residuals.inputs, noise, residuals.values[:, i]
-            if source is None or not correlation:
-                return ResidualProcess(*arguments)
-            transfer = SourceCorrelation(correlation, source.error_model.untransferred[i])
-            return ResidualProcess(*arguments, transfer, source.expected[:, i])
-
         priors = CORRELATIONS if source else {0.0: 1.0}
-        groups = [tuple(process(i, correlation) for i in range(count)) for correlation in priors]
+        groups = [_processes(residuals, prior, source, correlation) for correlation in priors]
         likelihoods = np.array([sum(process.unscaled_log_likelihood for process in group) for group in groups])
         weights = np.array(list(priors.values())) * np.exp(likelihoods - likelihoods.max())
         # an improbable component must not decide by promising a large improvement
@@ -126,9 +110,9 @@ class SimulationErrorModel:
         Each counts as a deployment of its own. The scales of errors and noise stay those of real measurements.
         """
         count, other = len(inputs), copy.copy(self)
-        noise = _noise(Residuals(inputs, np.zeros((count, 2)), range(count), np.ones(count), np.zeros(count)))
+        noises = _noise_covariances(range(count), np.ones(count), np.zeros(count), len(self.untransferred))
         other._components = [
-            tuple(FantasyProcess(process, inputs, noise[min(i, 1)]) for i, process in enumerate(group))
+            tuple(FantasyProcess(process, inputs, noise) for process, noise in zip(group, noises, strict=True))
             for group in self._processes
         ]
         return other
@@ -148,14 +132,10 @@ class SimulationErrorModel:
 
         The measurement has the median noise of those so far.
         """
-        one = np.zeros(1)
-        noise = _noise(Residuals(one, one, [0], np.array([self._median_noise]), one))
-        return np.array(
-            [
-                [process.noise_scale * math.sqrt(noise[min(i, 1)][0, 0]) for i, process in enumerate(group)]
-                for group in self._processes
-            ]
-        )
+        noises = _noise_covariances([0], np.array([self._median_noise]), np.zeros(1), len(self.untransferred))
+        deviations = [math.sqrt(noise[0, 0]) for noise in noises]
+        scales = [[process.noise_scale for process in group] for group in self._processes]
+        return np.asarray(np.array(scales) * np.array(deviations))
 
     def predict(self, inputs: FloatArray, expected: FloatArray | None = None) -> list[Prediction]:
         """Return (mean, standard deviation), each [inputs, 1 + latencies], of the residuals for each component.
@@ -177,11 +157,46 @@ class SimulationErrorModel:
         return np.stack([process.samples(inputs, count, rng) for process in self.untransferred], axis=2)
 
 
-def _noise(residuals: Residuals) -> tuple[FloatArray, FloatArray]:
-    """Return the noise covariances [points, points] of throughput and of each tail ratio."""
-    same = np.equal.outer(residuals.deployments, residuals.deployments) * MOMENT_NOISE**2
-    same = same + np.multiply.outer(residuals.speed_error, residuals.speed_error)
-    return same + np.diag((THROUGHPUT_NOISE * residuals.noise) ** 2), np.diag((TAIL_NOISE * residuals.noise) ** 2)
+def _processes(
+    residuals: Residuals, prior: ModelErrors, source: SourceResiduals | None, correlation: float
+) -> tuple[ResidualProcess, ...]:
+    """Return the processes of throughput and of each tail ratio, for a correlation with those of ``source``."""
+    count = residuals.values.shape[1]
+    covariances = [partial(_throughput_covariance, prior), *[partial(_tail_covariance, prior)] * (count - 1)]
+    noises = _noise_covariances(residuals.deployments, residuals.noise, residuals.speed_error, count)
+    processes = []
+    for column, (covariance, noise) in enumerate(zip(covariances, noises, strict=True)):
+        transfer = expected = None
+        if source is not None and correlation:
+            transfer = SourceCorrelation(correlation, source.error_model.untransferred[column])
+            expected = source.expected[:, column]
+        values = residuals.values[:, column]
+        processes.append(ResidualProcess(covariance, residuals.inputs, noise, values, transfer, expected))
+    return tuple(processes)
+
+
+def _throughput_covariance(prior: ModelErrors, a: FloatArray, b: FloatArray) -> FloatArray:
+    """Return the covariance [inputs of a, inputs of b] of the errors of log throughput."""
+    speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
+    return SPEED_ERROR**2 * speed + prior.throughput**2 * _matern(a, b, BATCHING_LENGTH)
+
+
+def _tail_covariance(prior: ModelErrors, a: FloatArray, b: FloatArray) -> FloatArray:
+    """Return the covariance [inputs of a, inputs of b] of the errors of a log tail ratio."""
+    return prior.tail**2 * _matern(a, b, BATCHING_LENGTH)
+
+
+def _noise_covariances(
+    deployments: Sequence[int], noise: FloatArray, speed_error: FloatArray, count: int
+) -> list[FloatArray]:
+    """Return ``count`` noise covariances [points, points]: that of throughput, then those of the tail ratios.
+
+    The arguments [points] are as in ``Residuals``.
+    """
+    shared = np.equal.outer(deployments, deployments) * MOMENT_NOISE**2
+    shared = shared + np.multiply.outer(speed_error, speed_error)
+    throughput = shared + np.diag((THROUGHPUT_NOISE * noise) ** 2)
+    return [throughput, *[np.diag((TAIL_NOISE * noise) ** 2)] * (count - 1)]
 
 
 def _matern(a: FloatArray, b: FloatArray, length: float) -> FloatArray:

@@ -20,8 +20,8 @@ from optimizer.search.simulated_posterior import SimulatedPosterior, SurrogateIn
 from optimizer.simulator.performance_model import fit_model, sample_models
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, configuration_loads, latency_bounds_s
 
-# Samples of the server model that are drawn, and the most probable ones of them, which forecasts are made with.
-DRAWN, SAMPLES = 24, 8
+DRAWN_SAMPLES = 24  # samples of the server model
+SAMPLES = 8  # samples that are resampled from them by their probability; the forecasts are made with these
 TEMPER = 0.5  # exponent of the likelihood by which samples are resampled
 
 
@@ -46,15 +46,17 @@ class Surrogate:
 
     def missing_trials(self, inputs: SurrogateInputs) -> float:
         """Return how many trials of ``inputs`` this surrogate lacks; infinity if it was fitted to others."""
-        fitted, current = ({(t.number, t.candidate) for t in each.trials} for each in (self._inputs, inputs))
-        is_earlier = inputs.latencies == self._inputs.latencies and fitted <= current
-        return len(current) - len(fitted) if is_earlier else math.inf
+        fitted = {(trial.number, trial.candidate) for trial in self._inputs.trials}
+        current = {(trial.number, trial.candidate) for trial in inputs.trials}
+        if inputs.latencies != self._inputs.latencies or not fitted <= current:
+            return math.inf
+        return len(current) - len(fitted)
 
     def missing_loads(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
         """Return the candidates and loads of ``measured`` that this surrogate was not fitted to."""
-        fitted, space = {(point.trial, point.candidate) for point in self._measured}, self._inputs.problem.space
+        fitted = {(point.trial, point.candidate) for point in self._measured}
         missing = [point for point in measured if (point.trial, point.candidate) not in fitted]
-        return configuration_loads(missing, space)
+        return configuration_loads(missing, self._inputs.problem.space)
 
     def with_running(self, running: Sequence[ConfigurationLoad]) -> Surrogate:
         """Return the surrogate as if ``running`` had been measured with their predictions.
@@ -111,7 +113,7 @@ class Surrogate:
             return np.zeros(0)
         weights, posteriors = zip(*self._posteriors[:samples], strict=True)
         improvements = [posterior.improvements(loads) for posterior in posteriors]
-        return np.asarray(self._success(loads) * np.average(improvements, axis=0, weights=weights))
+        return np.asarray(self._success_probabilities(loads) * np.average(improvements, axis=0, weights=weights))
 
     def forecast(self, loads: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
         """Return throughput (infer/s) and binding latency (s), each [loads], of the most probable component."""
@@ -126,22 +128,22 @@ class Surrogate:
         They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
         deployment; None for the median speed of the run.
         """
-        sources = [source for _, source in self._posteriors]
-        posteriors = [posterior for source in sources for posterior in source.posteriors(loads)]
-        noise = np.concatenate([source.error_model.measurement_noise() for source in sources])
+        components = [component for _, model in self._posteriors for component in model.posteriors(loads)]
         weights = np.concatenate(
-            [weight * np.array(source.error_model.probabilities) for weight, source in self._posteriors]
+            [weight * np.array(model.error_model.probabilities) for weight, model in self._posteriors]
         )
+        noise = np.concatenate([model.error_model.measurement_noise() for _, model in self._posteriors])
         speed = self._inputs.speed
         slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
-        means = np.array([posterior.mean[:, :2] for posterior in posteriors])  # [components, loads, 2]
-        throughput = means[:, :, 0] - speed.slope * slowness
-        std, tail_std = np.moveaxis(np.array([posterior.std[:, :2] for posterior in posteriors]), 2, 0)
-        std = np.sqrt(std**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
-        latency = means[:, :, 1] - throughput + posteriors[0].log_loads
-        latency_std = np.sqrt(std**2 + tail_std**2 + noise[:, 1:2] ** 2)
+        # each [components, loads]: log throughput, and the log tail ratio of the binding latency
+        throughput, tail = np.moveaxis(np.array([component.mean[:, :2] for component in components]), 2, 0)
+        throughput_std, tail_std = np.moveaxis(np.array([component.std[:, :2] for component in components]), 2, 0)
+        throughput = throughput - speed.slope * slowness
+        throughput_std = np.sqrt(throughput_std**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
+        latency = tail - throughput + components[0].log_loads
+        latency_std = np.sqrt(throughput_std**2 + tail_std**2 + noise[:, 1:2] ** 2)
         return (
-            np.exp(mixture_quantiles(weights, throughput, std, levels)),
+            np.exp(mixture_quantiles(weights, throughput, throughput_std, levels)),
             np.exp(mixture_quantiles(weights, latency, latency_std, levels)),
         )
 
@@ -178,14 +180,14 @@ class Surrogate:
         inputs = self._inputs
         if inputs.source:
             return [(1.0, self._best_fit)]
-        models = sample_models(self._model, self._measured, inputs.problem, inputs.latencies, DRAWN)
+        models = sample_models(self._model, self._measured, inputs.problem, inputs.latencies, DRAWN_SAMPLES)
         posteriors = [SimulatedPosterior(inputs, self._measured, model) for model in models]
         likelihoods = TEMPER * np.array([posterior.log_likelihood for posterior in posteriors])
         weights = np.cumsum(np.exp(likelihoods - likelihoods.max()))
         indices = np.searchsorted(weights / weights[-1], (np.arange(SAMPLES) + 0.5) / SAMPLES)
         return [(count / SAMPLES, posteriors[index]) for index, count in Counter(indices.tolist()).most_common()]
 
-    def _success(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+    def _success_probabilities(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the probability [loads] that the deployment succeeds and meets the bounds that are not simulated."""
         succeeds = self._feasibility.probabilities([candidate for candidate, _ in loads])
         return succeeds * self.refusals.probabilities(loads, lambda: self.forecast(loads)[0])

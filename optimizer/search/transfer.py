@@ -55,13 +55,13 @@ class TransferredStudy:
 
     def machine(self, problem: Problem, latencies: tuple[str, ...], seed: int) -> SourceMachine | None:
         """Return a model of the machine, or None if it has no complete measurement."""
-        problem_there = replace(problem, cpu_count=self.cpu_count)
-        points = fit_speed_correction(self.trials, problem_there).correct_points(latest_points(self.trials))
+        source_problem = replace(problem, cpu_count=self.cpu_count)
+        points = fit_speed_correction(self.trials, source_problem).correct_points(latest_points(self.trials))
         if any(not point.load.concurrency for point in points):
             points = as_closed_loop(points, problem)
         points = [point for point in points if is_complete(point, *latencies)]
         points = random.Random(seed).sample(points, min(len(points), MAX_POINTS))
-        return SourceMachine(points, problem_there, latencies, seed) if points else None
+        return SourceMachine(points, source_problem, latencies, seed) if points else None
 
 
 class SourceMachine:
