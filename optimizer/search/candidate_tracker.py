@@ -71,17 +71,17 @@ class CandidateTracker:
         self._space = problem.space
         self._workers = workers or StudyWorkers()
         self._encoding = Encoding(problem.space)
-        self._recorded: dict[int, Candidate] = {}
-        self._started: dict[Candidate, optuna.Trial] = {}
-        self._observed: dict[Candidate, int] = {}  # the number of its first trial
-        for trial in self._running():
-            if self._is_own(trial):
+        self._recorded_candidates: dict[int, Candidate] = {}  # by the number of the Optuna trial
+        self._started_trials: dict[Candidate, optuna.Trial] = {}  # by this process, and not recorded yet
+        self._first_numbers: dict[Candidate, int] = {}  # the number of the first trial of each observed candidate
+        for trial in self._running_trials():
+            if self._is_of_this_worker(trial):
                 self._fail(trial)
         self.fail_abandoned()
 
     def fail_abandoned(self) -> None:
         """Mark running trials as failed if their worker has died."""
-        for trial in self._running():
+        for trial in self._running_trials():
             # a new worker of a shared study may not have stored its name yet
             if not self._is_alive(trial) and (WORKER in trial.user_attrs or not self._workers.are_many):
                 self._fail(trial, abandoned=True)
@@ -97,10 +97,16 @@ class CandidateTracker:
 
         Those that do not fit into the memory of a GPU, as another one has shown, are given up without a trial.
         """
-        stored = {self._tried_by(trial) for trial in self.study.get_trials(deepcopy=False)}
+        stored = {self._tried_candidate(trial) for trial in self.study.get_trials(deepcopy=False)}
         candidates = {candidate for candidate in stored if candidate is not None}
         given_up = {candidate for candidate, times in self._times_abandoned().items() if times >= MAX_ABANDONED}
-        return candidates | self._observed.keys() | self._started.keys() | given_up | self._beyond_gpu_memory()
+        return (
+            candidates
+            | self._first_numbers.keys()
+            | self._started_trials.keys()
+            | given_up
+            | self._beyond_gpu_memory()
+        )
 
     def repeatable(self, trials: Sequence[Trial]) -> set[Candidate]:
         """Return the candidates of ``trials`` that another deployment can tell more about.
@@ -116,8 +122,8 @@ class CandidateTracker:
             deployments[candidate] += 1
             if not trial.has_served:
                 without_result.add(candidate)
-        few = {candidate for candidate, times in deployments.items() if times < MAX_DEPLOYMENTS}
-        return few - without_result - self._started.keys()
+        rarely_deployed = {candidate for candidate, times in deployments.items() if times < MAX_DEPLOYMENTS}
+        return rarely_deployed - without_result - self._started_trials.keys()
 
     def is_exhausted(self, tried: set[Candidate]) -> bool:
         """Return whether every candidate of the space is in ``tried``."""
@@ -133,7 +139,7 @@ class CandidateTracker:
         if candidate is None or candidate in tried or not self._is_free(candidate, except_trial=trial.number):
             self._drop(trial, candidate)
             return None
-        self._started[candidate] = trial
+        self._started_trials[candidate] = trial
         return candidate
 
     def enqueue(self, candidate: Candidate) -> None:
@@ -152,35 +158,34 @@ class CandidateTracker:
         canonical = self._space.canonical(candidate)
         if canonical in self.tried() and not again:
             return False
-        parameters = self._encoding.encode(canonical)
-        user_attrs = {CANDIDATE: candidate_to_json(canonical), WORKER: self._workers.name}
-        running = create_trial(
-            state=TrialState.RUNNING,
-            params=parameters or {},
-            distributions=self._encoding.distributions if parameters else {},
-            user_attrs=user_attrs if concurrency is None else {**user_attrs, EXPECTED: concurrency},
-        )
+        user_attrs: dict[str, Any] = {CANDIDATE: candidate_to_json(canonical), WORKER: self._workers.name}
+        if concurrency is not None:
+            user_attrs[EXPECTED] = concurrency
+        running = self._create_trial(canonical, state=TrialState.RUNNING, user_attrs=user_attrs)
         trial = optuna.Trial(self.study, enter_trial(self.study, running))
         if not again and not self._is_free(canonical, before=trial.number):
             self._drop(trial, canonical)
             return False
-        self._started[canonical] = trial
+        self._started_trials[canonical] = trial
         if again:
-            self._observed.setdefault(canonical, UNKNOWN_NUMBER)
+            self._first_numbers.setdefault(canonical, UNKNOWN_NUMBER)
         return True
 
     def running(self) -> list[tuple[Candidate, int]]:
         """Return the candidates that living workers are trying, with the concurrency of ``start``."""
         loads = []
-        for trial in self._running():
-            candidate = self._tried_by(trial)
+        for trial in self._running_trials():
+            candidate = self._tried_candidate(trial)
             if candidate is not None and trial.params and EXPECTED in trial.user_attrs:
                 loads.append((candidate, int(trial.user_attrs[EXPECTED])))
         return loads
 
     def others_run(self) -> bool:
         """Return whether another living worker is trying a candidate."""
-        return any(self._tried_by(trial) is not None and not self._is_own(trial) for trial in self._running())
+        return any(
+            self._tried_candidate(trial) is not None and not self._is_of_this_worker(trial)
+            for trial in self._running_trials()
+        )
 
     def record(self, trial: Trial) -> None:
         """Store a finished trial, started here or not. Repeated calls store it once.
@@ -188,9 +193,9 @@ class CandidateTracker:
         A second trial of a candidate, a control or a repeat, is stored too.
         """
         candidate = self._space.canonical(trial.candidate)
-        started = self._started.pop(candidate, None)
-        is_second = self._observed.setdefault(candidate, trial.number) != trial.number
-        if self._is_recorded(trial, as_number=is_second):
+        started = self._started_trials.pop(candidate, None)
+        is_second = self._first_numbers.setdefault(candidate, trial.number) != trial.number
+        if self._is_recorded(trial, is_second):
             if started is not None:
                 self._drop(started, candidate)
             return
@@ -204,26 +209,24 @@ class CandidateTracker:
         if started is not None and _tell(self.study, started, values, constraints, user_attrs):
             return
         # the trial may have been stored although the answer was lost
-        if not self._is_recorded(trial, as_number=is_second):
-            self._add(candidate, values, constraints, user_attrs)
+        if not self._is_recorded(trial, is_second):
+            finished = self._create_trial(
+                candidate,
+                state=TrialState.FAIL if values is None else TrialState.COMPLETE,
+                values=values,
+                constraints=None if values is None else dict(constraints),
+                user_attrs=user_attrs,
+            )
+            self.study.add_trial(finished)
 
-    def _add(
-        self,
-        candidate: Candidate,
-        values: Sequence[float] | None,
-        constraints: Mapping[str, float],
-        user_attrs: dict[str, Any],
-    ) -> None:
+    def _create_trial(self, candidate: Candidate, **arguments: Any) -> FrozenTrial:
+        """Return a trial for the study, with ``arguments`` of ``optuna.trial.create_trial``.
+
+        A candidate outside the space has no parameters.
+        """
         parameters = self._encoding.encode(candidate)
-        trial = create_trial(
-            state=TrialState.FAIL if values is None else TrialState.COMPLETE,
-            values=values,
-            params=parameters or {},
-            distributions=self._encoding.distributions if parameters else {},
-            constraints=None if values is None else dict(constraints),
-            user_attrs=user_attrs,
-        )
-        self.study.add_trial(trial)
+        distributions = self._encoding.distributions if parameters else {}
+        return create_trial(params=parameters or {}, distributions=distributions, **arguments)
 
     def _drop(self, trial: optuna.Trial, candidate: Candidate | None) -> None:
         """Finish a proposal that is not tried. One that repeats a finished trial gets its values.
@@ -238,32 +241,38 @@ class CandidateTracker:
         reason = "not valid" if candidate is None else "tried before"
         _tell(self.study, trial, None, {}, {REASON: reason})
 
-    def _tried_by(self, trial: FrozenTrial) -> Candidate | None:
+    def _tried_candidate(self, trial: FrozenTrial) -> Candidate | None:
         """Return the candidate of a trial that is recorded or that a living worker runs."""
         if TRIAL in trial.user_attrs:
             return self._recorded_candidate(trial)
-        return self._entered(trial) if trial.state == TrialState.RUNNING and self._is_alive(trial) else None
+        return self._stored_candidate(trial) if trial.state == TrialState.RUNNING and self._is_alive(trial) else None
 
     def _recorded_candidate(self, trial: FrozenTrial) -> Candidate:
         """Return the candidate of a recorded trial (cached, as it does not change)."""
-        if trial.number not in self._recorded:
-            self._recorded[trial.number] = self._space.canonical(candidate_from_json(trial.user_attrs[CANDIDATE]))
-        return self._recorded[trial.number]
+        if trial.number not in self._recorded_candidates:
+            self._recorded_candidates[trial.number] = self._space.canonical(
+                candidate_from_json(trial.user_attrs[CANDIDATE])
+            )
+        return self._recorded_candidates[trial.number]
 
-    def _entered(self, trial: FrozenTrial) -> Candidate | None:
+    def _stored_candidate(self, trial: FrozenTrial) -> Candidate | None:
+        """Return the candidate of a trial in any state; None if its parameters are no valid candidate."""
         if CANDIDATE in trial.user_attrs:
             return self._space.canonical(candidate_from_json(trial.user_attrs[CANDIDATE]))
         return self._encoding.decode(trial.params)
 
-    def _is_recorded(self, trial: Trial, *, as_number: bool) -> bool:
-        """Return whether the study has a finished trial of the candidate, with ``as_number`` of the same number."""
+    def _is_recorded(self, trial: Trial, is_second: bool) -> bool:
+        """Return whether the study has this trial.
+
+        A trial of the candidate by any worker suffices, unless ``is_second``: then it has to have the same number.
+        """
         stored = candidate_to_json(trial.candidate)
-        return any(
-            TRIAL in other.user_attrs
-            and other.user_attrs[CANDIDATE] == stored
-            and (not as_number or other.user_attrs[TRIAL] == trial.number)
+        numbers = [
+            other.user_attrs[TRIAL]
             for other in self.study.get_trials(deepcopy=False)
-        )
+            if TRIAL in other.user_attrs and other.user_attrs[CANDIDATE] == stored
+        ]
+        return trial.number in numbers if is_second else bool(numbers)
 
     def _is_free(self, candidate: Candidate, *, before: int | None = None, except_trial: int | None = None) -> bool:
         """Return whether no other trial has the candidate.
@@ -275,9 +284,9 @@ class CandidateTracker:
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == except_trial or (before is not None and trial.number >= before):
                 continue
-            if self._tried_by(trial) != candidate:
+            if self._tried_candidate(trial) != candidate:
                 continue
-            if TRIAL not in trial.user_attrs and self._is_own(trial):
+            if TRIAL not in trial.user_attrs and self._is_of_this_worker(trial):
                 self._fail(trial)
             else:
                 is_free = False
@@ -295,13 +304,13 @@ class CandidateTracker:
         if not self._workers.are_many:
             return Counter()
         failed = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-        lost = [self._entered(trial) for trial in failed if ABANDONED in trial.user_attrs]
-        return Counter(candidate for candidate in lost if candidate is not None)
+        abandoned = [self._stored_candidate(trial) for trial in failed if ABANDONED in trial.user_attrs]
+        return Counter(candidate for candidate in abandoned if candidate is not None)
 
-    def _running(self) -> list[FrozenTrial]:
+    def _running_trials(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
-    def _is_own(self, trial: FrozenTrial) -> bool:
+    def _is_of_this_worker(self, trial: FrozenTrial) -> bool:
         return bool(trial.user_attrs.get(WORKER) == self._workers.name)
 
     def _is_alive(self, trial: FrozenTrial) -> bool:

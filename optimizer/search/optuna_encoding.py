@@ -32,7 +32,7 @@ class Encoding:
         self.distributions: dict[str, BaseDistribution] = {}
         for name, choices in space.parameters().items():
             if all(choice == OFF or _is_number(choice) for choice in choices):
-                self._ranked[name] = tuple(sorted(choices, key=_order))
+                self._ranked[name] = tuple(sorted(choices, key=_rank_key))
                 self.distributions[name + RANK] = IntDistribution(0, len(choices) - 1)
             else:
                 self.distributions[name] = CategoricalDistribution(choices)
@@ -57,13 +57,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _order(value: FieldValue) -> tuple[bool, float]:
+def _rank_key(value: FieldValue) -> tuple[bool, float]:
     return (False, 0.0) if value == OFF else (True, float(value))
 
 
 # keys of an Optuna trial's user attributes
 CANDIDATE, TRIAL, LOAD, POINTS, REASON = "candidate", "trial", "load", "points", "reason"
-SECONDS, LACKS_GPU_MEMORY = "deploy_seconds", "lacks_gpu_memory"
+DEPLOY_SECONDS, LACKS_GPU_MEMORY = "deploy_seconds", "lacks_gpu_memory"
 WORST_VIOLATION = 1e6  # replaces infinity, which some databases cannot store
 
 
@@ -88,14 +88,14 @@ def score_trial(trial: Trial, problem: Problem) -> TrialScore | str:
     if trial.status == "failed":
         return trial.reason or "failed"
     latest = dict(trial.measurements)  # a repeated measurement replaces the earlier one
-    known = [
+    usable = [
         Point(trial.number, trial.candidate, load, measurement)
         for load, measurement in latest.items()
         if _values(measurement, problem) is not None and _is_usable(measurement, problem)
     ]
     # all were measured on one deployment, with one speed probe, so there is nothing to correct
-    best = SpeedCorrection().best_point(known, problem.best_point)
-    point = best or problem.sla.closest_point(known, problem.objectives)
+    best = SpeedCorrection().best_point(usable, problem.best_point)
+    point = best or problem.sla.closest_point(usable, problem.objectives)
     values = _values(point.measurement, problem) if point is not None else None
     if point is None or values is None:
         reasons = [measurement.reason for measurement in latest.values() if measurement.reason]
@@ -116,7 +116,7 @@ def trial_attributes(trial: Trial, score: TrialScore | str) -> dict[str, Any]:
     outcome = {LOAD: asdict(score.load)} if isinstance(score, TrialScore) else {REASON: score}
     shared = {
         CANDIDATE: candidate_to_json(trial.candidate),
-        SECONDS: trial.deploy_seconds,
+        DEPLOY_SECONDS: trial.deploy_seconds,
         POINTS: measured,
         LACKS_GPU_MEMORY: trial.lacks_gpu_memory,
     }
@@ -156,7 +156,7 @@ def trial_from_attributes(attributes: Mapping[str, Any]) -> Trial:
         tuple(measurements),
         status,
         reason,
-        attributes.get(SECONDS),
+        attributes.get(DEPLOY_SECONDS),
         lacks_gpu_memory=attributes[LACKS_GPU_MEMORY],
     )
 
@@ -181,6 +181,7 @@ def _is_usable(measurement: Measurement, problem: Problem) -> bool:
 
 
 def _values(measurement: Measurement, problem: Problem) -> tuple[float, ...] | None:
+    """Return the values of the objectives; None if one was not measured or is not finite."""
     values = [metric.value(measurement) for metric in problem.objectives]
-    known = tuple(value for value in values if value is not None and math.isfinite(value))
-    return known if len(known) == len(values) else None
+    finite = tuple(value for value in values if value is not None and math.isfinite(value))
+    return finite if len(finite) == len(values) else None
