@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 
 def record_type(state: type) -> np.dtype[Any]:
     """Return the type of a NumPy record that has the annotated fields of ``state``: int, float or bool."""
-    kinds = {"int": np.int64, "float": np.float64, "bool": np.bool_}
-    return np.dtype([(name, kinds[kind]) for name, kind in state.__annotations__.items()])
+    kinds = {int: np.int64, float: np.float64, bool: np.bool_}
+    return np.dtype([(name, kinds[kind]) for name, kind in get_type_hints(state).items()])
 
 
 def compile_loop(

@@ -14,43 +14,7 @@ import numpy as np
 from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, compiled, inlined, record_type
 from optimizer.simulator.scenario import REJECTED, TIMED_OUT
 
-# Requests and batches have sizes in units: a request, or a number of samples that divides all requests of a mix.
-
-# columns of ``scenarios``
-SAMPLES = 0  # samples of a unit
-LIMIT = 1  # the most units in a batch
-INSTANCES = 2
-BATCHING = 3  # dynamic batching; 0: each request is a payload
-DELAY = 4
-FIXED = 5  # fixed input shapes: not every arrival wakes the batcher, and all requests may share a batch
-PREFETCH = 6
-SIZES_FROM = 7  # range of ``preferred``
-SIZES_TO = 8
-SERVICE = 9  # index in ``services`` of the time of one unit on one busy instance
-STRIDE = 10  # columns of that table of service times
-CONCURRENCY = 11  # 0: an open loop
-ARRIVALS_FROM = 12  # range of ``arrivals``
-ARRIVALS_TO = 13
-WARM_UP = 14  # requests that complete before the interval starts
-WANTED = 15  # requests that complete in the interval
-SEND = 16
-RECEIVE = 17
-CLIENT = 18
-SPACING = 19
-WAKE = 20
-DISPATCH = 21
-RELEASE = 22
-MIX_FROM = 23  # range of ``mix``; empty: all requests have one unit and one shape
-MIX_TO = 24
-QUEUE_LIMIT = 25  # the most requests in the batcher's queue; 0: no limit
-TIMEOUT = 26  # time in the queue after which a request expires; 0: none does
-REJECTS = 27  # expired requests are rejected, otherwise they are moved behind those that have not expired
-MISSED_WAKES = 28  # millionths of the ended executions after which the batcher runs before the instance is idle
-LEVELS = 29  # priority levels with queues of their own; 0 and 1: a single queue
-POLICIES = 30  # index in ``policies`` of the first level's policy
-COLUMNS = 31
-
-# columns of ``policies``, as QUEUE_LIMIT, TIMEOUT and REJECTS
+# columns of ``policies``, as ``queue_limit``, ``timeout`` and ``rejects`` of a scenario
 LEVEL_LIMIT = 0
 LEVEL_TIMEOUT = 1
 LEVEL_REJECTS = 2
@@ -140,6 +104,72 @@ WAKING = 1
 EXECUTING = 2
 RELEASING = 3
 OVERTAKEN = 4  # the batcher, notified of the end of the execution, runs before the instance is idle
+
+
+class ScenarioRow(NamedTuple):
+    """A scenario as the loop reads it: a NumPy record with these fields. Times are in ns.
+
+    Requests and batches have sizes in units: a request, or a number of samples that divides all requests of a mix.
+
+    Attributes:
+        unit_samples: Samples of a unit.
+        limit: The most units in a batch.
+        instances: Instances of the model.
+        dynamic_batching: Whether there is a batcher. Otherwise each request is a payload.
+        delay: Time that a request waits in the batcher for others.
+        fixed_shapes: Whether all requests may share a batch. Then not every arrival wakes the batcher.
+        prefetch: Whether the batcher forms payloads ahead of idle instances.
+        preferred_from: First index of the preferred sizes in ``Tables.preferred``.
+        preferred_to: The index after the last one.
+        services_from: Index in ``Tables.services`` of the time of one unit on one busy instance.
+        services_stride: Columns of that table of service times.
+        concurrency: Clients of a closed loop; 0: an open loop.
+        arrivals_from: First index of an open loop's send times in ``Tables.arrivals``.
+        arrivals_to: The index after the last one.
+        warm_up_requests: Requests that complete before the interval starts.
+        measured_requests: Requests that complete in the interval.
+        send, receive, client, spacing, wake, dispatch, release: As the fields of ``Overheads``.
+        mix_from: First column of the requests in ``Tables.mix``.
+        mix_to: The column after the last one; ``mix_from`` if all requests have one unit and one shape.
+        queue_limit: The most requests in the batcher's queue; 0: no limit.
+        timeout: Time in the queue after which a request expires; 0: none does.
+        rejects: Whether expired requests are rejected. Otherwise they move behind those that have not expired.
+        missed_wakes: Millionths of the ended executions after which the batcher runs before the instance is idle.
+        levels: Priority levels with queues of their own; 0 and 1: a single queue.
+        policies_from: Index of the first level's policy in ``Tables.policies``.
+    """
+
+    unit_samples: int
+    limit: int
+    instances: int
+    dynamic_batching: bool
+    delay: int
+    fixed_shapes: bool
+    prefetch: bool
+    preferred_from: int
+    preferred_to: int
+    services_from: int
+    services_stride: int
+    concurrency: int
+    arrivals_from: int
+    arrivals_to: int
+    warm_up_requests: int
+    measured_requests: int
+    send: int
+    receive: int
+    client: int
+    spacing: int
+    wake: int
+    dispatch: int
+    release: int
+    mix_from: int
+    mix_to: int
+    queue_limit: int
+    timeout: int
+    rejects: bool
+    missed_wakes: int
+    levels: int
+    policies_from: int
 
 
 class Tables(NamedTuple):
@@ -273,6 +303,7 @@ class State:
     overloaded: bool
 
 
+SCENARIO_RECORD = record_type(ScenarioRow)
 STATE_RECORD = record_type(State)
 
 
@@ -289,7 +320,7 @@ def simulate_scenarios(
     """Simulate each row of ``scenarios`` and write the same row of ``results``.
 
     Args:
-        scenarios: [scenarios, COLUMNS] as listed above.
+        scenarios: [scenarios] records of the type SCENARIO_RECORD.
         tables: Sizes, times and arrivals to which the scenarios refer.
         in_flight: The largest number of requests that any scenario has in flight.
         most_measured: The largest number of requests that the interval of any scenario can hold.
@@ -297,7 +328,7 @@ def simulate_scenarios(
         executions: Output, the log of executions as far as it has rows; may be empty.
         requests: Output, the log of requests as far as it has rows; may be empty.
     """
-    limit = max(np.max(scenarios[:, LIMIT]), 1)
+    limit = max(np.max(scenarios["limit"]), 1)
     ring = 1
     while ring < in_flight + 2:
         ring *= 2
@@ -305,13 +336,13 @@ def simulate_scenarios(
     payloads = np.empty((PAYLOAD_ROWS, ring), np.int64)
     latencies = np.empty(most_measured, np.int64)
     preferred_up_to, next_preferred_size = np.empty(limit + 1, np.int64), np.empty(limit + 1, np.int64)
-    sent_times = np.empty((max(np.max(scenarios[:, INSTANCES]), 1), min(limit, ring)), np.int64)
+    sent_times = np.empty((max(np.max(scenarios["instances"]), 1), min(limit, ring)), np.int64)
     for row in range(scenarios.shape[0]):
         scenario = scenarios[row]
-        instances = np.zeros((INSTANCE_ROWS, scenario[INSTANCES]), np.int64)
+        instances = np.zeros((INSTANCE_ROWS, scenario.instances), np.int64)
         instances[WHEN, :] = FOREVER
-        instances[ASLEEP, :] = np.arange(scenario[INSTANCES])
-        progress = np.zeros((PROGRESS_ROWS, scenario[INSTANCES]))
+        instances[ASLEEP, :] = np.arange(scenario.instances)
+        progress = np.zeros((PROGRESS_ROWS, scenario.instances))
         arrays = Arrays(
             tables,
             flight,
@@ -331,12 +362,12 @@ def simulate_scenarios(
 
 
 @compiled
-def _simulate_scenario(state: State, scenario: Ints, arrays: Arrays) -> None:
+def _simulate_scenario(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
     """Run the event loop, from the first request to the end of the interval."""
     state.largest = _tabulate(
-        arrays.tables.preferred[scenario[SIZES_FROM] : scenario[SIZES_TO]],
-        scenario[SAMPLES],
-        scenario[LIMIT],
+        arrays.tables.preferred[scenario.preferred_from : scenario.preferred_to],
+        scenario.unit_samples,
+        scenario.limit,
         arrays.preferred_up_to,
         arrays.next_preferred_size,
     )
@@ -370,20 +401,20 @@ def _simulate_scenario(state: State, scenario: Ints, arrays: Arrays) -> None:
         if taker >= 0:
             _take_payload(state, scenario, arrays, taker)
         if state.notified:
-            state.batcher_at = min(state.batcher_at, state.now + (0 if state.polling else scenario[WAKE]))
+            state.batcher_at = min(state.batcher_at, state.now + (0 if state.polling else scenario.wake))
         if state.refused > 0:
             _answer_refused(state, scenario, arrays)
 
 
 @inlined
-def _compare_requests(state: State, scenario: Ints, policies: Ints) -> None:
+def _compare_requests(state: State, scenario: ScenarioRow, policies: Ints) -> None:
     """Find out whether requests differ for the batcher, by size, shape, priority or expiry."""
-    state.has_levels, state.timeout, has_limits = scenario[LEVELS] > 1, scenario[TIMEOUT], scenario[QUEUE_LIMIT] > 0
+    state.has_levels, state.timeout, has_limits = scenario.levels > 1, scenario.timeout, scenario.queue_limit > 0
     if state.has_levels:
-        for level in range(scenario[LEVELS]):
-            state.timeout = max(state.timeout, policies[scenario[POLICIES] + level, LEVEL_TIMEOUT])
-            has_limits = has_limits or policies[scenario[POLICIES] + level, LEVEL_LIMIT] > 0
-    state.alike = scenario[MIX_FROM] == scenario[MIX_TO] and state.timeout == 0 and not has_limits
+        for level in range(scenario.levels):
+            state.timeout = max(state.timeout, policies[scenario.policies_from + level, LEVEL_TIMEOUT])
+            has_limits = has_limits or policies[scenario.policies_from + level, LEVEL_LIMIT] > 0
+    state.alike = scenario.mix_from == scenario.mix_to and state.timeout == 0 and not has_limits
     state.queue_place, state.payload_place = (IN_TRANSIT, IN_TRANSIT) if state.alike else (IN_QUEUE, IN_PAYLOAD)
 
 
@@ -402,19 +433,19 @@ def _next_events(instances: Ints) -> tuple[int, int, int, int]:
 
 
 @inlined
-def _is_over(state: State, scenario: Ints) -> bool:
+def _is_over(state: State, scenario: ScenarioRow) -> bool:
     """Return whether the interval has ended. The time is then not advanced."""
     if state.completed + state.refusals >= state.total:
         return True
-    if not state.measuring or state.measured < scenario[WANTED] or state.last_end != state.now:
+    if not state.measuring or state.measured < scenario.measured_requests or state.last_end != state.now:
         return False
-    return bool(state.is_at_cycle_end or state.measured >= 2 * scenario[WANTED])
+    return bool(state.is_at_cycle_end or state.measured >= 2 * scenario.measured_requests)
 
 
 @inlined
-def _advance(state: State, scenario: Ints, time: int) -> None:
+def _advance(state: State, scenario: ScenarioRow, time: int) -> None:
     """Advance the time. If the warm-up is over, the interval starts first."""
-    if not state.measuring and state.completed >= scenario[WARM_UP] and state.last_end == state.now:
+    if not state.measuring and state.completed >= scenario.warm_up_requests and state.last_end == state.now:
         state.measuring = True
         state.opened, state.cycle_instance = state.now, state.last_ended_instance
         state.rejected_before, state.timed_out_before = state.rejected, state.timed_out
@@ -428,41 +459,41 @@ def _advance(state: State, scenario: Ints, time: int) -> None:
 
 
 @inlined
-def _send_first(state: State, scenario: Ints, arrays: Arrays) -> None:
+def _send_first(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
     """Send the first requests: one of each client in a closed loop, and all in an open loop."""
-    state.last_arrival = state.last_response = -scenario[SPACING]
+    state.last_arrival = state.last_response = -scenario.spacing
     state.current = state.unmergeable = state.cycle_instance = state.last_ended_instance = state.slot_deadline = NONE
     state.batcher_at = IDLE_WAIT
-    state.sleep_count = scenario[INSTANCES]
-    state.measuring = scenario[WARM_UP] == 0
-    if scenario[CONCURRENCY] > 0:
-        state.total, initial = FOREVER, scenario[CONCURRENCY]
+    state.sleep_count = scenario.instances
+    state.measuring = scenario.warm_up_requests == 0
+    if scenario.concurrency > 0:
+        state.total, initial = FOREVER, scenario.concurrency
     else:
-        state.total = initial = scenario[ARRIVALS_TO] - scenario[ARRIVALS_FROM]
+        state.total = initial = scenario.arrivals_to - scenario.arrivals_from
     for i in range(initial):
-        sent = 0 if scenario[CONCURRENCY] > 0 else arrays.tables.arrivals[scenario[ARRIVALS_FROM] + i]
+        sent = 0 if scenario.concurrency > 0 else arrays.tables.arrivals[scenario.arrivals_from + i]
         _send(state, scenario, arrays, sent)
 
 
 @inlined
-def _send(state: State, scenario: Ints, arrays: Arrays, sent: int) -> None:
+def _send(state: State, scenario: ScenarioRow, arrays: Arrays, sent: int) -> None:
     i = state.issued & state.mask
-    gap = scenario[SPACING] + arrays.tables.gaps[state.issued % len(arrays.tables.gaps)]
-    state.last_arrival = max(sent + scenario[SEND], state.last_arrival + gap)
+    gap = scenario.spacing + arrays.tables.gaps[state.issued % len(arrays.tables.gaps)]
+    state.last_arrival = max(sent + scenario.send, state.last_arrival + gap)
     arrays.flight[IN_TRANSIT, SENT, i], arrays.flight[IN_TRANSIT, ARRIVED, i] = sent, state.last_arrival
     state.issued += 1
 
 
 @inlined
-def _arrive(state: State, scenario: Ints, arrays: Arrays) -> None:
+def _arrive(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
     """Put the next request into the queue or, without dynamic batching, into a payload of its own."""
     flight, requests = arrays.flight, arrays.requests
     transit = flight[IN_TRANSIT]
     i, units = state.arrived & state.mask, 1
     if not state.alike:
         shape = 0
-        position = scenario[MIX_FROM] + state.arrived % max(scenario[MIX_TO] - scenario[MIX_FROM], 1)
-        if scenario[MIX_FROM] < scenario[MIX_TO]:
+        position = scenario.mix_from + state.arrived % max(scenario.mix_to - scenario.mix_from, 1)
+        if scenario.mix_from < scenario.mix_to:
             units, shape = arrays.tables.mix[MIX_UNITS, position], arrays.tables.mix[MIX_SHAPE, position]
         transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = state.arrived, units, shape
         transit[LEVEL, i] = arrays.tables.mix[MIX_LEVEL, position] if state.has_levels else 0
@@ -471,16 +502,16 @@ def _arrive(state: State, scenario: Ints, arrays: Arrays) -> None:
         requests[state.arrived, 2], requests[state.arrived, 3] = units, 0 if state.alike else transit[SHAPE, i]
     state.arrived += 1
     _watch_queue(state, scenario)
-    if scenario[BATCHING] == 0:
+    if not scenario.dynamic_batching:
         if not state.alike:
             _move(transit, i, flight[state.payload_place], state.formed & state.mask)
         state.formed += 1
         payload = state.tail & state.mask
         arrays.payloads[PAYLOAD_UNITS, payload], arrays.payloads[PAYLOAD_REQUESTS, payload] = units, 1
         state.tail += 1
-        _notify_instance(state.now + scenario[DISPATCH], arrays.instances)
+        _notify_instance(state.now + scenario.dispatch, arrays.instances)
     else:
-        state.queued_samples += units * scenario[SAMPLES]  # Triton also counts a request that it then rejects
+        state.queued_samples += units * scenario.unit_samples  # Triton also counts a request that it then rejects
         if _is_queue_full(state, scenario, arrays, transit[LEVEL, i]):
             state.rejected += 1
             state.refusals += 1
@@ -492,7 +523,7 @@ def _arrive(state: State, scenario: Ints, arrays: Arrays) -> None:
 
 
 @inlined
-def _watch_queue(state: State, scenario: Ints) -> None:
+def _watch_queue(state: State, scenario: ScenarioRow) -> None:
     """Compare the shortest queue in the two last sixths of the arrivals."""
     waiting = state.arrived - state.started - state.refusals
     if state.arrived == state.total - state.total // 3:
@@ -500,24 +531,24 @@ def _watch_queue(state: State, scenario: Ints) -> None:
     elif state.arrived == state.total - state.total // 6:
         state.earlier_waiting, state.least_waiting = state.least_waiting, waiting
     elif state.arrived == state.total:
-        grows = 0 < state.earlier_waiting < state.least_waiting > scenario[LIMIT] * (scenario[INSTANCES] + 1)
+        grows = 0 < state.earlier_waiting < state.least_waiting > scenario.limit * (scenario.instances + 1)
         state.overloaded = grows and state.total >= MIN_ARRIVALS
 
 
 @inlined
-def _is_queue_full(state: State, scenario: Ints, arrays: Arrays, level: int) -> bool:
+def _is_queue_full(state: State, scenario: ScenarioRow, arrays: Arrays, level: int) -> bool:
     """Return whether the queue, or that of the priority ``level``, has no room for another request."""
-    limit = scenario[QUEUE_LIMIT]
+    limit = scenario.queue_limit
     waiting = _queued(state)
     if state.has_levels:
-        limit = arrays.tables.policies[scenario[POLICIES] + level - 1, LEVEL_LIMIT]
+        limit = arrays.tables.policies[scenario.policies_from + level - 1, LEVEL_LIMIT]
         waiting = _count_level(arrays.flight[state.queue_place], state.queue_head, state.queue_tail, level)
         waiting += _count_level(arrays.flight[DELAYED], state.delayed_head, state.delayed_tail, level)
     return bool(0 < limit <= waiting)
 
 
 @inlined
-def _enqueue(state: State, scenario: Ints, arrays: Arrays, i: int) -> None:
+def _enqueue(state: State, scenario: ScenarioRow, arrays: Arrays, i: int) -> None:
     """Put the request in slot ``i`` of ``transit`` into the queue, and notify the batcher if that may matter."""
     if state.has_levels:
         _insert(arrays.flight[IN_TRANSIT], i, arrays.flight[state.queue_place], state.queue_head, state.queue_tail)
@@ -526,17 +557,19 @@ def _enqueue(state: State, scenario: Ints, arrays: Arrays, i: int) -> None:
     state.queue_tail += 1
     if _has_slot(state, scenario, arrays.instances):
         enough = state.queued_samples >= state.next_preferred
-        state.notified = enough or state.saturated or _is_stale(state) or state.polling or scenario[FIXED] == 0
+        state.notified = enough or state.saturated or _is_stale(state) or state.polling or not scenario.fixed_shapes
 
 
 @inlined
-def _answer_refused(state: State, scenario: Ints, arrays: Arrays) -> None:
+def _answer_refused(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
     """Answer the requests that are refused now. In a closed loop, each client sends its next request."""
     for _ in range(state.refused):
-        state.last_response = max(state.now + scenario[RECEIVE], state.last_response + scenario[SPACING])
-        if scenario[CONCURRENCY] > 0:
-            _send(state, scenario, arrays, max(state.last_response + scenario[CLIENT], state.now + REFUSED_PAUSE))
-    if scenario[CONCURRENCY] > 0 and state.refusals >= MAX_REFUSED * (scenario[WARM_UP] + scenario[WANTED]):
+        state.last_response = max(state.now + scenario.receive, state.last_response + scenario.spacing)
+        if scenario.concurrency > 0:
+            _send(state, scenario, arrays, max(state.last_response + scenario.client, state.now + REFUSED_PAUSE))
+    if scenario.concurrency > 0 and state.refusals >= MAX_REFUSED * (
+        scenario.warm_up_requests + scenario.measured_requests
+    ):
         state.total = 0  # give up
 
 
@@ -544,7 +577,7 @@ def _answer_refused(state: State, scenario: Ints, arrays: Arrays) -> None:
 
 
 @inlined
-def _form_payload(state: State, scenario: Ints, arrays: Arrays) -> bool:
+def _form_payload(state: State, scenario: ScenarioRow, arrays: Arrays) -> bool:
     """Let the batcher form or extend a payload. Return whether it runs again at once; otherwise it sleeps."""
     payloads = arrays.payloads
     state.refused, state.unanswered = state.refused + state.unanswered, 0
@@ -562,7 +595,7 @@ def _form_payload(state: State, scenario: Ints, arrays: Arrays) -> bool:
         if state.now < state.slot_deadline:
             return False
     state.slot_deadline = state.now + IDLE_WAIT if blocked else -1
-    reached = scenario[LEVELS]  # the lowest priority level whose timeout applies
+    reached = scenario.levels  # the lowest priority level whose timeout applies
     if state.has_levels and state.timeout > 0:
         if not blocked:
             reached = _reached_level(state, scenario, arrays)
@@ -577,7 +610,7 @@ def _form_payload(state: State, scenario: Ints, arrays: Arrays) -> bool:
     else:
         pending, wait, other_shape = _form_different(state, scenario, arrays)
     if wait > 0:
-        state.batcher_at = state.now + wait + scenario[WAKE]
+        state.batcher_at = state.now + wait + scenario.wake
         return False
     if pending > 0 and state.current < 0:
         state.current = state.tail
@@ -585,7 +618,7 @@ def _form_payload(state: State, scenario: Ints, arrays: Arrays) -> bool:
         payload = state.current & state.mask
         payloads[PAYLOAD_OLDEST, payload] = FOREVER
         payloads[PAYLOAD_REQUESTS, payload] = payloads[PAYLOAD_SHAPE, payload] = payloads[PAYLOAD_CLOSED, payload] = 0
-        _notify_instance(state.now + scenario[DISPATCH], arrays.instances)
+        _notify_instance(state.now + scenario.dispatch, arrays.instances)
     if other_shape:
         payloads[PAYLOAD_CLOSED, state.current & state.mask] = 1
     if pending == 0 and not state.saturated:
@@ -609,12 +642,12 @@ def _is_stale(state: State) -> bool:
 
 
 @inlined
-def _has_slot(state: State, scenario: Ints, instances: Ints) -> bool:
+def _has_slot(state: State, scenario: ScenarioRow, instances: Ints) -> bool:
     """Return whether the batcher may form a payload.
 
     With prefetch up to 2n payloads may wait for the n instances, otherwise one for each idle instance.
     """
-    if scenario[PREFETCH] != 0:
+    if scenario.prefetch:
         return bool(state.tail - state.head < 2 * instances.shape[1])
     idle = 0
     for j in range(instances.shape[1]):
@@ -624,13 +657,13 @@ def _has_slot(state: State, scenario: Ints, instances: Ints) -> bool:
 
 
 @inlined
-def _form(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, int]:
+def _form(state: State, scenario: ScenarioRow, arrays: Arrays) -> tuple[int, int]:
     """Decide how the batcher extends its current payload from the queue.
 
     This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike. Return
     the number of requests that join the payload, and the time to wait instead (0: do not wait).
     """
-    limit, samples, size = scenario[LIMIT], scenario[SAMPLES], state.current_size
+    limit, samples, size = scenario.limit, scenario.unit_samples, state.current_size
     take = min(state.queue_tail - state.queue_head, limit - size)
     more = state.queue_tail - state.queue_head > take  # the next request does not fit
     total = size + take
@@ -655,14 +688,14 @@ def _form(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, int]:
 
 
 @inlined
-def _form_different(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, int, bool]:
+def _form_different(state: State, scenario: ScenarioRow, arrays: Arrays) -> tuple[int, int, bool]:
     """Decide as ``_form`` does, for requests that differ in size, shape or expiry.
 
     This is the loop of Triton's ``GetDynamicBatch``. In addition return whether a request of another shape comes
     next, which closes the payload for good.
     """
     flight, mask = arrays.flight, state.mask
-    samples, timeout, size = scenario[SAMPLES], scenario[TIMEOUT], state.current_size
+    samples, timeout, size = scenario.unit_samples, scenario.timeout, state.current_size
     shape = arrays.payloads[PAYLOAD_SHAPE, state.current & mask]
     units_taken = count = best = 0
     closed = send = other_shape = False
@@ -675,10 +708,10 @@ def _form_different(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, 
         if size + units_taken > 0:
             if (size + units_taken + units) * samples > state.largest and best == 0:
                 best, closed = count, True
-            if size + units_taken + units > scenario[LIMIT]:
+            if size + units_taken + units > scenario.limit:
                 send = True
                 break
-            if scenario[FIXED] == 0 and flight[where, SHAPE, i] != shape:
+            if not scenario.fixed_shapes and flight[where, SHAPE, i] != shape:
                 send = other_shape = True
                 break
         else:
@@ -687,7 +720,7 @@ def _form_different(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, 
         count += 1
         queue_head, delayed_head = queue_head + is_fresh, delayed_head + (not is_fresh)
         if state.has_levels:
-            timeout = arrays.tables.policies[scenario[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
+            timeout = arrays.tables.policies[scenario.policies_from + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
         oldest = min(oldest, arrived)
         if timeout > 0 and is_fresh:
             expiry = min(expiry, arrived + timeout)
@@ -700,7 +733,7 @@ def _form_different(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, 
 @inlined
 def _decide(
     state: State,
-    scenario: Ints,
+    scenario: ScenarioRow,
     arrays: Arrays,
     count: int,
     total: int,
@@ -726,7 +759,7 @@ def _decide(
         oldest: The earliest arrival among ``count`` requests.
         expiry: The first time at which one of them expires.
     """
-    samples, delay, size = scenario[SAMPLES], scenario[DELAY], state.current_size
+    samples, delay, size = scenario.unit_samples, scenario.delay, state.current_size
     late = delay > 0 and state.now - oldest >= delay
     state.saturated = closed
     if best > 0 and not late:
@@ -778,10 +811,10 @@ def _is_fresh_next(flight: Ints, queue_head: int, queue_tail: int, delayed_head:
 
 
 @inlined
-def _extend_payload(state: State, scenario: Ints, arrays: Arrays, pending: int) -> None:
+def _extend_payload(state: State, scenario: ScenarioRow, arrays: Arrays, pending: int) -> None:
     """Move the next ``pending`` requests of the queue into the current payload."""
     payloads = arrays.payloads
-    samples, mask = scenario[SAMPLES], state.mask
+    samples, mask = scenario.unit_samples, state.mask
     queue, batched = arrays.flight[state.queue_place], arrays.flight[state.payload_place]
     payload = state.current & state.mask
     if state.alike:
@@ -817,15 +850,15 @@ def _extend_payload(state: State, scenario: Ints, arrays: Arrays, pending: int) 
 
 
 @inlined
-def _reached_level(state: State, scenario: Ints, arrays: Arrays) -> int:
+def _reached_level(state: State, scenario: ScenarioRow, arrays: Arrays) -> int:
     """Return the lowest priority level whose timeout Triton applies while it forms a batch.
 
     It looks at a level only if all requests of the levels above fit in the batch.
     """
     flight = arrays.flight
     mask, size, shape = state.mask, state.current_size, arrays.payloads[PAYLOAD_SHAPE, state.current & state.mask]
-    for level in range(1, scenario[LEVELS]):
-        policy = scenario[POLICIES] + level - 1
+    for level in range(1, scenario.levels):
+        policy = scenario.policies_from + level - 1
         timeout = arrays.tables.policies[policy, LEVEL_TIMEOUT]
         rejects = arrays.tables.policies[policy, LEVEL_REJECTS] != 0
         for place in (IN_QUEUE, DELAYED):
@@ -842,15 +875,15 @@ def _reached_level(state: State, scenario: Ints, arrays: Arrays) -> int:
                 if size == 0:
                     shape = flight[place, SHAPE, i]
                 size += flight[place, UNITS, i]
-                if size > scenario[LIMIT] or (scenario[FIXED] == 0 and flight[place, SHAPE, i] != shape):
+                if size > scenario.limit or (not scenario.fixed_shapes and flight[place, SHAPE, i] != shape):
                     return level
-    return int(scenario[LEVELS])
+    return int(scenario.levels)
 
 
 @inlined
-def _expire(state: State, scenario: Ints, arrays: Arrays, blocked: bool) -> None:
+def _expire(state: State, scenario: ScenarioRow, arrays: Arrays, blocked: bool) -> None:
     """Reject or delay the requests whose time in the queue has expired; if the batcher is blocked, delay none."""
-    rejects, queue = scenario[REJECTS] != 0, arrays.flight[state.queue_place]
+    rejects, queue = scenario.rejects, arrays.flight[state.queue_place]
     while (rejects or not blocked) and state.queue_head < state.queue_tail:
         i = state.queue_head & state.mask
         if state.now <= queue[ARRIVED, i] + state.timeout:
@@ -864,7 +897,7 @@ def _expire(state: State, scenario: Ints, arrays: Arrays, blocked: bool) -> None
 
 
 @inlined
-def _expire_levels(state: State, scenario: Ints, arrays: Arrays, reached: int, blocked: bool) -> None:
+def _expire_levels(state: State, scenario: ScenarioRow, arrays: Arrays, reached: int, blocked: bool) -> None:
     """Reject or delay the requests of the priority levels up to ``reached`` whose time in the queue has expired.
 
     If the batcher is blocked, delay none.
@@ -873,7 +906,7 @@ def _expire_levels(state: State, scenario: Ints, arrays: Arrays, reached: int, b
     kept = state.queue_head
     for k in range(state.queue_head, state.queue_tail):
         i = k & mask
-        policy = scenario[POLICIES] + queue[LEVEL, i] - 1
+        policy = scenario.policies_from + queue[LEVEL, i] - 1
         rejects = arrays.tables.policies[policy, LEVEL_REJECTS] != 0
         limit_ns = arrays.tables.policies[policy, LEVEL_TIMEOUT]
         has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < state.now - queue[ARRIVED, i]
@@ -890,25 +923,25 @@ def _expire_levels(state: State, scenario: Ints, arrays: Arrays, reached: int, b
 
 
 @inlined
-def _time_out(state: State, scenario: Ints, arrays: Arrays, i: int, blocked: bool) -> None:
+def _time_out(state: State, scenario: ScenarioRow, arrays: Arrays, i: int, blocked: bool) -> None:
     """Reject the request in slot ``i`` of the queue because it has expired."""
     state.timed_out += 1
     state.refusals += 1
     state.unanswered += 1
     if not blocked:  # otherwise Triton still counts it
-        state.queued_samples -= arrays.flight[state.queue_place, UNITS, i] * scenario[SAMPLES]
+        state.queued_samples -= arrays.flight[state.queue_place, UNITS, i] * scenario.unit_samples
     if arrays.flight[state.queue_place, NUMBER, i] < len(arrays.requests):
         arrays.requests[arrays.flight[state.queue_place, NUMBER, i], EXECUTION] = TIMED_OUT
 
 
 @inlined
-def _wake_at_timeout(state: State, scenario: Ints, arrays: Arrays, reached: int) -> None:
+def _wake_at_timeout(state: State, scenario: ScenarioRow, arrays: Arrays, reached: int) -> None:
     """Let the batcher run when the first request expires whose timeout applies."""
     queue, mask = arrays.flight[state.queue_place], state.mask
     if state.has_levels and state.timeout > 0:
         for k in range(state.queue_head, state.queue_tail):
             level = queue[LEVEL, k & mask]
-            limit_ns = arrays.tables.policies[scenario[POLICIES] + level - 1, LEVEL_TIMEOUT]
+            limit_ns = arrays.tables.policies[scenario.policies_from + level - 1, LEVEL_TIMEOUT]
             if limit_ns > 0 and level <= reached:
                 state.batcher_at = min(state.batcher_at, queue[ARRIVED, k & mask] + limit_ns + 1)
     elif state.timeout > 0 and state.queue_head < state.queue_tail:
@@ -960,7 +993,7 @@ def _notify_instance(at: int, instances: Ints) -> None:
 
 
 @inlined
-def _take_payload(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
+def _take_payload(state: State, scenario: ScenarioRow, arrays: Arrays, j: int) -> None:
     """Let instance ``j`` execute the payload that waits longest, or sleep if there is none."""
     instances, progress = arrays.instances, arrays.progress
     batched = arrays.flight[state.payload_place]
@@ -985,7 +1018,7 @@ def _take_payload(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
     _rescale(state, scenario, arrays, state.busy - 1, j)
     progress[FACTOR, j] = arrays.tables.factors[state.runs % len(arrays.tables.factors)]
     span = (
-        arrays.tables.services[scenario[SERVICE] + (count - 1) * scenario[STRIDE] + state.busy - 1]
+        arrays.tables.services[scenario.services_from + (count - 1) * scenario.services_stride + state.busy - 1]
         * progress[FACTOR, j]
     )
     instances[STATE, j], instances[SINCE, j], progress[LEFT, j] = EXECUTING, state.now, 1.0
@@ -996,25 +1029,25 @@ def _take_payload(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
         row = arrays.executions[state.runs]
         row[0], row[1], row[2], row[3], row[4] = j, state.now, -1, count, together
     state.runs += 1
-    state.notified = scenario[BATCHING] != 0
+    state.notified = scenario.dynamic_batching
 
 
 @inlined
-def _merge_payloads(state: State, scenario: Ints, payloads: Ints) -> tuple[int, int]:
+def _merge_payloads(state: State, scenario: ScenarioRow, payloads: Ints) -> tuple[int, int]:
     """Remove the first payload for an instance, and merge those into it that have waited for longer than the delay.
 
     Return the units and the requests of the batch.
     """
-    limit, front = scenario[LIMIT], state.head & state.mask
+    limit, front = scenario.limit, state.head & state.mask
     units, requests = payloads[PAYLOAD_UNITS, front], payloads[PAYLOAD_REQUESTS, front]
     state.head += 1
-    if scenario[DELAY] > 0 and limit * scenario[SAMPLES] > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
+    if scenario.delay > 0 and limit * scenario.unit_samples > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
         while state.head < state.tail:
             other = state.head & state.mask
-            if payloads[PAYLOAD_CLOSED, other] != 0 or state.now - payloads[PAYLOAD_OLDEST, other] <= scenario[DELAY]:
+            if payloads[PAYLOAD_CLOSED, other] != 0 or state.now - payloads[PAYLOAD_OLDEST, other] <= scenario.delay:
                 break
             state.unmergeable = state.head
-            differs = scenario[FIXED] == 0 and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
+            differs = not scenario.fixed_shapes and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
             if differs or units + payloads[PAYLOAD_UNITS, other] > limit:
                 break
             units += payloads[PAYLOAD_UNITS, other]
@@ -1024,13 +1057,13 @@ def _merge_payloads(state: State, scenario: Ints, payloads: Ints) -> tuple[int, 
 
 
 @inlined
-def _rescale(state: State, scenario: Ints, arrays: Arrays, before: int, excluded: int) -> None:
+def _rescale(state: State, scenario: ScenarioRow, arrays: Arrays, before: int, excluded: int) -> None:
     """Change the speed of the running executions except ``excluded``: ``before`` instances were busy."""
     instances, progress, services = arrays.instances, arrays.progress, arrays.tables.services
     for j in range(instances.shape[1]):
         if instances[STATE, j] != EXECUTING or j == excluded:
             continue
-        row = scenario[SERVICE] + (instances[SIZE, j] - 1) * scenario[STRIDE]
+        row = scenario.services_from + (instances[SIZE, j] - 1) * scenario.services_stride
         old, new = (
             services[row + before - 1] * progress[FACTOR, j],
             services[row + state.busy - 1] * progress[FACTOR, j],
@@ -1042,7 +1075,7 @@ def _rescale(state: State, scenario: Ints, arrays: Arrays, before: int, excluded
 
 
 @inlined
-def _answer(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
+def _answer(state: State, scenario: ScenarioRow, arrays: Arrays, j: int) -> None:
     """End the execution of instance ``j``. In a closed loop, each client sends its next request."""
     instances = arrays.instances
     state.busy -= 1
@@ -1056,34 +1089,34 @@ def _answer(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
         state.compute_sum += instances[MEMBERS, j] * (state.now - instances[BEGUN, j])
         state.units_measured += instances[SIZE, j]
     for i in range(instances[MEMBERS, j]):
-        state.last_response = max(state.now + scenario[RECEIVE], state.last_response + scenario[SPACING])
+        state.last_response = max(state.now + scenario.receive, state.last_response + scenario.spacing)
         if state.measuring:
             latency = state.last_response - arrays.sent_times[j, i]
             arrays.latencies[state.measured] = latency
             state.latency_sum += latency
             state.measured += 1
-        if scenario[CONCURRENCY] > 0:
-            _send(state, scenario, arrays, state.last_response + scenario[CLIENT])
+        if scenario.concurrency > 0:
+            _send(state, scenario, arrays, state.last_response + scenario.client)
     if instances[RUN, j] < len(arrays.executions):
         arrays.executions[instances[RUN, j], 2] = state.now
-    instances[STATE, j], instances[WHEN, j] = RELEASING, state.now + scenario[RELEASE]
+    instances[STATE, j], instances[WHEN, j] = RELEASING, state.now + scenario.release
 
 
 @inlined
-def _is_ready(state: State, scenario: Ints, instances: Ints, j: int) -> bool:
+def _is_ready(state: State, scenario: ScenarioRow, instances: Ints, j: int) -> bool:
     """Return whether instance ``j``, whose time has come, takes a payload: not if the batcher overtakes it."""
     if instances[STATE, j] == OVERTAKEN:
         state.overtaken = False
         return True
     if instances[WHEN, j] != state.now:
         return False
-    may_overtake = scenario[BATCHING] != 0 and scenario[PREFETCH] == 0 and not state.overtaken
-    if may_overtake and _is_missed(instances[RUN, j], state.now, scenario[MISSED_WAKES]):
+    may_overtake = scenario.dynamic_batching and not scenario.prefetch and not state.overtaken
+    if may_overtake and _is_missed(instances[RUN, j], state.now, scenario.missed_wakes):
         state.overtaken = True
         instances[STATE, j], instances[WHEN, j] = OVERTAKEN, state.now + _preempted_ns(instances[RUN, j], state.now)
         state.batcher_at = state.now
         return False
-    state.notified = scenario[BATCHING] != 0
+    state.notified = scenario.dynamic_batching
     return True
 
 

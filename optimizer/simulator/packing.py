@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,12 +22,14 @@ from optimizer.simulator.scenario import (
     ClosedLoopLoad,
     MeasurementInterval,
     OpenLoopLoad,
-    Overheads,
     Scenario,
     ServiceTimes,
     SimulationResult,
     SimulationTrace,
 )
+
+if TYPE_CHECKING:
+    from optimizer.simulator import event_loop
 
 NS = 1e9
 # with any of these fields set, Triton's batcher forms no batch ahead of an idle instance
@@ -52,14 +55,14 @@ class PackedScenarios:
         self._services: list[FloatArray] = []
         self._arrivals: list[IntArray] = []
         self._mixes: list[IntArray] = []
-        self._policies: list[tuple[int, int, bool]] = []
+        self._policies: list[_QueuePolicy] = []
         self._mix_ranges: dict[Hashable, tuple[int, int]] = {}
         self._service_rows: dict[tuple[int, int], tuple[int, int]] = {}
         self._service_size = 0
         self._arrivals_size = 0
         self._in_flight = 1
         self._most_measured = 1
-        rows = np.array([self._row(scenario, interval) for scenario in scenarios], np.int64)
+        rows = [self._row(scenario, interval) for scenario in scenarios]
         factors, gaps = _check_ring("jitter", jitter, 1.0), _check_ring("gaps", gaps_s, 0.0)
         if not (factors > 0).all():
             raise ValueError("jitter: all factors must be positive")
@@ -108,18 +111,21 @@ class PackedScenarios:
         results = np.empty((len(self._sizes), event_loop.RESULTS))
         executions = np.zeros((log_rows, event_loop.EXECUTION_COLUMNS), np.int64)
         requests = np.full((log_rows, event_loop.REQUEST_COLUMNS), -1, np.int64)
+        rows = np.array(self._rows, event_loop.SCENARIO_RECORD)
         tables, most = event_loop.Tables(*self._tables), self._most_measured
-        event_loop.simulate_scenarios(self._rows, tables, self._in_flight, most, results, executions, requests)
+        event_loop.simulate_scenarios(rows, tables, self._in_flight, most, results, executions, requests)
         return results, executions, requests
 
-    def _row(self, scenario: Scenario, interval: MeasurementInterval) -> list[int]:
-        """Return the columns of a scenario in the order that ``event_loop`` defines."""
+    def _row(self, scenario: Scenario, interval: MeasurementInterval) -> event_loop.ScenarioRow:
+        """Return the record of a scenario, after its tables are added to those of the others."""
+        from optimizer.simulator.event_loop import ScenarioRow  # imports the compiler
+
         candidate, unit = scenario.candidate, _unit(scenario)
-        biggest, limit = _most_units(scenario)
+        largest_request, limit = _most_units(scenario)
         in_flight = scenario.load.max_in_flight
         if in_flight < 1:
             raise ValueError("load: no requests")
-        largest = min(limit, in_flight * biggest)
+        largest = min(limit, in_flight * largest_request)
         busiest = min(candidate.instances, in_flight)
         warm_up, requests = interval.resolve(scenario.load)
         if warm_up < 0 or requests < 1 or (isinstance(scenario.load, OpenLoopLoad) and warm_up >= requests):
@@ -129,26 +135,45 @@ class PackedScenarios:
         preferred_from = len(self._preferred)
         if candidate.dynamic_batching and candidate.max_batch_size > 0:
             self._preferred += sorted(set(candidate.preferred_batch_sizes or (candidate.max_batch_size,)))
-        return [
-            unit,
-            min(limit, in_flight * biggest + 1),  # equivalent to any larger limit, with smaller tables
-            candidate.instances,
-            candidate.dynamic_batching,
-            1000 * candidate.max_queue_delay_us if candidate.dynamic_batching else 0,
-            scenario.fixed_shapes,
-            _prefetches(scenario),
-            preferred_from,
-            len(self._preferred),
-            *self._add_service_times(scenario.service, unit, largest, busiest),
-            *self._add_load(scenario),
-            warm_up,
-            requests,
-            *(round(NS * getattr(scenario.overheads, name)) for name in Overheads.__slots__),
-            *self._add_mix(scenario),
-            *_queue_policy(scenario, _only_level(scenario)),
-            round(1e6 * scenario.missed_share),
-            *self._add_levels(scenario),
-        ]
+        services_from, services_stride = self._add_service_times(scenario.service, unit, largest, busiest)
+        concurrency, arrivals_from, arrivals_to = self._add_load(scenario)
+        mix_from, mix_to = self._add_mix(scenario)
+        policy = _queue_policy(scenario, _only_level(scenario))
+        levels, policies_from = self._add_levels(scenario)
+        overheads = scenario.overheads
+        return ScenarioRow(
+            unit_samples=unit,
+            limit=min(limit, in_flight * largest_request + 1),  # equivalent to any larger one, with smaller tables
+            instances=candidate.instances,
+            dynamic_batching=candidate.dynamic_batching,
+            delay=1000 * candidate.max_queue_delay_us if candidate.dynamic_batching else 0,
+            fixed_shapes=scenario.fixed_shapes,
+            prefetch=_prefetches(scenario),
+            preferred_from=preferred_from,
+            preferred_to=len(self._preferred),
+            services_from=services_from,
+            services_stride=services_stride,
+            concurrency=concurrency,
+            arrivals_from=arrivals_from,
+            arrivals_to=arrivals_to,
+            warm_up_requests=warm_up,
+            measured_requests=requests,
+            send=round(NS * overheads.send_s),
+            receive=round(NS * overheads.receive_s),
+            client=round(NS * overheads.client_s),
+            spacing=round(NS * overheads.spacing_s),
+            wake=round(NS * overheads.wake_s),
+            dispatch=round(NS * overheads.dispatch_s),
+            release=round(NS * overheads.release_s),
+            mix_from=mix_from,
+            mix_to=mix_to,
+            queue_limit=policy.limit,
+            timeout=policy.timeout_ns,
+            rejects=policy.rejects,
+            missed_wakes=round(1e6 * scenario.missed_share),
+            levels=levels,
+            policies_from=policies_from,
+        )
 
     def _add_service_times(self, service: ServiceTimes, size: int, largest: int, busiest: int) -> tuple[int, int]:
         """Return the index of the times of one request in ``services``, and the number of columns of that table."""
@@ -254,18 +279,26 @@ def _only_level(scenario: Scenario) -> int:
     return _default_level(scenario) if levels == 1 or (levels and scenario.priorities is None) else 0
 
 
-def _queue_policy(scenario: Scenario, level: int) -> tuple[int, int, bool]:
-    """Return the most requests in the queue (0: no limit), the timeout in ns (0: none), and whether it rejects.
+class _QueuePolicy(NamedTuple):
+    """The most requests in a queue (0: no limit), their timeout (0: none), and whether expired ones are rejected."""
 
-    They are those of a priority ``level`` if it has a policy of its own; 0 is the default policy.
-    """
+    limit: int
+    timeout_ns: int
+    rejects: bool
+
+
+def _queue_policy(scenario: Scenario, level: int) -> _QueuePolicy:
+    """Return the policy of a priority ``level`` if it has one of its own, else the default policy. 0 has none."""
     applies = scenario.refuses and scenario.candidate.dynamic_batching
-    policy = dict(scenario.candidate.fields) if applies else {}
+    fields = dict(scenario.candidate.fields) if applies else {}
     prefix = f"{PRIORITY_POLICY}.{level}."
-    if not any(path.startswith(prefix) for path in policy):
+    if not any(path.startswith(prefix) for path in fields):
         prefix = f"{DEFAULT_POLICY}."
-    timeout_ns = 1000 * int(policy.get(f"{prefix}default_timeout_microseconds", 0))
-    return int(policy.get(f"{prefix}max_queue_size", 0)), timeout_ns, policy.get(f"{prefix}timeout_action") != "DELAY"
+    return _QueuePolicy(
+        limit=int(fields.get(f"{prefix}max_queue_size", 0)),
+        timeout_ns=1000 * int(fields.get(f"{prefix}default_timeout_microseconds", 0)),
+        rejects=fields.get(f"{prefix}timeout_action") != "DELAY",
+    )
 
 
 def _prefetches(scenario: Scenario) -> bool:

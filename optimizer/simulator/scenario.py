@@ -59,7 +59,7 @@ class ServiceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Latencies outside the computation, in seconds, in the order of the columns of ``event_loop``.
+    """Latencies outside the computation, in seconds.
 
     A search fits ``send_s``, ``receive_s``, ``wake_s`` and ``dispatch_s``. The others stay 0 in a run; they serve the
     comparison of the simulator with Triton (``benchmarks/simulator_proof.py``).
