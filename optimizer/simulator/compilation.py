@@ -20,6 +20,7 @@ from optimizer.core.process import run_command
 
 Ints: TypeAlias = npt.NDArray[Any]  # int64
 Floats: TypeAlias = npt.NDArray[Any]  # float64
+Records: TypeAlias = npt.NDArray[Any]  # of a type by ``record_type``
 PACKAGES = Path(__file__).parents[2]  # where Python finds this program
 COMPILE_SECONDS = 600.0
 SIMULATION_THREADS = max(1, min(4, os.cpu_count() or 1))

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +22,10 @@ from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import METRICS, QUANTILES, STATISTICS
 from objectives.quantiles import quantile_at
 from optimizer.core.request_sizes import TokenRequests
-from optimizer.simulator.compilation import CompiledOnce, compile_loop
+from optimizer.simulator.compilation import CompiledOnce, Records, compile_loop
+
+if TYPE_CHECKING:
+    from optimizer.simulator import iteration_loop
 
 RING = 1024  # random lengths that successive requests use in turn
 # A simulation is as long as a measurement of the load client in the search, because the order in which requests of
@@ -71,7 +75,7 @@ class ContinuousBatchingScenario:
         times: The times of an instance while no other one is busy, before ``factors``.
         factors: Factors [instances] on the time of a pass that begins while 1, 2, … instances are busy.
         delay_s: Time that a prompt waits in Triton's batcher for others.
-        full: Number of prompts at which they wait no longer.
+        full_batch: Number of prompts at which they wait no longer.
     """
 
     slots: int
@@ -79,7 +83,7 @@ class ContinuousBatchingScenario:
     times: PassTimes
     factors: tuple[float, ...] = (1.0,)
     delay_s: float = 0.0
-    full: int = 1
+    full_batch: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,28 +155,38 @@ def simulated_rows(
     scenarios: Sequence[ContinuousBatchingScenario], lengths: RequestLengths, threads: int = 1
 ) -> FloatArray:
     """Return the results [scenarios, columns] of one or more: TOKENS_PER_S, … and LATENCY_COLUMNS."""
-    from optimizer.simulator import iteration_loop  # imports the compiler, so only when something is simulated
+    # this imports the compiler, so only when something is simulated
+    from optimizer.simulator.iteration_loop import SCENARIO_RECORD
 
-    mean_output = float(lengths.outputs.mean())
-    rows = np.array([_row(scenario, mean_output) for scenario in scenarios])
+    rows = np.array([_row(scenario, float(lengths.outputs.mean())) for scenario in scenarios], SCENARIO_RECORD)
     factors = np.ones((len(scenarios), max(len(scenario.factors) for scenario in scenarios)))
     for row, scenario in zip(factors, scenarios, strict=True):
         row[: len(scenario.factors)] = scenario.factors
-    results = np.empty((len(scenarios), iteration_loop.RESULTS))
-
-    def simulate(start: int) -> None:  # neighbors take about the same time, so the scenarios are dealt out in turn
-        part, part_factors = (np.ascontiguousarray(array[start::threads]) for array in (rows, factors))
-        part_results = np.empty((len(part), results.shape[1]))
-        iteration_loop.simulate_scenarios(
-            part, part_factors, lengths.prompts, lengths.outputs, lengths.delays, part_results
-        )
-        results[start::threads] = part_results
-
     if threads == 1:
-        simulate(0)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(simulate, range(threads)))
+        return _simulate_rows(rows, factors, lengths)
+    # neighbors take about the same time, so the scenarios are dealt out in turn
+    parts = [slice(start, None, threads) for start in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        part_results = list(pool.map(lambda part: _simulate_rows(rows[part], factors[part], lengths), parts))
+    results = np.empty((len(scenarios), part_results[0].shape[1]))
+    for part, part_result in zip(parts, part_results, strict=True):
+        results[part] = part_result
+    return results
+
+
+def _simulate_rows(rows: Records, factors: FloatArray, lengths: RequestLengths) -> FloatArray:
+    """Return the results [rows, columns] of ``rows`` with the ``factors`` [rows, instances] on their times."""
+    from optimizer.simulator import iteration_loop
+
+    results = np.empty((len(rows), iteration_loop.RESULTS))
+    iteration_loop.simulate_scenarios(
+        np.ascontiguousarray(rows),
+        np.ascontiguousarray(factors),
+        lengths.prompts,
+        lengths.outputs,
+        lengths.delays,
+        results,
+    )
     return results
 
 
@@ -195,18 +209,31 @@ def simulate_smallest() -> None:
     )
 
 
-def _row(scenario: ContinuousBatchingScenario, mean_output: float) -> tuple[float, ...]:
-    """Return the columns of ``iteration_loop``."""
-    times, load = scenario.times, scenario.concurrency
-    wanted = max(MIN_REQUESTS, REQUESTS_IN_FLIGHT * load)
+def _row(scenario: ContinuousBatchingScenario, mean_output: float) -> iteration_loop.ScenarioRow:
+    """Return the record of a scenario, whose outputs have ``mean_output`` tokens on average."""
+    from optimizer.simulator.iteration_loop import ScenarioRow
+
+    times, concurrency = scenario.times, scenario.concurrency
+    measured_requests = max(MIN_REQUESTS, REQUESTS_IN_FLIGHT * concurrency)
     enough = min(ENOUGH_REQUESTS, ENOUGH_TOKENS / mean_output)
-    repeats = min(MAX_REPEATS, math.ceil(enough / (load + wanted)))
-    running = min(scenario.slots, load)
+    running = min(scenario.slots, concurrency)
     pass_s = times.fixed_s + times.sequence_s * running**times.power
-    send_s = min(SEND_SHARE * times.sequence_s, pass_s / running)  # sending is a part of the pass
-    return (
-        *(scenario.slots, len(scenario.factors), load, scenario.delay_s, scenario.full),
-        *(times.fixed_s, times.sequence_s, times.power, times.prompt_s, times.round_trip_s),
-        *(times.prompt_limit, times.kv_tokens, send_s, RANDOM_SHARE),
-        *(load, wanted, repeats),
+    return ScenarioRow(
+        slots=scenario.slots,
+        instances=len(scenario.factors),
+        concurrency=concurrency,
+        delay=scenario.delay_s,
+        full_batch=scenario.full_batch,
+        fixed=times.fixed_s,
+        sequence=times.sequence_s,
+        power=times.power,
+        prompt=times.prompt_s,
+        round_trip=times.round_trip_s,
+        prompt_limit=times.prompt_limit,
+        kv_tokens=times.kv_tokens,
+        send=min(SEND_SHARE * times.sequence_s, pass_s / running),  # sending is a part of the pass
+        random_share=RANDOM_SHARE,
+        warm_up_requests=concurrency,
+        measured_requests=measured_requests,
+        repeats=min(MAX_REPEATS, math.ceil(enough / (concurrency + measured_requests))),
     )

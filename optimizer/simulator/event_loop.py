@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, compiled, inlined, record_type
+from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, Records, compiled, inlined, record_type
 from optimizer.simulator.scenario import REJECTED, TIMED_OUT
 
 # columns of ``policies``, as ``queue_limit``, ``timeout`` and ``rejects`` of a scenario
@@ -309,7 +309,7 @@ STATE_RECORD = record_type(State)
 
 @CompiledOnce
 def simulate_scenarios(
-    scenarios: Ints,
+    scenarios: Records,
     tables: Tables,
     in_flight: int,
     most_measured: int,

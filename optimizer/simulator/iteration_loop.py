@@ -11,27 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, compiled, inlined, record_type
-
-# columns of ``scenarios``
-SLOTS = 0  # the most running sequences of an instance
-INSTANCES = 1
-CONCURRENCY = 2
-DELAY = 3  # time that a prompt waits in Triton's batcher for others
-FULL = 4  # number of prompts at which they wait no longer
-FIXED = 5  # time of any pass
-SEQUENCE = 6  # further time of a pass for one running sequence
-POWER = 7  # exponent of the number of running sequences, by which the further time grows
-PROMPT = 8  # time for each token of the prompts of a pass, with their filling
-ROUND_TRIP = 9  # mean time of a request outside of its instance
-PROMPT_LIMIT = 10  # the most tokens of several prompts in a pass, with their filling; 0: no limit
-KV_TOKENS = 11  # the most tokens of the running sequences of an instance; 0: no limit
-SEND = 12  # time to send a response, the last part of a pass
-RANDOM = 13  # share of the requests that any instance takes; the others go to the instances in turn
-WARM_UP = 14  # requests that end before the interval starts
-WANTED = 15  # requests that end in the interval
-REPEATS = 16  # simulations with other requests
-COLUMNS = 17
+from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, Records, compiled, inlined, record_type
 
 # columns of ``results``
 TOKENS_PER_S = 0
@@ -50,6 +30,48 @@ TOTALS = 7
 NEVER = np.inf
 NONE = cast(int, np.int64(-1))  # instead of an instance; a literal would have another type
 MAX_PASSES = 5  # passes that are simulated together while other instances may change the speed
+
+
+class ScenarioRow(NamedTuple):
+    """A scenario as the loop reads it: a NumPy record with these fields.
+
+    Attributes:
+        slots: The most running sequences of an instance.
+        instances: Instances of the model.
+        concurrency: Requests in flight.
+        delay: Time that a prompt waits in Triton's batcher for others.
+        full_batch: Number of prompts at which they wait no longer.
+        fixed: Time of any pass.
+        sequence: Further time of a pass for one running sequence.
+        power: Exponent of the number of running sequences, by which the further time grows.
+        prompt: Time for each token of the prompts of a pass, with their filling.
+        round_trip: Mean time of a request outside of its instance.
+        prompt_limit: The most tokens of several prompts in a pass, with their filling; 0: no limit.
+        kv_tokens: The most tokens of the running sequences of an instance; 0: no limit.
+        send: Time to send a response, the last part of a pass.
+        random_share: Share of the requests that any instance takes; the others go to the instances in turn.
+        warm_up_requests: Requests that end before the interval starts.
+        measured_requests: Requests that end in the interval.
+        repeats: Simulations with other requests.
+    """
+
+    slots: int
+    instances: int
+    concurrency: int
+    delay: float
+    full_batch: int
+    fixed: float
+    sequence: float
+    power: float
+    prompt: float
+    round_trip: float
+    prompt_limit: int
+    kv_tokens: int
+    send: float
+    random_share: float
+    warm_up_requests: int
+    measured_requests: int
+    repeats: int
 
 
 class Stream(NamedTuple):
@@ -145,17 +167,18 @@ class State:
     closed: float
 
 
+SCENARIO_RECORD = record_type(ScenarioRow)
 STATE_RECORD = record_type(State)
 
 
 @CompiledOnce
 def simulate_scenarios(
-    scenarios: Floats, factors: Floats, prompts: Ints, outputs: Ints, delays: Floats, results: Floats
+    scenarios: Records, factors: Floats, prompts: Ints, outputs: Ints, delays: Floats, results: Floats
 ) -> None:
     """Simulate each row of ``scenarios`` in a closed loop, and write its row of ``results``.
 
     Args:
-        scenarios: [scenarios, COLUMNS].
+        scenarios: [scenarios] records of the type SCENARIO_RECORD.
         factors: [scenarios, instances], on the time of a pass that begins while 1, 2, … instances are busy.
         prompts: [ring], tokens of successive prompts; used cyclically.
         outputs: [ring], tokens of successive outputs.
@@ -165,7 +188,7 @@ def simulate_scenarios(
     stream = Stream(prompts, outputs, delays)
     for i in range(len(scenarios)):
         scenario, result = scenarios[i], results[i]
-        requests, repeats = int(scenario[WANTED]), int(scenario[REPEATS])
+        requests, repeats = scenario.measured_requests, scenario.repeats
         times, totals = np.empty((KINDS, requests * repeats)), np.zeros(TOTALS)
         for repeat in range(repeats):
             states = np.zeros(1, STATE_RECORD)
@@ -174,7 +197,7 @@ def simulate_scenarios(
         seconds, passes = totals[SECONDS], max(totals[PASSES], 1.0)
         result[TOKENS_PER_S] = totals[TOKENS] / seconds
         result[TOGETHER] = max(totals[SEQUENCES] / passes, 1.0)
-        result[OCCUPIED] = min(totals[RUNNING] / seconds / scenario[INSTANCES] / scenario[SLOTS], 1.0)
+        result[OCCUPIED] = min(totals[RUNNING] / seconds / scenario.instances / scenario.slots, 1.0)
         column = LATENCIES
         for kind in range(KINDS):
             count = int(totals[WITH_BETWEEN]) if kind == BETWEEN else requests * repeats
@@ -187,11 +210,13 @@ def simulate_scenarios(
 
 
 @compiled
-def _simulate(state: State, scenario: Floats, factors: Floats, stream: Stream, times: Floats, totals: Floats) -> None:
+def _simulate(
+    state: State, scenario: ScenarioRow, factors: Floats, stream: Stream, times: Floats, totals: Floats
+) -> None:
     """Add one simulation to ``times`` [KINDS, requests] and ``totals``."""
-    number, concurrency = int(scenario[INSTANCES]), int(scenario[CONCURRENCY])
-    slots = min(int(scenario[SLOTS]), concurrency)
-    total = int(scenario[WARM_UP]) + int(scenario[WANTED]) + concurrency
+    number, concurrency = scenario.instances, scenario.concurrency
+    slots = min(scenario.slots, concurrency)
+    total = scenario.warm_up_requests + scenario.measured_requests + concurrency
     requests = Requests(
         np.empty(total), np.empty(total), np.empty(total, np.int64), np.empty(total), np.empty(concurrency, np.int64)
     )
@@ -209,11 +234,11 @@ def _simulate(state: State, scenario: Floats, factors: Floats, stream: Stream, t
         np.full(number, NEVER),
         np.ones(number),
         np.zeros(number, np.bool_),
-        scenario[FIXED] + scenario[SEQUENCE] * np.arange(slots + 1) ** scenario[POWER],
+        scenario.fixed + scenario.sequence * np.arange(slots + 1) ** scenario.power,
     )
     state.due = NEVER
     state.measured, state.with_between = int(totals[MEASURED]), int(totals[WITH_BETWEEN])
-    state.enough = state.measured + int(scenario[WANTED])
+    state.enough = state.measured + scenario.measured_requests
     _send_first(state, scenario, requests, instances.pass_s[1] * factors[0] * np.mean(stream.outputs))
     while state.measured < state.enough:
         j = int(np.argmin(instances.ends))
@@ -237,17 +262,19 @@ def _simulate(state: State, scenario: Floats, factors: Floats, stream: Stream, t
 
 
 @inlined
-def _send_first(state: State, scenario: Floats, requests: Requests, alone: float) -> None:
+def _send_first(state: State, scenario: ScenarioRow, requests: Requests, alone: float) -> None:
     """Send the first requests, spread over the time ``alone`` that one takes alone."""
-    concurrency = int(scenario[CONCURRENCY])
+    concurrency = scenario.concurrency
     for i in range(concurrency):
         requests.sent[i] = alone * i / concurrency
-        requests.arriving[i], requests.arrives[i] = i, requests.sent[i] + scenario[ROUND_TRIP] / 2
+        requests.arriving[i], requests.arrives[i] = i, requests.sent[i] + scenario.round_trip / 2
     state.issued = state.tail = concurrency
 
 
 @inlined
-def _advance_batcher(state: State, scenario: Floats, stream: Stream, requests: Requests, instances: Instances) -> int:
+def _advance_batcher(
+    state: State, scenario: ScenarioRow, stream: Stream, requests: Requests, instances: Instances
+) -> int:
     """Let a request arrive, or the wait of the oldest prompt end.
 
     Return the instance that gets the prompts in the batcher; NONE if they wait for others.
@@ -259,8 +286,8 @@ def _advance_batcher(state: State, scenario: Floats, stream: Stream, requests: R
         state.head += 1
         state.in_batcher += 1
         if state.in_batcher == 1:
-            state.due = state.now + scenario[DELAY]
-        if scenario[DELAY] > 0 and state.in_batcher < int(scenario[FULL]):
+            state.due = state.now + scenario.delay
+        if scenario.delay > 0 and state.in_batcher < scenario.full_batch:
             return NONE
     else:
         state.now = state.due
@@ -274,13 +301,13 @@ def _advance_batcher(state: State, scenario: Floats, stream: Stream, requests: R
 
 
 @inlined
-def _take_instance(state: State, scenario: Floats, stream: Stream, request: int, number: int) -> int:
+def _take_instance(state: State, scenario: ScenarioRow, stream: Stream, request: int, number: int) -> int:
     """Return the instance of ``number`` for the batch that begins with ``request``.
 
     Triton wakes the instance that has waited longest for requests, with few exceptions.
     """
     delays, position = stream.delays, request + state.offset
-    if number > 1 and math.exp(-delays[(7 * position + 3) % len(delays)]) < scenario[RANDOM]:
+    if number > 1 and math.exp(-delays[(7 * position + 3) % len(delays)]) < scenario.random_share:
         return int(math.exp(-delays[(5 * position + 11) % len(delays)]) * number)
     j = state.next_instance
     state.next_instance = (j + 1) % number
@@ -288,7 +315,7 @@ def _take_instance(state: State, scenario: Floats, stream: Stream, request: int,
 
 
 @inlined
-def _admit(state: State, scenario: Floats, stream: Stream, instances: Instances, j: int) -> int:
+def _admit(state: State, scenario: ScenarioRow, stream: Stream, instances: Instances, j: int) -> int:
     """Admit requests from the queue of instance ``j``. Return the tokens of the longest prompt among them."""
     concurrency, slots, ring = instances.queue.shape[1], instances.running.shape[1], len(stream.prompts)
     new = longest = 0
@@ -298,9 +325,9 @@ def _admit(state: State, scenario: Floats, stream: Stream, instances: Instances,
             stream.prompts[(request + state.offset) % ring],
             stream.outputs[(request + state.offset) % ring],
         )
-        if new > 0 and 0 < scenario[PROMPT_LIMIT] < max(longest, length) * (new + 1):
+        if new > 0 and 0 < scenario.prompt_limit < max(longest, length) * (new + 1):
             break
-        if count > 0 and 0 < scenario[KV_TOKENS] < instances.kept_tokens[j] + length + output:
+        if count > 0 and 0 < scenario.kv_tokens < instances.kept_tokens[j] + length + output:
             break
         longest = max(longest, length)
         instances.queue_head[j] = (instances.queue_head[j] + 1) % concurrency
@@ -315,7 +342,13 @@ def _admit(state: State, scenario: Floats, stream: Stream, instances: Instances,
 
 @inlined
 def _begin_passes(
-    state: State, scenario: Floats, factors: Floats, requests: Requests, instances: Instances, longest: int, j: int
+    state: State,
+    scenario: ScenarioRow,
+    factors: Floats,
+    requests: Requests,
+    instances: Instances,
+    longest: int,
+    j: int,
 ) -> None:
     """Begin the passes of instance ``j`` up to the next one that may change its running sequences."""
     count, new, slots = instances.active[j], instances.admitted[j], instances.running.shape[1]
@@ -323,7 +356,7 @@ def _begin_passes(
     state.busy += 1
     instances.begun[j] = now = state.now
     if new > 0:
-        now += factor * (scenario[FIXED] + scenario[PROMPT] * longest * new)
+        now += factor * (scenario.fixed + scenario.prompt * longest * new)
         for k in range(count - new, count):
             requests.first[instances.running[j, k]] = now
     passes = instances.lacking[j, 0]
@@ -339,17 +372,17 @@ def _begin_passes(
     elif passes > 1:  # nothing changes before the next request may arrive
         horizon = min(requests.arrives[state.head] if state.head < state.tail else NEVER, state.due)
         for end in instances.ends:
-            horizon = min(horizon, end + scenario[ROUND_TRIP] / 2)
+            horizon = min(horizon, end + scenario.round_trip / 2)
         if horizon < now + step * passes:
             passes = 1 + max(0, int((horizon - now) / step))
     instances.passes[j] = passes
-    instances.ends[j] = now + step * passes - factor * scenario[SEND] * (count - 1)
+    instances.ends[j] = now + step * passes - factor * scenario.send * (count - 1)
 
 
 @inlined
 def _end_passes(
     state: State,
-    scenario: Floats,
+    scenario: ScenarioRow,
     stream: Stream,
     requests: Requests,
     instances: Instances,
@@ -359,9 +392,9 @@ def _end_passes(
 ) -> None:
     """End the passes of instance ``j``, which begins to send the responses of the last one."""
     now, count, passes = instances.ends[j], instances.active[j], instances.passes[j]
-    sending = scenario[SEND] * instances.factor[j]
+    sending = scenario.send * instances.factor[j]
     instances.is_sending[j], instances.ends[j] = True, now + sending * (count - 1)
-    if state.ended >= int(scenario[WARM_UP]):
+    if state.ended >= scenario.warm_up_requests:
         totals[TOKENS] += instances.admitted[j] + passes * count
         totals[PASSES] += passes
         totals[SEQUENCES] += passes * count
@@ -385,15 +418,15 @@ def _end_passes(
 
 @inlined
 def _end_request(
-    state: State, scenario: Floats, stream: Stream, requests: Requests, times: Floats, request: int, end: float
+    state: State, scenario: ScenarioRow, stream: Stream, requests: Requests, times: Floats, request: int, end: float
 ) -> None:
     """Count ``request``, whose last response is sent at ``end``, and let its client send the next one."""
-    ring, one_way = len(stream.outputs), scenario[ROUND_TRIP] / 2
+    ring, one_way = len(stream.outputs), scenario.round_trip / 2
     length = stream.outputs[(request + state.offset) % ring]
     state.ended += 1
-    if state.ended == int(scenario[WARM_UP]):
+    if state.ended == scenario.warm_up_requests:
         state.opened = end
-    elif state.ended > int(scenario[WARM_UP]) and state.measured < state.enough:
+    elif state.ended > scenario.warm_up_requests and state.measured < state.enough:
         times[FIRST_RESPONSE, state.measured] = requests.first[request] - requests.sent[request] + one_way
         times[WHOLE, state.measured] = end - requests.sent[request] + one_way
         if length > 1:

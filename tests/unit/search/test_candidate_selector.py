@@ -105,8 +105,13 @@ def test_a_group_that_was_measured_has_its_own_speed() -> None:
 
 
 def test_a_group_never_measured_takes_the_nearest() -> None:
-    service_times = fit_service_times({ExecutionSettings(2): [observed(2, 0.050)], ExecutionSettings(8): [observed(8, 0.080)]}, problem(), 8)
-    two_instances, three_instances = service_times.times(ExecutionSettings(2)).seconds, service_times.times(ExecutionSettings(3)).seconds
+    service_times = fit_service_times(
+        {ExecutionSettings(2): [observed(2, 0.050)], ExecutionSettings(8): [observed(8, 0.080)]}, problem(), 8
+    )
+    two_instances, three_instances = (
+        service_times.times(ExecutionSettings(2)).seconds,
+        service_times.times(ExecutionSettings(3)).seconds,
+    )
     assert three_instances[7, :2] == pytest.approx(two_instances[7])
     assert three_instances[7, 2] > three_instances[7, 1]
 

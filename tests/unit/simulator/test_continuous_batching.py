@@ -81,7 +81,7 @@ scenarios = st.builds(
     times=times,
     factors=st.sampled_from([(1.0,), (1.0, 1.5), (1.0, 1.2, 1.9)]),
     delay_s=st.sampled_from([0.0, 0.02]),
-    full=st.sampled_from([4, 16]),
+    full_batch=st.sampled_from([4, 16]),
 )
 
 
@@ -101,11 +101,11 @@ def test_one_slot_serves_requests_one_after_another(concurrency: int) -> None:
 
 def test_a_request_alone_waits_for_the_queue_delay_and_the_network() -> None:
     pass_times = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001, round_trip_s=0.004)
-    scenario = ContinuousBatchingScenario(8, 1, pass_times, delay_s=0.02, full=8)
+    scenario = ContinuousBatchingScenario(8, 1, pass_times, delay_s=0.02, full_batch=8)
     result = simulate(scenario, replace(lengths("30", "11"), delays=np.ones(1024)))
     assert result.latency_s("ttft-p50") == pytest.approx(0.004 + 0.02 + 0.04)
     assert result.latency_s("latency-p50") == pytest.approx(0.004 + 0.02 + 0.04 + 0.12)
-    assert simulate(replace(scenario, full=1), lengths("30", "11")).latency_s("ttft-p50") < 0.05
+    assert simulate(replace(scenario, full_batch=1), lengths("30", "11")).latency_s("ttft-p50") < 0.05
 
 
 def test_each_instance_has_requests_of_its_own() -> None:

@@ -101,7 +101,9 @@ def test_contention_between_two_instances_tells_about_four() -> None:
     """Instances that do not slow each other down at two do so hardly at four."""
     problem = replace(PROBLEM, cpu_count=None)
     with_one_instance = seconds(samples({ALONE: [observed([1, 8])]}, problem), 8, ExecutionSettings(4))
-    both_samples = samples({ALONE: [observed([1, 8])], ExecutionSettings(2): [observed([1, 8], instances=2)]}, problem)
+    both_samples = samples(
+        {ALONE: [observed([1, 8])], ExecutionSettings(2): [observed([1, 8], instances=2)]}, problem
+    )
     with_two_instances = seconds(both_samples, 8, ExecutionSettings(4))
     assert np.median(with_two_instances) < np.median(with_one_instance)
     assert np.median(with_two_instances) / linear(8) == pytest.approx(1.2, abs=0.3)
