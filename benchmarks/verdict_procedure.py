@@ -68,7 +68,7 @@ from optimizer.confirmation.server_plan import (
 from optimizer.core.trial import Candidate, LoadPoint
 
 ALLOWED = 0.05  # p95
-CAPACITY, SLOW_CAPACITY = 4000.0, 400.0  # infer/s of the best configuration
+CAPACITY, SLOW_CAPACITY = 4000.0, 400.0  # infer/s of the best configuration, in the median
 CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s
 AUTOCORRELATION = 0.6  # of the speed of neighboring windows
 EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
@@ -92,7 +92,7 @@ class Scenario:
     ``disturbed`` is the share of the time in which other programs run, in bursts of ``burst_seconds``.
     ``search_bias`` is the systematic error of the predicted log latencies. ``late`` says what happens to requests
     over the bound: with "gap" no latency is near it, with "failed" they fail. ``capacity`` is the largest
-    throughput of the best configuration in infer/s.
+    throughput of the best configuration in infer/s, in the median of the runs.
     """
 
     server_cv: float

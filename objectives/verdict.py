@@ -180,7 +180,7 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
 
 
 def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
-    """Return the effective requests that a verdict on ``bound`` needs at least; 0 if it permits no share of them."""
+    """Return about how many effective requests a PASS of ``bound`` needs; 0 if it permits no share of them."""
     metric, allowed = METRICS[bound.metric], bound.bound / 100
     if metric.counted is not None:
         return fewest_requests(allowed, error) if 0 < allowed < 1 else 0

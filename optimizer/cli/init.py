@@ -49,11 +49,14 @@ def main(argv: list[str]) -> int:
     """Run ``tune init`` and return its exit code. Raises TuneError."""
     arguments = build_parser().read(argv)
     values = {name: value for name, value in values_of(arguments).items() if name in OPTIONS}
+    from optimizer.study.initial_profile import initial_profile
+    from optimizer.study.run_request import missing_model
+
+    if not arguments.model:
+        raise missing_model(values.get("model-repository"))
     options = run_options(arguments.model, values)
     is_printed = arguments.out == STANDARD_OUTPUT
     output = None if is_printed or arguments.out is None else Path(arguments.out)
-    from optimizer.study.initial_profile import initial_profile
-
     on_progress, _ = progress_on_terminal()
     profile = initial_profile(options, output, on_progress)
     if is_printed:

@@ -25,6 +25,7 @@ from optimizer.options.table import LOAD, OPTIONS, OPTIONS_BY_NAME, OUTPUT, REQU
 from optimizer.options.values import (
     MAX_INT32,
     parse_optional,
+    parse_path,
     parse_rates,
     parse_value,
     parse_whole_numbers,
@@ -91,10 +92,11 @@ def read_sweep_arguments(argv: list[str]) -> SweepArguments:
     csv = None if arguments.csv is None else _check_csv(arguments.csv)
     as_json = arguments.json is True
     given = _given_options(arguments)
-    if arguments.resume is None:
+    resume = parse_optional("--resume", arguments.resume, parse_path)
+    if resume is None:
         options, request = _read_request(given)
         return SweepArguments(options, request, None, csv, as_json)
-    folder, options, request = _read_resumed(arguments.resume, given)
+    folder, options, request = _read_resumed(resume, given)
     return SweepArguments(options, request, folder, csv, as_json)
 
 

@@ -10,7 +10,7 @@ from optimizer.cli.output import EXIT_CODES, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
-from optimizer.options.values import parse_value, whole_number
+from optimizer.options.values import parse_optional, parse_text, parse_value, whole_number
 
 DEFAULT_INTERVAL, DEFAULT_INTERVALS = "5s", 12
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.2, 86400.0
@@ -85,6 +85,7 @@ def main(argv: list[str]) -> int:
         raise BadInputError(f"--url: given {len(urls):,} times; give at most {MAX_SERVERS:,}")
     interval_seconds = parse_value("--interval", arguments.interval, _parse_interval)
     count = parse_value("--intervals", arguments.intervals, whole_number(MIN_INTERVALS, MAX_INTERVALS))
+    given_model = parse_optional("--model", arguments.model, parse_text)
     from optimizer.results import formatting
     from optimizer.results.finished_run import read_run
     from optimizer.simulator.simulate import compile_simulator
@@ -105,7 +106,7 @@ def main(argv: list[str]) -> int:
             )
 
     judgement = None
-    model = arguments.model or expectation.model
+    model = given_model or expectation.model
     for observed in observe_loads(urls, model, interval_seconds, count, on_start=announce, steps=expectation.steps):
         judgement = judge(expectation, observed.loads, len(urls), observed.lost_intervals)
         if arguments.json:

@@ -45,7 +45,10 @@ def describe_instability(
 
 
 def _describe_spread(values: Sequence[float], limit: float, name: str, unit: str) -> str:
-    """Return how ``values`` differ if their (max - min) / median is above ``limit``; otherwise an empty string."""
+    """Return how ``values`` differ if their (max - min) / median is above ``limit``; otherwise an empty string.
+
+    A median of zero is described too.
+    """
     median, lowest, highest = sorted(values)[len(values) // 2], min(values), max(values)
     if median <= 0:
         return f"a window of zero {name}"

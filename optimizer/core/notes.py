@@ -229,7 +229,7 @@ class PerfAnalyzerSampleLimit(Note):
     def __str__(self) -> str:
         return (
             f"{self.sent:,} of the {self.recorded:,} samples are sent: perf_analyzer takes long to prepare requests "
-            f"of {self.batch_size:,} from more (up to 65,536 are sent at a rate)"
+            f"of {self.batch_size:,} from more (up to 65,536 are sent at a request rate)"
         )
 
 

@@ -130,7 +130,7 @@ def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
         why = "requests at a rate are sent over gRPC only"
         if "protocol" in explicit:
             raise OptionError("protocol", f"--protocol http: {why}; leave it out")
-        raise OptionError("url", f"--url {quote(options.url or DEFAULT_URL)}: {why}; give the gRPC port")
+        raise OptionError("url", f"--url {quote(options.url or DEFAULT_URL)}: {why}; give the host:port of its gRPC")
     if options.perf_analyzer_image is not None:
         raise OptionError(
             "perf-analyzer-image",

@@ -99,7 +99,8 @@ def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> Pl
 
 
 SIMULATED_SLOWNESSES = np.geomspace(0.6, 1.7, 13)
-SLOWNESSES = np.geomspace(0.6, 1.7, 401)  # values of a deployment; between the simulated ones it is interpolated
+# of a deployment; between the simulated ones, its loads are interpolated
+SLOWNESSES = np.geomspace(SIMULATED_SLOWNESSES[0], SIMULATED_SLOWNESSES[-1], 401)
 CLOSED_LOOP_INTERVAL = MeasurementInterval(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000  # in a simulation of a load at a rate
 SEED = 0  # of the simulated jitter

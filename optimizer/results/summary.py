@@ -310,8 +310,8 @@ def next_step(
     return _deployment(folder, can_serve=can_serve)
 
 
-def _step_if_undecided(outcome: Outcome, folder: str | Path, longer: str, *, is_complete: bool) -> NextStep:
-    """Return the step after a run whose recommendation is UNDECIDED, with the arguments of ``next_step``."""
+def _step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, is_complete: bool) -> NextStep:
+    """Return the step after a run whose recommendation is UNDECIDED; ``run_again`` is a command that is not empty."""
     if outcome.confirmed and outcome.confirmed.crash:
         logs = f"{shlex.quote(show_path(folder))}/logs"
         return NextStep(f"find the cause of the crash in {logs}, then make a separate test", fresh_command(folder))
@@ -319,7 +319,7 @@ def _step_if_undecided(outcome: Outcome, folder: str | Path, longer: str, *, is_
         advice = "make a separate test, because more servers cannot change the verdict"
         return NextStep(advice, fresh_command(folder))
     if _only_baseline_measured(outcome):
-        return NextStep("run again with a larger --budget", longer)
+        return NextStep("run again with a larger --budget", run_again)
     if _is_disturbed(outcome.confirmed or _last_tested(outcome)):
         return NextStep("stop other programs on this machine, then continue the test", verify_command(folder))
     return NextStep("continue the test", verify_command(folder))

@@ -36,7 +36,7 @@ FINE_LOADS, FINALISTS = 12, 4  # concurrencies around the best one, for the most
 # The most promising candidates are predicted with all samples of the server model. They are selected with the first
 # of these samples, at every second load.
 POOL, SCREENING_SAMPLES = 24, 3
-SHORTLIST = 160  # candidates that may be selected after the whole space has been ranked
+SHORTLIST = 160  # candidates that are tried first after the whole space has been ranked
 RANKING_DEPLOYMENTS = 2  # the ranking uses the first ones only: more of them hardly change the order within a group
 MAX_TRANSFERRED = 40  # candidates of the shortlist that come from another study
 STALE_SHARE = 1 / 8  # share of the running trials that may have ended since the surrogate was fitted
@@ -190,7 +190,7 @@ class CandidateSelector:
     def _screen(
         self, fitted: Surrogate, surrogate: Surrogate, remaining: Sequence[Candidate]
     ) -> tuple[list[ConfigurationLoad], FloatArray]:
-        """Return the remaining candidates of the shortlist at every second load, and their improvements.
+        """Return the candidates of ``_shortlisted`` at every second load, and their improvements.
 
         While others run, the same list is evaluated again and again, because its predictions are cached.
         """

@@ -62,7 +62,8 @@ class Feasibility:
 def _has_succeeded(trial: Trial, bounds: Sla) -> bool | None:
     """Return whether a trial has a measurement within ``bounds``; None if it is not known to miss one.
 
-    The first window of a deployment that is given up for its latency has no other metric.
+    A trial without a measurement has not succeeded. The first window of a deployment that is given up for its latency
+    has no other metric.
     """
     measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
     if any(map(bounds.is_met, measured)):

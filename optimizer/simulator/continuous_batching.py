@@ -158,7 +158,8 @@ def simulated_rows(
     # this imports the compiler, so only when something is simulated
     from optimizer.simulator.iteration_loop import SCENARIO_RECORD
 
-    rows = np.array([_row(scenario, float(lengths.outputs.mean())) for scenario in scenarios], SCENARIO_RECORD)
+    mean_output = float(lengths.outputs.mean())
+    rows = np.array([_row(scenario, mean_output) for scenario in scenarios], SCENARIO_RECORD)
     factors = np.ones((len(scenarios), max(len(scenario.factors) for scenario in scenarios)))
     for row, scenario in zip(factors, scenarios, strict=True):
         row[: len(scenario.factors)] = scenario.factors

@@ -106,7 +106,7 @@ class PackedScenarios:
         )
 
     def _simulate(self, log_rows: int) -> tuple[FloatArray, IntArray, IntArray]:
-        from optimizer.simulator import event_loop  # imports the compiler, so only when something is simulated
+        from optimizer.simulator import event_loop
 
         results = np.empty((len(self._sizes), event_loop.RESULTS))
         executions = np.zeros((log_rows, event_loop.EXECUTION_COLUMNS), np.int64)
@@ -118,7 +118,7 @@ class PackedScenarios:
 
     def _row(self, scenario: Scenario, interval: MeasurementInterval) -> event_loop.ScenarioRow:
         """Return the record of a scenario, after its tables are added to those of the others."""
-        from optimizer.simulator.event_loop import ScenarioRow  # imports the compiler
+        from optimizer.simulator.event_loop import ScenarioRow  # imports the compiler, so only to simulate
 
         candidate, unit = scenario.candidate, _unit(scenario)
         largest_request, limit = _most_units(scenario)

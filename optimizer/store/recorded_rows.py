@@ -54,7 +54,7 @@ class RecordedRows:
     """The rows of a table that count.
 
     Attributes:
-        rows: One row for each configuration at each load, in the order of the table.
+        rows: One row for each configuration at each load, in the order of the last row of each.
         request_batch_size: Samples of each request, the same in all rows.
         cpu_count: Number of the server's CPUs, the same in all rows; None if it is unknown.
     """

@@ -74,7 +74,7 @@ def _read_request(
         return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, flag)
     if "from-model-analyzer" not in parsed:
         if not model:
-            raise _missing_model(parsed.get("model-repository"))
+            raise missing_model(parsed.get("model-repository"))
         options = parsed_options(model, parsed)
         return RunRequest(with_found_run(options, options.warm_start))
     from optimizer.model.model_analyzer.reader import read_model_analyzer
@@ -91,7 +91,7 @@ def _read_request(
     return RunRequest(with_found_run(options, options.warm_start), mapped=mapped)
 
 
-def _missing_model(repository: str | None) -> BadInputError:
+def missing_model(repository: str | None) -> BadInputError:
     """Return the error for a command line without a model, with the models of the repository if one is given."""
     if repository is not None and is_folder(Path(repository)):
         from optimizer.model.repository import list_models

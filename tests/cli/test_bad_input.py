@@ -190,8 +190,9 @@ def test_bad_flags_model_names_and_profiles_are_reported(case: Bad, called_tune:
     assert_says(tune_without_server(called_tune, sandbox, *case.arguments.split()), *case.lines)
 
 
-def test_an_empty_model_is_missing(sandbox: Sandbox, called_tune: Tune) -> None:
-    assert_says(tune_without_server(called_tune, sandbox, "run", ""), ("MODEL is missing", "tune models"))
+@pytest.mark.parametrize("command", ["run", "sweep", "init"])
+def test_an_empty_model_is_missing(sandbox: Sandbox, called_tune: Tune, command: str) -> None:
+    assert_says(tune_without_server(called_tune, sandbox, command, ""), ("MODEL is missing", "tune models"))
 
 
 @pytest.mark.parametrize("case", MODEL_ANALYZER, ids=str)

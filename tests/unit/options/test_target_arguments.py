@@ -93,7 +93,7 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
         ),
         ("--target remote --protocol http m", "--protocol http: --url is a gRPC address"),
         ("--target remote --protocol grpc --url http://h:1 m", "--protocol grpc: --url is an HTTP address"),
-        ("--target remote --url http://h:1 --load rate m", "--url http://h:1: requests at a rate are sent over"),
+        ("--target remote --url http://h:1 --load rate m", "over gRPC only; give the host:port of its gRPC"),
         ("--perf-analyzer-image i --load rate m", "--perf-analyzer-image i: perf_analyzer does not send"),
         ("--target remote --server-cpus 0 m", "--server-cpus 0: the CPUs of a remote server cannot be set"),
         ("--target local --server-arg=http-port=1 m", "--server-arg http-port=1: write an option with its value"),

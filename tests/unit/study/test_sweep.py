@@ -190,6 +190,7 @@ def test_combinations_without_effect_are_measured_once() -> None:
         ("--request-rate 5 --perf-analyzer-image i m", "--perf-analyzer-image i: perf_analyzer does not send"),
         ("--csv nowhere/x.csv m", "--csv nowhere/x.csv: write the name of a file in a folder that exists"),
         ("--resume nowhere", "--resume nowhere: no such folder"),
+        ("--resume=", "--resume '': write a path"),
         ("--resume nowhere m", "leave m out"),
         ("--max-batchsize 4 m", "`tune sweep --help` shows the options"),
         ("--concurrency 1", "MODEL is missing"),

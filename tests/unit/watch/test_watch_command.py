@@ -235,6 +235,7 @@ def test_a_server_that_cannot_be_read_is_a_fault_of_the_environment(capsys: pyte
         (("--url", "a:1", "--interval", "10"), "a unit is missing"),
         (("--url", "a:1", "--interval", "1ms"), "write a time from 200ms to 24h"),
         (("--url", "a:1", "--intervals", "1"), "write a whole number from 2 to 1000"),
+        (("--url", "a:1", "--model", ""), "--model '': give 1 to"),
     ],
 )
 def test_wrong_words_are_bad_input(words: tuple[str, ...], part: str) -> None:
