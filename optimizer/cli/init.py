@@ -10,7 +10,7 @@ from optimizer.cli.output import progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
 from optimizer.core.safe_text import exists, one_line, show_path
-from optimizer.options.command_line import Parser, values_of
+from optimizer.options.command_line import Parser, value_of, values_of
 from optimizer.options.option_reader import run_options
 from optimizer.options.table import SLA_OPTIONS
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     from optimizer.study.run_request import missing_model
 
     if not arguments.model:
-        raise missing_model(values.get("model-repository"))
+        raise missing_model(value_of(arguments, "--model-repository"))
     options = run_options(arguments.model, values)
     is_printed = arguments.out == STANDARD_OUTPUT
     output = None if is_printed or arguments.out is None else Path(arguments.out)

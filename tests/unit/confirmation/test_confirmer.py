@@ -686,16 +686,16 @@ def test_the_next_candidate_replaces_one_that_cannot_be_deployed_as_written(prob
 
 
 def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, tmp_path: Path) -> None:
-    larger_batches = Candidate(64, True, 500)
+    longer_delay = Candidate(64, True, 500)
     server = RandomServer(
-        broken=(BASELINE, FAST, FASTER), served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, larger_batches: 900.0}
+        broken=(BASELINE, FAST, FASTER), served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, longer_delay: 900.0}
     )
-    trials = confirm(server, searched(server, {**LOADS, larger_batches: 10}), problem, tmp_path)
+    trials = confirm(server, searched(server, {**LOADS, longer_delay: 10}), problem, tmp_path)
     assert [trial.status for trial in trials] == ["failed", "failed", "failed", "ok"]
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.point.candidate == larger_batches
+    assert outcome.confirmed.point.candidate == longer_delay
 
 
 def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Path) -> None:
@@ -745,9 +745,9 @@ def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_
 
 
 def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_path: Path) -> None:
-    other_candidate = Candidate(64, True, 500)
-    server = RandomServer(served={**SERVED, other_candidate: 1100.0})
-    measured = searched(server, {**LOADS, other_candidate: 12})
+    longer_delay = Candidate(64, True, 500)
+    server = RandomServer(served={**SERVED, longer_delay: 1100.0})
+    measured = searched(server, {**LOADS, longer_delay: 12})
     point = Point(2, FASTER, *measured[2].measurements[0])
     planned = plan_server(point, point.load, None)
     enough = planned.reserved_seconds(LOOKS[0]) + 2.5 * COMPARED_SERVERS * planned.server_seconds

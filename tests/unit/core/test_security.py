@@ -351,7 +351,7 @@ def test_a_message_with_a_long_quotation_is_shortened() -> None:
             "t.csv: has more than 50,000 rows; leave out what is not needed",
         ),
         (
-            ",".join([HEADER, *map(str, range(MAX_COLUMNS))]),
+            ",".join([HEADER, *map(str, range(MAX_COLUMNS + 1 - len(HEADER.split(","))))]),
             "t.csv: has more than 1,000 columns; leave out what is not needed",
         ),
     ],

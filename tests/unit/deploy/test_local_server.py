@@ -37,7 +37,7 @@ Model Repository:
 
 
 def write_server(folder: Path, output: str = HELP, exit_code: int = 1) -> Path:
-    """Return a script that prints ``says`` and exits with ``code``, in place of ``tritonserver --help``."""
+    """Return a script that prints ``output`` and exits with ``exit_code``, in place of ``tritonserver --help``."""
     return write_program(folder / "tritonserver", f"#!/bin/sh\ncat <<'END'\n{output}END\nexit {exit_code}\n")
 
 

@@ -135,7 +135,7 @@ def reliable_points(explanation: Explanation) -> list[Point]:
 def check_effect(
     effect: Remedy | OtherSla, met_points: list[Point], entry: dict[str, object], explanation: Explanation, shown: str
 ) -> None:
-    """Check a change or another bound, whose measurements within the bounds are ``met``."""
+    """Check a change or another bound, whose measurements within the bounds are ``met_points``."""
     outcome, subject = explanation.outcome, explanation.subject.point
     assert (effect.measured is not None) == bool(met_points), "a measurement within the bound replaces the forecast"
     if effect.measured is not None:

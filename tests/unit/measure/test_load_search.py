@@ -295,9 +295,8 @@ def test_too_many_failed_requests_lower_the_load() -> None:
 def test_a_rate_whose_bursts_exceed_the_capacity_shows_the_way_by_its_latency(
     capacity: float, idle_ms: float
 ) -> None:
-    def measure_bursts(
-        rate: float,
-    ) -> Measurement:  # of three times the mean rate, and the mean is below the capacity
+    def measure_bursts(rate: float) -> Measurement:
+        """Return a measurement of bursts at three times the mean rate, which is below the capacity."""
         share = min(3 * rate / capacity, 0.95)
         queue_ms = 100 * max(3 * rate / capacity - 1, 0)
         p95_ms = idle_ms * (1 + 0.5 * share / (1 - share)) + queue_ms

@@ -221,7 +221,7 @@ def options(draw: st.DrawFn) -> RunOptions:
     shareable: list[SharedMemoryName] = ["none", "system"] if is_shareable else ["none"]
     return RunOptions(
         **served,
-        model=draw(TEXTS),
+        model=draw(TEXTS.filter(bool)),
         sla_ms=draw(st.dictionaries(st.sampled_from([*SLA_METRICS, "p99.9", "ttft-p99.5", "p72"]), POSITIVE)),
         model_repository=draw(st.one_of(st.none(), PATHS)),
         objectives=objectives,

@@ -163,7 +163,9 @@ def without(measurement: Measurement, unknown: set[str]) -> Measurement:
     return replace(measurement, **defaults)
 
 
-@pytest.mark.parametrize("column", ["concurrency", "load_generator", "optimization.graph.level"])
+@pytest.mark.parametrize(
+    "column", ["concurrency", "load_generator", "throughput_infer_per_sec", "optimization.graph.level"]
+)
 def test_a_column_that_a_trial_cannot_do_without_must_be_there(column: str, tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text(",".join(name for name in table(path).columns if name != column) + "\n")

@@ -50,7 +50,9 @@ def test_the_next_batch_is_compared_with_the_last(folder: Path, capsys: pytest.C
     assert main(["suite.yaml", "--fail-on-regression", "5%"]) == 3
     shown = capsys.readouterr().out
     assert "it failed too on 2026-11-01" in shown
-    assert max(len(line) for line in shown.splitlines() if not line.startswith("index")) <= 80
+    # a path is not broken, so a line with a single word may be longer
+    lines = [line for line in shown.splitlines() if not line.startswith("index") and " " in line.strip()]
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_newest_unfinished_batch_is_resumed(folder: Path) -> None:

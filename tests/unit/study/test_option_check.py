@@ -14,11 +14,13 @@ from optimizer.config.queue_policy import PRIORITY_LEVELS
 from optimizer.core.endpoint import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.deploy import target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
-from optimizer.study.option_check import check_shared_memory
+from optimizer.study.model_finder import NamedModel
+from optimizer.study.option_check import check_requests, check_shared_memory
 from optimizer.study.task import Task, prepare_task
 from tests.repositories import SLEEPER_CONFIG, write_ensemble, write_sleeper, write_streamer, write_sums
 
@@ -54,6 +56,12 @@ def test_models_that_cannot_use_shared_memory_are_refused(
         check_shared_memory(RunOptions(model, shared_memory=kind), models[model], on_gpu=False)
     assert "\n" not in str(caught.value)
     check_shared_memory(RunOptions(model), models[model], on_gpu=False)
+
+
+def test_concurrent_models_get_no_requests_at_a_rate(models: dict[str, ModelSource]) -> None:
+    options = RunOptions("together", load="rate")
+    with pytest.raises(BadInputError, match="requests at a rate are sent to one model only; leave out"):
+        check_requests(NamedModel(models["together"], SizeDistribution(((1, 1, 1.0),))), None, options)
 
 
 def test_a_tensor_that_perf_analyzer_cannot_name_a_region_after_is_refused(models: dict[str, ModelSource]) -> None:
