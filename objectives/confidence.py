@@ -348,13 +348,16 @@ class _ShareEstimate:
 
     def missing_distance(self, error: float) -> float:
         """Return by how much ``inside`` has to rise until the first look is likely to be a PASS."""
-        factor = LOOKS[0] / len(self.counts.requests)
-        sample = self.degrees_of_freedom, error
-        missing = _needed_distance(self.allowed, factor * self.effective, *sample) - self.inside
+        missing = self._needed_distance(self.effective, error) - self.inside
         if not self.has_gap or self.inside <= 0:  # beyond the bound, the latencies show the distance better
             return missing
-        by_count = _needed_distance(self.allowed, factor * self.effective_by_count, *sample)
-        return max(missing, by_count - self.inside_by_count)
+        return max(missing, self._needed_distance(self.effective_by_count, error) - self.inside_by_count)
+
+    def _needed_distance(self, effective: float, error: float) -> float:
+        """Return the distance to the permitted quantile with which the first look is likely to be a PASS."""
+        effective_at_look = effective * LOOKS[0] / len(self.counts.requests)
+        standard_error = _probit_standard_error(self.allowed, effective_at_look)
+        return _needed_standard_errors(self.degrees_of_freedom, error) * standard_error
 
 
 def _needed_standard_errors(degrees_of_freedom: float, error: float) -> float:
@@ -362,11 +365,6 @@ def _needed_standard_errors(degrees_of_freedom: float, error: float) -> float:
     from scipy import special
 
     return LIKELY_STANDARD_ERRORS - float(special.stdtrit(degrees_of_freedom, look_error(error, LOOKS[0])))
-
-
-def _needed_distance(allowed: float, effective: float, degrees_of_freedom: float, error: float) -> float:
-    """Return how far the normal quantile of the share must be inside the permitted one for a likely PASS."""
-    return _needed_standard_errors(degrees_of_freedom, error) * _probit_standard_error(allowed, effective)
 
 
 def _may_pass(

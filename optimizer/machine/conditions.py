@@ -190,11 +190,11 @@ def port_forwarders(endpoint: Endpoint) -> set[int]:
                 forwarders.add(int(process.name))
         elif name in _ROOTLESS_FORWARDERS:
             rootless.add(int(process.name))
-    return forwarders | {pid for pid, own in _listening_ports(rootless).items() if own <= ports}
+    return forwarders | {pid for pid, listening in _listening_ports(rootless).items() if listening <= ports}
 
 
 def _listening_ports(pids: set[int]) -> dict[int, set[str]]:
-    """Return the TCP ports at which each of these processes listens, without those that are at none."""
+    """Return the TCP ports at which each of these processes listens; processes that do not listen are left out."""
     listening = defaultdict[int, set[str]](set)
     if pids:
         import psutil

@@ -33,7 +33,7 @@ MAX_PASSES = 5  # passes that are simulated together while other instances may c
 
 
 class ScenarioRow(NamedTuple):
-    """A scenario as the loop reads it: a NumPy record with these fields.
+    """A scenario as the loop reads it: a NumPy record with these fields. Times are in seconds.
 
     Attributes:
         slots: The most running sequences of an instance.

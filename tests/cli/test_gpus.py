@@ -29,7 +29,7 @@ def environment(nvml: StandIn, sandbox: Sandbox) -> Env:
 def test_a_driver_mismatch_ends_the_command_unless_gpus_are_hidden(
     nvml: StandIn, tune: Tune, sandbox: Sandbox
 ) -> None:
-    """Without these options the command gets as far as the server, which cannot be downloaded here."""
+    """If the GPUs are hidden, the command fails later, because the server cannot be downloaded here."""
     nvml.set_answers(init="error 18")
     write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     env = environment(nvml, sandbox)

@@ -33,6 +33,7 @@ from tests.emitted_files import (
     read_config,
     recommendation_of,
 )
+from tests.programs import write_program
 from tests.run_folders import write_run
 
 DATA = Path("tests/data")
@@ -281,11 +282,9 @@ class TestDocker(EmitterContract):
             emitted(run, tmp_path / "out", *self.options(models))
 
     def check(self, files: dict[str, str], run: Path, models: str, folder: Path) -> None:
-        """Check what the script passes to ``docker``, which is a script here that prints its arguments."""
+        """Check the arguments of ``docker``, in place of which a script prints them."""
         recommendation = recommendation_of(run)
-        docker = folder.with_name("docker")
-        docker.write_text(DOCKER)
-        docker.chmod(0o755)
+        docker = write_program(folder.with_name("docker"), DOCKER)
         env = os.environ | {"PATH": f"{docker.parent}{os.pathsep}{os.environ['PATH']}", "HOME": "/nowhere"}
         script = folder / "run.sh"
         ended = subprocess.run([script], env=env, cwd="/", capture_output=True, text=True, check=True)

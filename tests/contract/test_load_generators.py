@@ -103,7 +103,7 @@ class ClosedLoopContract(LoadGeneratorContract):
         """Little's law: requests in flight = request rate x latency.
 
         With a throughput in requests they would seem to be half as many. The client also holds some between an answer
-        and the next request, so many are in flight here.
+        and the next request, so the load has 16 in flight.
         """
         load = replace(LOAD, concurrency=16)
         result = generator.measure(endpoint, load, 0.9)  # longer than the moments in which others take the CPUs

@@ -32,6 +32,7 @@ from tests.command_fixtures import (
     eventually,
     run_tune,
 )
+from tests.programs import write_program
 from tests.repositories import skip_without_python_models, write_sleeper
 
 PROFILE = """\
@@ -346,9 +347,7 @@ fi
 
 
 def test_a_server_that_never_comes_up_is_an_error(steady: Sandbox) -> None:
-    program = steady.working_folder / "tritonserver"
-    program.write_text(DIES_AT_ONCE)
-    program.chmod(0o755)
+    program = write_program(steady.working_folder / "tritonserver", DIES_AT_ONCE)
     (steady.working_folder / "backends" / "python").mkdir(parents=True)
     (steady.working_folder / "backends" / "python" / "libtriton_python.so").touch()
     local = ("--target", "local", "--tritonserver", str(program), "--backend-directory", "backends")

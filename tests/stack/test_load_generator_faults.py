@@ -30,6 +30,7 @@ from optimizer.measure.perf_output import read_csv
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from tests.command_fixtures import Sandbox
+from tests.programs import write_program
 from tests.storage_fixtures import SmallDisk, small_disk
 
 __all__ = ["small_disk"]
@@ -118,9 +119,7 @@ def generator(folder: Path, program: str, drain_seconds: float = 60) -> PerfAnal
 
     A busy machine takes seconds for a short program; ``drain_seconds`` is small only for a program that hangs.
     """
-    binary = folder / "perf_analyzer"
-    binary.write_text(f'#!/bin/sh\necho "$@" >> launches\n{program}\n')
-    binary.chmod(0o755)
+    binary = write_program(folder / "perf_analyzer", f'#!/bin/sh\necho "$@" >> launches\n{program}\n')
     log = folder / "perf_analyzer.log"
     return PerfAnalyzer(binary, LocalRunner(folder), log, window_ms=50, repeat=False, drain_seconds=drain_seconds)
 

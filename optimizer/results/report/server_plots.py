@@ -145,8 +145,9 @@ def batches(run: FinishedRun) -> Drawing | None:
         labels[f"batches-{panel}"] = _draw_batch_sizes(axes, counted, width, unit, role, f"batches-{panel}")
         executions = sum(counted.values())
         mean = sum(size * count for size, count in counted.items()) / executions
-        title = f"{role}, concurrency {formatting.load(point.load)}: mean {formatting.number(mean)} samples"
-        axes.set_title(title.replace("concurrency ", "at " if run.problem.open_loop else "concurrency "))
+        load = f"{'at' if run.problem.open_loop else 'concurrency'} {formatting.load(point.load)}"
+        title = f"{role}, {load}: mean {formatting.number(mean)} samples"
+        axes.set_title(title)
         axes.set_xlim(0, largest + width)
         likeliest = max(counted, key=lambda size: counted[size])
         described.append(f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / executions:.0f} %)")

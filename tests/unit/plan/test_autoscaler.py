@@ -128,7 +128,7 @@ def test_the_minimum_is_kept_without_traffic() -> None:
 
 
 def test_a_target_in_flight_follows_the_latency() -> None:
-    """At half of the capacity an M/D/1 queue has 0.75 requests in the system (Pollaczek-Khinchine)."""
+    """An M/D/1 queue at half of its capacity has 0.75 requests in the system (Pollaczek-Khinchine)."""
     result = outcome(Autoscaler(target_utilization=1.0), np.full(HOUR, 400.0), LoadPoint(1, 1))
     in_flight = 400 / result.mean_replicas / CAPACITY
     in_flight += in_flight**2 / (2 * (1 - in_flight))

@@ -24,7 +24,7 @@ from optimizer.plan.capacity_plan import CapacityPlan, plan_by_simulation
 from optimizer.plan.plan_report import headline
 from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
-from tests.run_folders import copy_run
+from tests.run_folders import change_info, copy_run
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
 
@@ -49,13 +49,7 @@ def keep_few_deployments(run: Path) -> None:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(row for row in rows if row["trial"] in ("0", "1", "10"))
-    drop_result(run)
-
-
-def drop_result(run: Path) -> None:
-    """Remove the result from run.json: it counts all rows."""
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**info, "result": {}}))
+    change_info(run, result={})  # it counts all rows
 
 
 LIMITED = """\
@@ -298,7 +292,7 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
     header, *rows = table.read_text().splitlines()
     place = header.split(",").index("confirmation")
     table.write_text("\n".join([header, *(row for row in rows if not row.split(",")[place]), ""]))
-    drop_result(run)
+    change_info(run, result={})  # it counts all rows
     result = planned(capsys, run, "--rate", "1000/s", code=4)
     (answer,) = result["answers"]
     assert (result["found"], result["verdict"], answer["verdict"]) == (True, "UNDECIDED", "UNDECIDED")

@@ -526,6 +526,12 @@ class TestHtml:
         assert "Mean milliseconds of a request in each stage" in collapsed
         assert page.count("<details>") == 1
 
+    def test_batches_at_a_rate_are_described_with_the_rate(self, tmp_path: Path) -> None:
+        points = ((LoadPoint(16, request_rate=400.0), measured(6400, 10.0, batch_stats="16:30:1000")),)
+        trials, searched = [Trial(0, BASELINE, points)], replace(problem(), open_loop=True)
+        page = self.page(tmp_path, assess(trials, searched, BASELINE, PLAIN), trials, searched)
+        assert "recommended, at 400 req/s: mean 16.0 samples, most often 16" in page
+
     def test_the_plots_show_values_on_hover(self, tmp_path: Path) -> None:
         def titles(trials: Sequence[Trial]) -> dict[str, list[str]]:
             page = self.page(tmp_path, outcome(trials), trials)
