@@ -54,7 +54,7 @@ from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.conditions import SpeedMeter
@@ -105,7 +105,7 @@ class DisturbedServer:
     start_seconds: float
     seed: int
     seconds: float = 0.0
-    idle: list[float] = field(default_factory=list)  # share of the CPU time that the server leaves, of each window
+    cpu_intervals: list[CpuInterval] = field(default_factory=list)  # of each window
     server: float = 0.0  # log slowness of the current deployment
     bursts: list[tuple[float, float]] = field(default_factory=list)  # begin and end
 
@@ -171,19 +171,26 @@ class DisturbedServer:
         slowness = self.server + self.noise.normal(0, WINDOW_NOISE)
         slowness += math.log(self.slowness) * self.disturbed_share(begin, self.seconds)
         measured = self.stack.measure(endpoint, load)
-        self.idle.append(1 - _used_share(measured))
+        other_share = CORE_SHARE * self.disturbed_share(begin, self.seconds)
+        if self.background:
+            other_share += (1 - other_share) * (1 - _used_share(measured))
+        cpu_seconds = CPUS * seconds
+        self.cpu_intervals.append(CpuInterval(begin, self.seconds, cpu_seconds, other_share * cpu_seconds))
         window = slowed(measured, slowness)
         requests = round((window.throughput_infer_per_sec or 0.0) * seconds / load.request_batch_size)
-        return replace(window, requests=max(1, requests), measure_seconds=seconds)
+        return replace(
+            window,
+            requests=max(1, requests),
+            measure_seconds=seconds,
+            begin_unix_seconds=begin,
+            end_unix_seconds=self.seconds,
+        )
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
-        usage, begin, before = ResourceUsage(), self.seconds, len(self.idle)
+        usage, before = ResourceUsage(), len(self.cpu_intervals)
         yield usage
-        share = CORE_SHARE * self.disturbed_share(begin, self.seconds)
-        if self.background and self.idle[before:]:
-            share += (1 - share) * statistics.fmean(self.idle[before:])
-        usage.other_cpu_share = share
+        usage.cpu_intervals = self.cpu_intervals[before:]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,9 @@ class Measurement:
         speed_probe_ms: Time of the speed probe while the server is idle. It is measured before the first load of the
             deployment in the search. On a fresh server it is the geometric mean of before and after the load. It
             rises as the machine slows.
-        measure_seconds: Wall time of the measurement.
+        measure_seconds: Wall time of the measurement, with the start of the load generator.
+        begin_unix_seconds: Unix time at which the time that counts began. That of perf_analyzer is its start.
+        end_unix_seconds: Unix time at which it ended.
         score: Score of the answers to labelled samples by the user's metric. It does not depend on the load.
         output_deviation: Largest difference of an output from the baseline's as a share of the allowed one, 0 to 1.
             It belongs to the deployment. None if the outputs were not compared.
@@ -180,6 +182,8 @@ class Measurement:
     engine_preemptions: float | None = None
     speed_probe_ms: float | None = None
     measure_seconds: float | None = None
+    begin_unix_seconds: float | None = None
+    end_unix_seconds: float | None = None
     score: float | None = None
     output_deviation: float | None = None
     late_request_share: float | None = None

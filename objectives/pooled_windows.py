@@ -16,6 +16,7 @@ from objectives.metrics import LATENCY, METRICS, QUANTILES, RATES, TIMINGS, Meas
 MAX_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
 _SUMMED = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
+_EXTREMES = {"begin_unix_seconds": min, "end_unix_seconds": max}
 
 
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
@@ -23,8 +24,9 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
 
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
     also by priority. Rates, such as the throughput, are means over windows, which have equal lengths: if a window
-    holds only one or two large batches, the median is far from the mean. A lost window has none of these. Other
-    values are medians over the windows in which they are known. The result is stable if all windows are, and
+    holds only one or two large batches, the median is far from the mean. A lost window has none of these. The time
+    is that from the first window's begin to the last one's end. Other values are medians over the windows in which
+    they are known. The result is stable if all windows are, and
     overloaded or crashed if one of them is.
     """
     values: dict[str, object] = {}
@@ -34,6 +36,8 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
             # no failed request is a count of 0, but no served request leaves ``requests`` unknown
             if any(numbers) or (numbers and name != "requests"):
                 values[name] = sum(numbers)
+        elif numbers and name in _EXTREMES:
+            values[name] = _EXTREMES[name](numbers)
         elif numbers:
             average = statistics.fmean if name in RATES else statistics.median
             values[name] = round(average(numbers), 4)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 from objectives.metrics import Forecast, Measurement
@@ -137,11 +138,36 @@ class OutputCheck(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class CpuInterval:
+    """The CPU time between two Unix times.
+
+    Attributes:
+        begin_unix_seconds: The begin.
+        end_unix_seconds: The end.
+        total_seconds: CPU time of the observed CPUs, including idle time.
+        other_seconds: CPU time that other processes or machines took. It can be slightly negative, because the
+            kernel's counters rise in steps.
+    """
+
+    begin_unix_seconds: float
+    end_unix_seconds: float
+    total_seconds: float
+    other_seconds: float
+
+    def part_between(self, begin_unix_seconds: float, end_unix_seconds: float) -> float:
+        """Return the part of the interval that lies between two Unix times, 0 to 1."""
+        begin = max(self.begin_unix_seconds, begin_unix_seconds)
+        end = min(self.end_unix_seconds, end_unix_seconds)
+        return max(0.0, end - begin) / (self.end_unix_seconds - self.begin_unix_seconds)
+
+
 @dataclass(slots=True)
 class ResourceUsage:
     """Resources that the server used during a recording, filled when the recording ends. None means unknown.
 
-    The fields have the meaning of those of ``Measurement``.
+    The fields have the meaning of those of ``Measurement``. ``cpu_intervals`` are successive parts of the recording,
+    from which ``other_cpu_share`` is that of a part; they are empty if it is unknown.
     """
 
     gpu_utilization: float | None = None
@@ -155,12 +181,35 @@ class ResourceUsage:
     kv_cache_utilization: float | None = None
     engine_tokens_per_sec: float | None = None
     engine_preemptions: float | None = None
+    cpu_intervals: Sequence[CpuInterval] = ()
 
     def fill_in(self, other: ResourceUsage) -> None:
         """Set the values that are unknown to those of ``other``."""
         for field in fields(self):
-            if getattr(self, field.name) in (None, ""):
+            if getattr(self, field.name) in (None, "", ()):
                 setattr(self, field.name, getattr(other, field.name))
+
+    def added_to(self, measurement: Measurement) -> Measurement:
+        """Return ``measurement``, which was taken during the recording, with the resources that are known.
+
+        Its CPU share of others is that of its own time, or that of the whole recording if its time is unknown.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "cpu_intervals"}
+        known = {name: value for name, value in values.items() if value is not None}
+        if (share := self._other_cpu_share_during(measurement)) is not None:
+            known["other_cpu_share"] = share
+        return replace(measurement, **known)
+
+    def _other_cpu_share_during(self, measurement: Measurement) -> float | None:
+        """Return the CPU share of others over the time of ``measurement``; None if one of them is unknown."""
+        begin, end = measurement.begin_unix_seconds, measurement.end_unix_seconds
+        if begin is None or end is None:
+            return None
+        parts = [interval.part_between(begin, end) for interval in self.cpu_intervals]
+        pairs = list(zip(parts, self.cpu_intervals, strict=True))
+        total_seconds = sum(part * interval.total_seconds for part, interval in pairs)
+        other_seconds = sum(part * interval.other_seconds for part, interval in pairs)
+        return round(min(1.0, max(0.0, other_seconds / total_seconds)), 4) if total_seconds else None
 
 
 class Telemetry(Protocol):

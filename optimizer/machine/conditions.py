@@ -20,9 +20,10 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.notes import SpeedVaried
 from optimizer.machine.cpus import cpu_quota, read_kernel_file
+from optimizer.machine.sampling import sampled
 from optimizer.options.values import format_cpus, usable_cpus
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # per second
@@ -66,10 +67,11 @@ class CpuUsage:
     def others_since(self, before: CpuUsage) -> float:
         """Return the share of the CPU time since ``before`` that others took, 0 to 1; nan if it is unknown."""
         total_seconds = self.total_seconds - before.total_seconds
-        if total_seconds <= 0:
-            return math.nan
-        other_seconds = self.busy_seconds - before.busy_seconds - (self.run_seconds - before.run_seconds)
-        return min(1.0, max(0.0, other_seconds / total_seconds))
+        return min(1.0, max(0.0, self.other_seconds_since(before) / total_seconds)) if total_seconds > 0 else math.nan
+
+    def other_seconds_since(self, before: CpuUsage) -> float:
+        """Return the CPU time that others took since ``before``."""
+        return self.busy_seconds - before.busy_seconds - (self.run_seconds - before.run_seconds)
 
 
 def process_tree(*pids: int) -> set[int]:
@@ -130,6 +132,18 @@ def describe_disturbance(measurement: Measurement, limit: float = DISTURBANCE_LI
     return f"other processes or machines took {100 * share:.0f} % of the CPUs while this was measured"
 
 
+CPU_INTERVAL_SECONDS = 0.25  # a sample takes about 1 ms
+
+
+def cpu_intervals(samples: Sequence[tuple[float, CpuUsage]]) -> list[CpuInterval]:
+    """Return the intervals between ``samples``, which are pairs of a Unix time and the usage until then."""
+    return [
+        CpuInterval(begin, end, after.total_seconds - before.total_seconds, after.other_seconds_since(before))
+        for (begin, before), (end, after) in pairwise(samples)
+        if begin < end
+    ]
+
+
 class ProcessTelemetry:
     """Records the memory of the process trees of the servers and the share of CPU time that others took.
 
@@ -153,10 +167,17 @@ class ProcessTelemetry:
             yield usage
             return
         forwarders = port_forwarders(endpoint)
-        before = CpuUsage.now(self._cpus, *pids, *forwarders)
-        yield usage
-        share = CpuUsage.now(self._cpus, *pids, *forwarders).others_since(before)
-        usage.other_cpu_share = None if self._load_in_container or math.isnan(share) else round(share, 4)
+
+        def read() -> tuple[float, CpuUsage]:
+            return time.time(), CpuUsage.now(self._cpus, *pids, *forwarders)
+
+        with sampled(read, CPU_INTERVAL_SECONDS) as samples:
+            yield usage
+        samples.append(read())
+        if not self._load_in_container:
+            share = samples[-1][1].others_since(samples[0][1])
+            usage.other_cpu_share = None if math.isnan(share) else round(share, 4)
+            usage.cpu_intervals = cpu_intervals(samples)
         usage.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
@@ -20,6 +19,7 @@ from optimizer.core.notes import ClocksLowered
 from optimizer.machine.conditions import process_tree, server_pids, total_of
 from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
 from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by
+from optimizer.machine.sampling import sampled
 
 TRITON_GPU_METRICS = {
     "nv_gpu_utilization": "utilization",
@@ -52,9 +52,6 @@ def gpu_readings(page: MetricsPage, at_seconds: float) -> dict[str, GpuReading]:
 
 
 GpuSample = Mapping[str, GpuReading]  # one reading of every GPU, by UUID
-T = TypeVar("T")
-
-INTERVAL_SECONDS = 0.1
 
 
 class GpuSource(NamedTuple):
@@ -117,31 +114,6 @@ def _select(readings: GpuSample, uuids: set[str], count: int | None) -> GpuSampl
     if not uuids:
         return {} if count is not None and count < len(readings) else readings
     return {uuid: reading for uuid, reading in readings.items() if uuid in uuids}
-
-
-@contextlib.contextmanager
-def sampled(read: Callable[[], T | None], interval_seconds: float = INTERVAL_SECONDS) -> Iterator[list[T]]:
-    """Call ``read`` repeatedly in a thread; the yielded list is complete when the context ends.
-
-    Empty samples and None are left out.
-    """
-    samples: list[T] = []
-    stop = threading.Event()
-
-    def sample() -> None:
-        while True:
-            if sample := read():
-                samples.append(sample)
-            if stop.wait(interval_seconds):
-                return
-
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
-    try:
-        yield samples
-    finally:
-        stop.set()
-        sampler.join()
 
 
 # -- summaries of readings -------------------------------------------------------------------------------------

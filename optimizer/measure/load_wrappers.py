@@ -69,6 +69,7 @@ def combine(measurements: Sequence[Measurement]) -> Measurement:
         requests=None if requests is None else int(min(requests)),
         measure_seconds=None if seconds is None else max(seconds),
         **_stability(measurements),
+        **_time(measurements),
         **worst,
     )
 
@@ -83,6 +84,15 @@ def _stability(measurements: Sequence[Measurement]) -> dict[str, Any]:
     """Return the fields of a Measurement that say whether all of ``measurements`` are stable, and why not."""
     reasons = dict.fromkeys(measurement.reason for measurement in measurements if measurement.reason)
     return {"stable": all(measurement.stable for measurement in measurements), "reason": "; ".join(reasons)}
+
+
+def _time(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Return the fields of a Measurement with the time from the first begin to the last end; None if unknown."""
+    begins, ends = _values(measurements, "begin_unix_seconds"), _values(measurements, "end_unix_seconds")
+    return {
+        "begin_unix_seconds": None if begins is None else min(begins),
+        "end_unix_seconds": None if ends is None else max(ends),
+    }
 
 
 MIN_OVERLAP_SHARE = 1 / 1.5  # share of the measuring time in which all servers have to be under load
@@ -168,6 +178,7 @@ def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
         requests=sum(weights),
         measure_seconds=max(measurement.measure_seconds or 0.0 for measurement in measurements),
         **_stability(measurements),
+        **_time(measurements),
         **means,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
@@ -224,8 +224,7 @@ class Measurer:
             if error.log is not None:
                 check_disk_space(error.log.parent)
             return [Measurement(reason=str(error))]
-        resources = {name: value for name, value in asdict(usage).items() if value is not None}
-        return [replace(measurement, **resources) for measurement in measurements]
+        return [usage.added_to(measurement) for measurement in measurements]
 
 
 @dataclass

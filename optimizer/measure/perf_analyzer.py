@@ -302,7 +302,7 @@ class PerfAnalyzer:
         """Return the measurement of one run and its windows; None if no request was answered in one of them."""
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
-        before = self._statistics(endpoint)
+        before, begin_unix_seconds = self._statistics(endpoint), time.time()
         done = self._run(endpoint, load, window_ms, max(self.drain_seconds, MAX_DRAIN_SECONDS))
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
@@ -318,6 +318,8 @@ class PerfAnalyzer:
             requests=read_request_count(done.output),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
+            begin_unix_seconds=round(begin_unix_seconds, 3),
+            end_unix_seconds=round(begin_unix_seconds + done.seconds, 3),
         )
         return measurement, read_windows(done.output)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from tests.stack_fixtures import embedded_model
 CANDIDATE = Candidate(max_batch_size=64, dynamic_batching=True)
 LOAD = LoadPoint(request_batch_size=2, concurrency=4)
 WINDOW_MS = 100  # a closed loop keeps all CPUs busy
+ROUNDING_SECONDS = 0.001
 
 
 class LoadGeneratorContract:
@@ -51,7 +53,9 @@ class LoadGeneratorContract:
 
     def test_a_measurement_is_complete_and_consistent(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
         generator.warm_up(endpoint, self.load)
+        started = time.time()
         result = generator.measure(endpoint, self.load)
+        ended = time.time()
         assert result.throughput_infer_per_sec is not None
         assert result.throughput_infer_per_sec > 0
         latencies = [result.latency_p50_ms, result.latency_p90_ms, result.latency_p95_ms, result.latency_p99_ms]
@@ -68,6 +72,10 @@ class LoadGeneratorContract:
                 "only a client that keeps each latency counts the requests within the bounds"
             )
             assert result.goodput_infer_per_sec <= (result.throughput_infer_per_sec or 0.0)
+        if result.begin_unix_seconds is not None:
+            assert result.end_unix_seconds is not None
+            assert started - ROUNDING_SECONDS <= result.begin_unix_seconds < result.end_unix_seconds
+            assert result.end_unix_seconds <= ended + ROUNDING_SECONDS
         self.check(result)
 
     def check(self, result: Measurement) -> None:

@@ -362,6 +362,7 @@ class LoadClient:
             "hangs": self._hangs,
             "cpu_share": self._cpu_seconds / self._ended_ns * 1e9 if self._ended_ns else 0.0,
             "failures": self._failures if self._plan.counts_failures else None,
+            "start_unix_ns": time.time_ns() - self._now_ns() if self._start_ns else None,
         }
         write_record(folder, (planned_ns, self._sent_ns + unsent, self._answered_ns + unsent), facts)
 

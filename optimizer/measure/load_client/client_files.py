@@ -178,7 +178,8 @@ class SendRecord:
     request; both are empty otherwise. ``hangs`` is true if a request that was sent alone remained unanswered, or if a
     closed loop got no answer for a long time. ``cpu_share`` is the client's CPU time as a share of one core.
     ``responses`` is None unless the model streams; a request is then answered when its call ends. ``failures`` are
-    the numbers of the failed requests by their message; None if the first one ends the load.
+    the numbers of the failed requests by their message; None if the first one ends the load. ``start_unix_ns`` is the
+    Unix time of the start; None if it is unknown.
     """
 
     planned_ns: Nanoseconds
@@ -191,6 +192,7 @@ class SendRecord:
     cpu_share: float = 0.0
     responses: ResponseRecord | None = None
     failures: Mapping[str, Sequence[int]] | None = None
+    start_unix_ns: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> SendRecord:

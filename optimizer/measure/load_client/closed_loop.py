@@ -27,6 +27,7 @@ from optimizer.measure.load_client.measured_requests import (
     split_failures,
     window_time_ms,
     with_priorities,
+    with_times,
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
@@ -166,6 +167,7 @@ def summarize_closed_loop(
         reason = describe_disagreement(requests.windows, sla, spread_limit, is_streaming=is_streaming)
     measurements = [_measurement(part, sla, reason) for part in requests.parts(parts)]
     edges_ns = np.linspace(requests.begin_ns, requests.end_ns, len(measurements) + 1)
+    measurements = with_times(measurements, record, edges_ns)
     times_ns = record.answered_ns.copy()
     if failed:
         longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)

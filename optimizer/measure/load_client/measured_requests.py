@@ -174,6 +174,20 @@ def quantile(values: FloatArray, share: float) -> float:
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
+def with_times(measurements: Sequence[Measurement], record: SendRecord, edges_ns: FloatArray) -> list[Measurement]:
+    """Return ``measurements`` of equal parts of a time with their begin and end, if the time of the start is known.
+
+    ``edges_ns`` are the edges of the parts, ascending, in ns after the start of the load.
+    """
+    if record.start_unix_ns is None:
+        return list(measurements)
+    edges = [round((record.start_unix_ns + edge_ns) / 1e9, 3) for edge_ns in edges_ns.tolist()]
+    return [
+        replace(measurement, begin_unix_seconds=begin, end_unix_seconds=end)
+        for measurement, (begin, end) in zip(measurements, pairwise(edges), strict=True)
+    ]
+
+
 def with_priorities(
     measurements: Sequence[Measurement],
     record: SendRecord,

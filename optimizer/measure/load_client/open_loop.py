@@ -32,6 +32,7 @@ from optimizer.measure.load_client.measured_requests import (
     split_failures,
     window_time_ms,
     with_priorities,
+    with_times,
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
@@ -218,6 +219,7 @@ def summarize_open_loop(
     else:
         measurements = _measured_parts(requests, failed, planned, spread_limit, parts)
     edges_ns = np.linspace(1e9 * requests.begin_seconds, 1e9 * requests.end_seconds, len(measurements) + 1)
+    measurements = with_times(measurements, record, edges_ns)
     if failed:
         measurements = failed.added_to(measurements, failed.planned_ns, edges_ns)
     if record.overload:

@@ -27,6 +27,7 @@ from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import (
     COMPARED_SERVERS,
     FEWER_WINDOWS,
+    MIN_WINDOW_SECONDS,
     START_SECONDS,
     WINDOWS,
     estimate_start_seconds,
@@ -36,7 +37,7 @@ from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedMeter
@@ -854,6 +855,38 @@ def test_tests_that_miss_the_bound_are_a_fail_on_a_quiet_machine_only(
     assert outcome.closest is not None
     assert outcome.verdict is verdict
     assert ("took more than" in undecided_cause(outcome)) is (verdict is Verdict.UNDECIDED)
+
+
+def test_only_the_windows_during_a_disturbance_do_not_count(problem: Problem, tmp_path: Path) -> None:
+    """Another program takes half of the CPUs during one window of each server, in which latencies double."""
+
+    class BrieflySharedMachine(RandomServer):
+        def measure_windows(
+            self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int
+        ) -> list[Measurement]:
+            windows = super().measure_windows(endpoint, load, seconds, count - 1)
+            slow = super().measure(endpoint, replace(load, concurrency=2 * load.concurrency), seconds)
+            return [
+                replace(window, begin_unix_seconds=number * seconds, end_unix_seconds=(number + 1) * seconds)
+                for number, window in enumerate([slow, *windows])
+            ]
+
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+            seconds = MIN_WINDOW_SECONDS
+            quiet = [CpuInterval(n * seconds, (n + 1) * seconds, 2 * seconds, 0.0) for n in range(1, WINDOWS)]
+            yield ResourceUsage(cpu_intervals=[CpuInterval(0.0, seconds, 2 * seconds, seconds), *quiet])
+
+    server = BrieflySharedMachine()
+    trials = with_measured(searched(server, {FAST: LOADS[FAST]}), other_cpu_share=0.0)
+    trials = confirm(server, trials, problem, tmp_path)
+    windows = [window.measurement for trial in trials for window in trial.confirmations]
+    assert {window.stable for window in windows} == {True, False}
+    assert all(window.stable is (window.begin_unix_seconds != 0) for window in windows)
+    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
+    assert confirmed is not None
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.judged.disturbed_share == 1 / WINDOWS
 
 
 def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.machine.gpu_telemetry import (
-    INTERVAL_SECONDS,
     describe_throttling,
     gpu_readings,
     read_gpu_metrics,
@@ -23,6 +22,7 @@ from optimizer.machine.gpu_telemetry import (
 )
 from optimizer.machine.metrics_page import parse_metrics_page
 from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, GpuReading, filter_visible, gpus_used_by, mps_share
+from optimizer.machine.sampling import INTERVAL_SECONDS
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 from tests.telemetry_fakes import metrics_server
 

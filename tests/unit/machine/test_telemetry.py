@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -17,10 +18,11 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.notes import SpeedVaried
 from optimizer.core.trial import Candidate
 from optimizer.machine.conditions import (
+    CPU_INTERVAL_SECONDS,
     DISTURBANCE_LIMIT,
     CpuUsage,
     ProcessTelemetry,
@@ -164,10 +166,45 @@ def test_a_recording_has_the_cpu_share_of_other_processes() -> None:
     assert usage.server_memory_bytes
 
 
+def test_the_cpu_time_of_a_recording_is_divided_into_short_intervals() -> None:
+    begin = time.time()
+    with ProcessTelemetry().record(ENDPOINT) as usage:
+        subprocess.run(["sleep", str(3 * CPU_INTERVAL_SECONDS)], check=True)
+    intervals = usage.cpu_intervals
+    assert len(intervals) > 2
+    assert begin <= intervals[0].begin_unix_seconds
+    assert intervals[-1].end_unix_seconds - intervals[0].begin_unix_seconds > 3 * CPU_INTERVAL_SECONDS
+    for before, after in pairwise(intervals):
+        assert before.end_unix_seconds == after.begin_unix_seconds
+    total_seconds = sum(interval.total_seconds for interval in intervals)
+    other_seconds = sum(interval.other_seconds for interval in intervals)
+    assert usage.other_cpu_share == pytest.approx(min(1.0, max(0.0, other_seconds / total_seconds)), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "share"),
+    [
+        (10.0, 11.0, 0.0),  # a negative time is an error of the counters
+        (11.0, 13.0, 0.5),
+        (11.5, 12.5, 0.5),
+        (10.5, 12.5, 0.3688),  # (-0.05 * 0.5 + 2.0 * 0.75) / (2.0 * 0.5 + 4.0 * 0.75)
+        (12.0, 20.0, 0.5),
+        (13.0, 14.0, 0.3),  # it has no interval
+        (None, None, 0.3),
+    ],
+)
+def test_a_window_has_the_cpu_share_of_its_own_time(begin: float | None, end: float | None, share: float) -> None:
+    intervals = [CpuInterval(10.0, 11.0, 2.0, -0.05), CpuInterval(11.0, 13.0, 4.0, 2.0)]
+    usage = ResourceUsage(server_memory_bytes=1e6, other_cpu_share=0.3, cpu_intervals=intervals)
+    window = Measurement(100.0, begin_unix_seconds=begin, end_unix_seconds=end)
+    assert usage.added_to(window) == replace(window, server_memory_bytes=1e6, other_cpu_share=share)
+
+
 def test_a_load_generator_in_a_container_does_not_count_as_another_program() -> None:
     with ProcessTelemetry(load_in_container=True).record(ENDPOINT) as usage:
         subprocess.run(["sleep", "0.05"], check=True)
     assert usage.other_cpu_share is None
+    assert usage.cpu_intervals == ()
     assert usage.server_memory_bytes
 
 

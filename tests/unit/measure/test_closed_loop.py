@@ -75,6 +75,15 @@ def test_a_request_belongs_to_the_window_in_which_it_was_answered() -> None:
     assert second.latency_sketch
 
 
+def test_windows_follow_each_other_in_time() -> None:
+    start_ns = 1_700_000_000 * 10**9
+    windows = windows_of(record(np.arange(0.0, 1000.0), 3.0, start_unix_ns=start_ns), 1.0, 4)
+    begin = start_ns / 1e9 + CLOSED_LOOP_LEAD_IN_SECONDS
+    assert [window.begin_unix_seconds for window in windows] == [begin, begin + 0.25, begin + 0.5, begin + 0.75]
+    assert [window.end_unix_seconds for window in windows] == [begin + 0.25, begin + 0.5, begin + 0.75, begin + 1]
+    assert all(window.begin_unix_seconds is None for window in windows_of(record(np.arange(9.0), 3.0), 1.0, 4))
+
+
 def test_answers_of_the_lead_in_and_after_the_end_do_not_count() -> None:
     (result,) = windows_of(record(np.array([-1.0, 5.0, 999.0, 1000.0, 1200.0]), 3.0), 1.0, 1)
     assert result.requests == 2

@@ -53,7 +53,9 @@ def generators_of_two_models(
 
 
 def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
-    joint, first, second = generators_of_two_models(measurement(100, 5), measurement(40, 12))
+    slow = replace(measurement(100, 5), begin_unix_seconds=10.2, end_unix_seconds=11.2)
+    fast = replace(measurement(40, 12), begin_unix_seconds=10.1, end_unix_seconds=11.1)
+    joint, first, second = generators_of_two_models(slow, fast)
     for outcome in (
         joint.measure(TWO_MODELS, LOAD),
         *joint.measure_windows(TWO_MODELS, LOAD, 1.0, 3),
@@ -62,6 +64,7 @@ def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
         assert outcome is not None
         assert outcome.throughput_infer_per_sec == 140
         assert outcome.latency_p95_ms == 12
+        assert (outcome.begin_unix_seconds, outcome.end_unix_seconds) == (10.1, 11.2)
         assert outcome.stable
     assert (first.requested, second.requested) == (["a", "a"], ["b", "b"])
 
@@ -71,6 +74,7 @@ def test_missing_figures_are_unknown_and_one_unstable_model_makes_all_unstable()
     joint = combine([measured, Measurement(reason="only 2 of 3 windows")])
     assert joint.throughput_infer_per_sec is None
     assert joint.latency_p95_ms is None
+    assert joint.begin_unix_seconds is None
     assert (joint.stable, joint.reason) == (False, "only 2 of 3 windows")
     assert combine([measured, measured]).batch_stats == ""
 
