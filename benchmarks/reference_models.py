@@ -30,7 +30,8 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import CpuUsage, server_pids
+from optimizer.machine.cpu_usage import CpuUsage
+from optimizer.machine.process_telemetry import server_pids
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.builders import build
 from optimizer.model.profile import Profile, load_profile

@@ -32,7 +32,7 @@ from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus
 from optimizer.study.task import Task

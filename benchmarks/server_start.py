@@ -18,7 +18,7 @@ from lib.output import measured_on, print_head, print_title, row
 from optimizer.core.errors import TuneError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
-from optimizer.machine.conditions import CpuUsage
+from optimizer.machine.cpu_usage import CpuUsage
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment

@@ -53,7 +53,7 @@ from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVEL
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate, FieldValue
-from optimizer.machine import conditions, hardware
+from optimizer.machine import cpu_usage, hardware
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.arrivals import ConstantArrivals, PoissonArrivals
 from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendRecord
@@ -411,7 +411,7 @@ def place_threads(endpoint: Endpoint, where: str) -> None:
     The batcher is the thread that wakes twice a second while the server is idle; of several, the latest one.
     """
     assert endpoint.server_pid is not None, "the server runs on this machine"
-    below = conditions.process_tree(endpoint.server_pid)
+    below = cpu_usage.process_tree(endpoint.server_pid)
     server = next(pid for pid in below if Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver")
     before = switches(server)
     time.sleep(IDLE_SECONDS if where else 0.0)

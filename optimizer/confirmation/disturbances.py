@@ -20,7 +20,7 @@ from objectives.verdict import MAX_EXCLUDED_SHARE
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
 from optimizer.core.trial import Point, Trial
-from optimizer.machine.conditions import lost_cpu_to_others
+from optimizer.machine.cpu_usage import lost_cpu_to_others
 from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import at_other_speed, scaled_sketches
 

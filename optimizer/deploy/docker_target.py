@@ -39,7 +39,7 @@ from optimizer.deploy.server_process import (
     too_old_for_http,
 )
 from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, TargetSettings
-from optimizer.machine.conditions import total_of
+from optimizer.machine.process_telemetry import total_of
 from optimizer.options.run_options import RunOptions
 
 if TYPE_CHECKING:

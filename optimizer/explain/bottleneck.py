@@ -11,7 +11,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, Sla
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.explain.forecaster import Gain
-from optimizer.machine.conditions import describe_disturbance
+from optimizer.machine.cpu_usage import describe_disturbance
 from optimizer.results import formatting, outcome_values
 from optimizer.simulator.calibration import observe_point
 

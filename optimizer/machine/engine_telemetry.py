@@ -10,9 +10,9 @@ from typing import Final
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
-from optimizer.machine.conditions import total_of
 from optimizer.machine.gpu_telemetry import counter_rate
 from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
+from optimizer.machine.process_telemetry import total_of
 from optimizer.machine.sampling import sampled
 
 INTERVAL_SECONDS = 0.25

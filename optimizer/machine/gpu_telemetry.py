@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.core.notes import ClocksLowered
-from optimizer.machine.conditions import process_tree, server_pids, total_of
+from optimizer.machine.cpu_usage import process_tree
 from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
 from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by
+from optimizer.machine.process_telemetry import server_pids, total_of
 from optimizer.machine.sampling import sampled
 
 TRITON_GPU_METRICS = {

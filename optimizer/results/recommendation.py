@@ -16,7 +16,7 @@ from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
-from optimizer.machine.conditions import describe_disturbance, lost_cpu_to_others
+from optimizer.machine.cpu_usage import describe_disturbance, lost_cpu_to_others
 from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import formatting
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction

@@ -15,7 +15,7 @@ from objectives.sequential import LOOKS
 from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
+from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
 from optimizer.results import formatting, outcome_values
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from objectives import batch_stats, latency_sketch
 from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
-from optimizer.machine.conditions import DISTURBANCE_LIMIT
+from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT
 
 # Prior of the slope: by how much the log of latency rises with the log of the probe. The probe computes and copies on
 # all CPUs of the server, so 1 is expected of a server on CPUs, and 0 of one on GPUs. The deviation leaves both

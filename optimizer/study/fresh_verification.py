@@ -12,7 +12,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.files import write_json
 from optimizer.core.notes import present
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.machine.conditions import speed_note
+from optimizer.machine.speed_probe import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary, verification

@@ -17,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
-from optimizer.machine.conditions import lost_cpu_to_others
+from optimizer.machine.cpu_usage import lost_cpu_to_others
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.outcome_values import STAGES

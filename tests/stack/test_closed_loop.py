@@ -26,7 +26,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.generators import ClosedLoopGenerator

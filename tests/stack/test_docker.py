@@ -21,7 +21,7 @@ from optimizer.deploy.docker_container import ContainerRunner
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer

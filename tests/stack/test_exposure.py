@@ -12,7 +12,7 @@ import pytest
 
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.machine.conditions import process_tree
+from optimizer.machine.cpu_usage import process_tree
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from tests.stack_fixtures import embedded, mlp, perf_analyzer
 

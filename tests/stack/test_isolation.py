@@ -23,7 +23,8 @@ from optimizer.core.trial import SERVER_CPUS, Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import DISTURBANCE_LIMIT, ProcessTelemetry, describe_disturbance, process_tree
+from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, process_tree
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.values import format_cpus, usable_cpus
 from tests.stack_fixtures import embedded, mlp, perf_analyzer

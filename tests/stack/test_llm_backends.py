@@ -21,9 +21,9 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.hardware import Hardware
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.model.repository import read_source
 from optimizer.options.run_options import RunOptions

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import EnvironmentFault, MeasurementError, ServerCrashed
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure import perf_analyzer
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer

@@ -29,7 +29,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
-from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.server_calls import open_client
 from optimizer.model.repository import read_source

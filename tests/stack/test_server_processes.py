@@ -26,9 +26,9 @@ from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import Gpu
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.base_generator import LoadClientGenerator
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.client_files import SendRecord

@@ -18,7 +18,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
-from optimizer.machine.conditions import DISTURBANCE_LIMIT
+from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT
 from optimizer.results import configuration_text, formatting, summary
 from optimizer.results.comparison import COMPARED_VERSIONS, conditions, is_regression
 from optimizer.results.finished_run import FinishedRun

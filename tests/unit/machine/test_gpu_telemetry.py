@@ -35,7 +35,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.machine.nvml import filter_visible
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import survey
-from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.core.trial import Candidate
 settings = json.loads(os.environ["ASKED"])
 state = open(os.environ["STAND_IN_NVML"]).read().replace("SELF", str(os.getpid()))

@@ -21,21 +21,21 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.notes import SpeedVaried
 from optimizer.core.trial import Candidate
-from optimizer.machine.conditions import (
-    CPU_INTERVAL_SECONDS,
+from optimizer.machine.cpu_usage import (
     DISTURBANCE_LIMIT,
     CpuUsage,
-    ProcessTelemetry,
-    SpeedMeter,
-    SpeedProbe,
     describe_disturbance,
-    port_forwarders,
     process_tree,
-    speed_note,
     tree_by_children,
     tree_by_parents,
+)
+from optimizer.machine.process_telemetry import (
+    CPU_INTERVAL_SECONDS,
+    ProcessTelemetry,
+    port_forwarders,
     tree_memory_bytes,
 )
+from optimizer.machine.speed_probe import SpeedMeter, SpeedProbe, speed_note
 from tests.command_fixtures import eventually
 from tests.programs import write_program
 
