@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import TYPE_CHECKING
 
 from objectives.sla import parse_duration_ms
 from optimizer.cli.output import EXIT_CODES, print_message
@@ -11,6 +12,9 @@ from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_text, parse_value, whole_number
+
+if TYPE_CHECKING:
+    from optimizer.core.interfaces import Clock
 
 DEFAULT_INTERVAL, DEFAULT_INTERVALS = "5s", 12
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.2, 86400.0
@@ -75,8 +79,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
-    """Run ``tune watch`` and return its exit code. Raises TuneError."""
+def main(argv: list[str], clock: Clock = time) -> int:
+    """Run ``tune watch`` with intervals by ``clock`` and return its exit code. Raises TuneError."""
     arguments = build_parser().read(argv)
     if not arguments.url:
         raise BadInputError("nothing to watch: give --url with the metrics of the server, such as triton:8002")
@@ -107,7 +111,7 @@ def main(argv: list[str]) -> int:
 
     judgement = None
     model = given_model or expectation.model
-    for observed in observe_loads(urls, model, interval_seconds, count, on_start=announce, steps=expectation.steps):
+    for observed in observe_loads(urls, model, interval_seconds, count, clock, announce, expectation.steps):
         judgement = judge(expectation, observed.loads, len(urls), observed.lost_intervals)
         if arguments.json:
             indent = None if arguments.follow else 2

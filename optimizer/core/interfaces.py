@@ -1,4 +1,4 @@
-"""The interfaces of searchers, targets, load generators, output checks, telemetry, trial stores and observers."""
+"""The interfaces of searchers, targets, load generators, output checks, telemetry, trial stores, observers and clocks."""
 
 from __future__ import annotations
 
@@ -242,3 +242,13 @@ class TrialStore(Protocol):
     def append_failure(self, trial: Trial) -> None: ...
 
     def read(self) -> list[Trial]: ...
+
+
+class Clock(Protocol):
+    """A clock for work at regular times. The module ``time`` is the clock of this machine."""
+
+    def monotonic(self) -> float:
+        """Return the time since an arbitrary moment in seconds."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Return after ``seconds``."""

@@ -19,6 +19,7 @@ from typing import TypeVar
 from urllib.error import HTTPError
 
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
+from optimizer.core.interfaces import Clock
 from optimizer.core.safe_text import one_line
 from optimizer.machine.metrics_page import MetricsPage, fetch_metrics_page, parse_metrics_page
 
@@ -220,13 +221,13 @@ class ObservedLoads:
     lost_intervals: int
 
 
-def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCounters:
-    """Return the counters of ``model``, which calls ``steps``, on the metrics page at ``url``.
+def read_server(url: str, model: str, steps: Collection[str] = (), clock: Clock = time) -> ModelCounters:
+    """Return the counters of ``model``, which calls ``steps``, on the metrics page at ``url``, read now by ``clock``.
 
     Raises EnvironmentFault if the page cannot be read, and BadInputError if it is not Triton's or lacks the model.
     """
     text = _fetch_text(url)
-    at_seconds = time.monotonic()
+    at_seconds = clock.monotonic()
     if not is_triton(text):
         raise BadInputError(
             f"--url {url}: has no metrics of Triton; give its page of metrics, http://HOST:8002/metrics by default"
@@ -270,14 +271,14 @@ def _fetch_text(url: str) -> str:
 
 
 def _read_servers(
-    urls: Sequence[str], model: str, steps: Collection[str]
+    urls: Sequence[str], model: str, steps: Collection[str], clock: Clock
 ) -> tuple[dict[str, ModelCounters], TuneError | None]:
     """Return the counters of each server that can be read, and the last error; None if there was none."""
     counters: dict[str, ModelCounters] = {}
     fault: TuneError | None = None
     for url in urls:
         try:
-            counters[url] = read_server(url, model, steps)
+            counters[url] = read_server(url, model, steps, clock)
         except TuneError as error:
             fault = error
     return counters, fault
@@ -288,7 +289,7 @@ def observe_loads(
     model: str,
     interval_seconds: float,
     count: int,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = time,
     on_start: Callable[[], None] = lambda: None,
     steps: Collection[str] = (),
 ) -> Iterator[ObservedLoads]:
@@ -299,13 +300,13 @@ def observe_loads(
 
     Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all intervals were lost.
     """
-    before = {url: read_server(url, model, steps) for url in urls}
+    before = {url: read_server(url, model, steps, clock) for url in urls}
     on_start()
-    started, newest = time.monotonic(), deque[ServedLoad | None](maxlen=count)
+    started, newest = clock.monotonic(), deque[ServedLoad | None](maxlen=count)
     stalled_seconds: dict[str, float] = {}
     for number in itertools.count(1):
-        sleep(max(0.0, started + number * interval_seconds - time.monotonic()))
-        after, fault = _read_servers(urls, model, steps)
+        clock.sleep(max(0.0, started + number * interval_seconds - clock.monotonic()))
+        after, fault = _read_servers(urls, model, steps, clock)
         load_of_url: dict[str, ServedLoad] = {}
         for url in before.keys() & after.keys():
             load = compute_load(before[url], after[url], stalled_seconds.get(url, 0.0))
