@@ -56,7 +56,7 @@ from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import SUPERVISOR
 from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
-from optimizer.measure.load_client.base_generator import CLIENT
+from optimizer.measure.load_client.client_process import CLIENT
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
 from tests.command_fixtures import FINISHED, Ended, Sandbox, eventually

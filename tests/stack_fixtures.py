@@ -22,7 +22,6 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.client_files import SendRecord
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import infer
@@ -75,20 +74,6 @@ def perf_analyzer(mlp: ModelSource, tmp_path: Path) -> PerfAnalyzer:
         tmp_path / "perf_analyzer.log",
         input_data=str(mlp.input_data),
     )
-
-
-@pytest.fixture
-def records(monkeypatch: pytest.MonkeyPatch) -> list[SendRecord]:
-    """Return the records that the client processes write, in their order."""
-    records_read: list[SendRecord] = []
-    read = SendRecord.read
-
-    def read_and_keep(folder: Path) -> SendRecord:
-        records_read.append(read(folder))
-        return records_read[-1]
-
-    monkeypatch.setattr(SendRecord, "read", read_and_keep)
-    return records_read
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The interfaces of searchers, targets, load generators, output checks, telemetry, trial stores, observers and clocks."""
+"""The interfaces of searchers, targets, load generators, output checks, telemetry, stores, observers and clocks."""
 
 from __future__ import annotations
 

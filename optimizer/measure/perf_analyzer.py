@@ -184,7 +184,6 @@ WARM_UP_WINDOW_MS = 100
 WARM_UP_DRAIN_SECONDS = 10.0  # a killed warm-up changes no measurement
 # reading a data file and registering its entries in shared memory; usually twice as fast
 MIN_BYTES_PER_SECOND, MIN_ENTRIES_PER_SECOND = 10e6, 1000
-OVERDUE_SECONDS = 3.0  # after the last window; then check whether the server is alive
 # with many requests in flight, the last of them may be answered minutes after the last window
 MAX_DRAIN_SECONDS, DRAIN_BOUNDS = 600.0, 2
 MAX_CSV_BYTES = 2**16
@@ -202,7 +201,8 @@ class PerfAnalyzer:
         input_data: ``random``, ``zero`` or a JSON data file.
         shapes: ``name:d1,d2``.
         repeat: Repeat a measurement whose windows have few requests with longer windows.
-        drain_seconds: How long the server may complete no request after the last window before the run is killed.
+        overdue_seconds: Time after the last window from which the server is checked as long as the run lasts.
+        drain_seconds: How long the server may complete no request after that before the run is killed.
         latency_bound_ms: The largest bound on the latency, which extends the longest window and ``drain_seconds``.
         cpus: CPUs that it runs on; None for all.
         sequence_length: Requests in each sequence to a stateful model; None for other models.
@@ -218,6 +218,7 @@ class PerfAnalyzer:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     window_ms: int = FIRST_WINDOW_MS
     repeat: bool = True
+    overdue_seconds: float = 3.0
     drain_seconds: float = 30.0
     latency_bound_ms: float = 0.0
     cpus: frozenset[int] | None = None
@@ -335,7 +336,7 @@ class PerfAnalyzer:
         Raises ServerCrashed if it is overdue and the server does not respond, or completes no request, either.
         """
         start_seconds, started = self._start_seconds(), time.monotonic()
-        due = started + start_seconds + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
+        due = started + start_seconds + windows * WINDOW_STRETCH * window_ms / 1000 + self.overdue_seconds
         drain_seconds = max(self.drain_seconds, DRAIN_BOUNDS * self.latency_bound_ms / 1000)
         tls = endpoint.connection_for_load(self.protocol).tls
         is_system = self.shared_memory is not None and self.shared_memory.kind == "system"

@@ -18,7 +18,8 @@ from optimizer.deploy.docker_container import SDK_COMMAND, ContainerRunner
 from optimizer.deploy.perf_analyzer_release import ensure_older
 from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.load_client.base_generator import SCRATCH, LoadClientGenerator
+from optimizer.measure.load_client.base_generator import LoadClientGenerator
+from optimizer.measure.load_client.client_process import SCRATCH
 from optimizer.measure.load_client.generators import (
     ClosedLoopGenerator,
     OpenLoopGenerator,

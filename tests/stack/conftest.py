@@ -2,6 +2,6 @@
 
 from tests.command_fixtures import called_tune, sandbox, tune
 from tests.podman import engine
-from tests.stack_fixtures import embedded, mlp, perf_analyzer, records, sleeper
+from tests.stack_fixtures import embedded, mlp, perf_analyzer, sleeper
 
-__all__ = ["called_tune", "embedded", "engine", "mlp", "perf_analyzer", "records", "sandbox", "sleeper", "tune"]
+__all__ = ["called_tune", "embedded", "engine", "mlp", "perf_analyzer", "sandbox", "sleeper", "tune"]

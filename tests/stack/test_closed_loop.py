@@ -28,13 +28,14 @@ from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.client import WARM_UPS
-from optimizer.measure.load_client.client_files import NEVER, SendRecord
+from optimizer.measure.load_client.client_files import NEVER
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from tests.command_fixtures import eventually
+from tests.load_clients import KeptRecords
 from tests.stack.test_open_loop import counted, once_loaded, tell_server
 from tests.stack_fixtures import ANSWER_SECONDS, embedded_model
 
@@ -68,12 +69,13 @@ def counted_since(endpoint: Endpoint, before: tuple[int, int], least: int) -> tu
 
 
 def test_the_server_answered_exactly_the_requests_of_the_record(
-    generator: ClosedLoopGenerator, embedded: EmbeddedTarget, records: list[SendRecord]
+    generator: ClosedLoopGenerator, embedded: EmbeddedTarget
 ) -> None:
+    client = KeptRecords()
     with embedded.deploy(MLP) as endpoint:
         before = counted(endpoint)
-        windows = generator.measure_windows(endpoint, LOAD, 0.2, 5)
-        (record,) = records
+        windows = replace(generator, run_client=client).measure_windows(endpoint, LOAD, 0.2, 5)
+        (record,) = client.records
         requests, samples = counted_since(endpoint, before, len(record.sent_ns) + WARM_UPS)
     assert np.all(record.answered_ns != NEVER), "the requests in flight at the end are drained"
     assert requests == len(record.sent_ns) + WARM_UPS

@@ -23,7 +23,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import EnvironmentFault, MeasurementError, ServerCrashed
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.process_telemetry import ProcessTelemetry
-from optimizer.measure import perf_analyzer
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.perf_output import read_csv
@@ -95,12 +94,8 @@ def gone() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    """Return an endpoint that accepts connections but never responds, like a stopped process.
-
-    The time until a late perf_analyzer makes tune probe the server is short: a stopped one does not respond later.
-    """
-    monkeypatch.setattr(perf_analyzer, "OVERDUE_SECONDS", 0.5)
+def stopped() -> Iterator[Endpoint]:
+    """Return an endpoint that accepts connections but never responds, like a stopped process."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield Endpoint("m", Candidate(8), grpc=f"127.0.0.1:{listening.getsockname()[1]}")
 
@@ -308,7 +303,7 @@ def test_a_dead_server_is_reported_at_once(program: str, folder: Path, gone: End
 
 def test_a_stopped_server_is_reported_before_the_time_limit(folder: Path, stopped: Endpoint) -> None:
     """Otherwise the time limit of the test ends it, since ``drain_seconds`` is longer."""
-    patient = replace(generator(folder, "sleep 6000"), drain_seconds=3600)
+    patient = replace(generator(folder, "sleep 6000"), overdue_seconds=0.5, drain_seconds=3600)
     with pytest.raises(ServerCrashed, match="the server did not answer within 5 s"):
         patient.measure(stopped, LOAD)
 
@@ -330,6 +325,6 @@ def test_a_failing_warm_up_is_ignored(program: str, folder: Path, living: Endpoi
 
 
 def test_a_warm_up_detects_a_stopped_server(folder: Path, stopped: Endpoint) -> None:
-    patient = replace(generator(folder, "sleep 600"), drain_seconds=60)
+    patient = replace(generator(folder, "sleep 600"), overdue_seconds=0.5, drain_seconds=60)
     with pytest.raises(ServerCrashed):
         patient.warm_up(stopped, LOAD)

@@ -17,8 +17,9 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.client import WARM_UPS
-from optimizer.measure.load_client.client_files import NEVER, SendRecord
+from optimizer.measure.load_client.client_files import NEVER
 from optimizer.measure.load_client.generators import OpenLoopGenerator
+from tests.load_clients import KeptRecords
 from tests.repositories import write_sleeper
 from tests.stack_fixtures import SLEEP_MS, embedded_model
 
@@ -49,15 +50,14 @@ def test_the_latency_of_a_spike_is_measured_in_each_window(
         assert window.latency_p95_ms > 5 * SLEEP_MS
 
 
-def test_a_mean_rate_above_the_capacity_is_an_overload(
-    sleeper: EmbeddedTarget, open_loop: OpenLoopGenerator, records: list[SendRecord]
-) -> None:
-    shaped = replace(open_loop, arrivals=parse_arrivals("diurnal:1.5x:1s"), sla=Sla.from_bounds({"p95": 50.0}))
+def test_a_mean_rate_above_the_capacity_is_an_overload(sleeper: EmbeddedTarget, open_loop: OpenLoopGenerator) -> None:
+    arrivals, sla, client = parse_arrivals("diurnal:1.5x:1s"), Sla.from_bounds({"p95": 50.0}), KeptRecords()
+    shaped = replace(open_loop, arrivals=arrivals, sla=sla, run_client=client)
     with sleeper.deploy(Candidate(8)) as endpoint:
         result = shaped.measure(endpoint, LoadPoint(1, request_rate=300.0), 30.0)
     assert result.overloaded
     assert result.reason.startswith("overloaded: ")
-    assert np.any(records[-1].sent_ns == NEVER), "it ends early"
+    assert np.any(client.records[-1].sent_ns == NEVER), "it ends early"
 
 
 LARGE, SMALL, OTHER = 2, 1, 3  # samples of the requests of a burst, and of those between two bursts
@@ -92,14 +92,13 @@ def overtaking_share(executed: list[int]) -> float:
 
 @pytest.mark.parametrize("has_priorities", [True, False])
 def test_a_trace_sets_sizes_and_priorities(
-    tmp_path: Path, open_loop: OpenLoopGenerator, monkeypatch: pytest.MonkeyPatch, has_priorities: bool
+    tmp_path: Path, open_loop: OpenLoopGenerator, has_priorities: bool
 ) -> None:
     """A burst begins with the large requests, and the small ones overtake them if they have the first priority.
 
     With priorities, Triton 2.51 may wait for the next request before it executes those in its queue. So others
     follow the burst.
     """
-    monkeypatch.setattr(RecordedArrivals, "_start", lambda *_: 0)
     sizes = [LARGE] * BURST + [SMALL] * BURST
     timed = [(0.001 * i, size) for i, size in enumerate(sizes)] + [(0.04 * i, OTHER) for i in range(1, 50)]
     samples = [size for _, size in timed]
@@ -114,7 +113,7 @@ def test_a_trace_sets_sizes_and_priorities(
     arrivals = parse_arrivals(str(tmp_path / "trace.csv"))
     assert isinstance(arrivals, RecordedArrivals)
     assert arrivals.classes is not None
-    recorded = replace(open_loop, arrivals=arrivals, request_mix=arrivals.classes.sizes)
+    recorded = replace(open_loop, arrivals=replace(arrivals, start=0), request_mix=arrivals.classes.sizes)
     load = LoadPoint(sum(samples) / len(samples), request_rate=len(samples) / PERIOD)
     with (
         embedded_model(tmp_path, "sleeper") as target,

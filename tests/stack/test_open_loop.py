@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +22,15 @@ from optimizer.core.process import SUPERVISOR
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.measure.load_client import base_generator
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
-from optimizer.measure.load_client.client_files import NEVER, SendRecord
+from optimizer.measure.load_client.client_files import NEVER
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.model_statistics import read_statistics
-from optimizer.measure.server_calls import unresponsive_server
 from tests.command_fixtures import eventually
+from tests.load_clients import KeptRecords
 from tests.stack_fixtures import ANSWER_SECONDS, SLEEP_MS
 
 pytestmark = pytest.mark.alone
@@ -128,15 +126,17 @@ def test_a_rate_is_kept_and_no_files_remain(
 
 
 def test_an_overloaded_server_is_recognised_and_recovers(
-    open_loop: OpenLoopGenerator, lenient: OpenLoopGenerator, sleeper: EmbeddedTarget, records: list[SendRecord]
+    open_loop: OpenLoopGenerator, lenient: OpenLoopGenerator, sleeper: EmbeddedTarget
 ) -> None:
+    client = KeptRecords()
+    open_loop = replace(open_loop, run_client=client)
     with sleeper.deploy(ALONE) as endpoint:
         open_loop.warm_up(endpoint, at(20))
         result = open_loop.measure(endpoint, at(300), seconds=20.0)
         assert result.overloaded
         assert result.reason.startswith("overloaded: ")
         assert not result.stable
-        assert np.any(records[-1].sent_ns == NEVER), "it is not measured to the end"
+        assert np.any(client.records[-1].sent_ns == NEVER), "it is not measured to the end"
         assert result.latency_p95_ms is not None
         assert result.latency_p95_ms > 300
         assert result.throughput_infer_per_sec is not None
@@ -176,11 +176,7 @@ def test_a_pause_of_the_server_counts_for_every_request_due_in_it(
     assert result.latency_p95_ms >= 2 / 3 * 1000 * pause_seconds
 
 
-def test_a_stopped_server_ends_the_measurement_soon(
-    open_loop: OpenLoopGenerator, sleeper: EmbeddedTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # a stopped server does not answer later either
-    monkeypatch.setattr(base_generator, "unresponsive_server", partial(unresponsive_server, seconds=1.0))
+def test_a_stopped_server_ends_the_measurement_soon(open_loop: OpenLoopGenerator, sleeper: EmbeddedTarget) -> None:
     with sleeper.deploy(ALONE) as endpoint:
         try:  # the time limit of the test is shorter than the measurement
             with (

@@ -30,7 +30,6 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings, free_port
-from optimizer.measure import perf_analyzer, server_calls
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Sandbox, assert_search_ended, eventually, run_tune
@@ -82,13 +81,6 @@ def make_target(source: ModelSource, tmp_path: Path) -> Iterator[Callable[..., E
 @pytest.fixture
 def target(make_target: Callable[..., EmbeddedTarget]) -> EmbeddedTarget:
     return make_target()
-
-
-@pytest.fixture
-def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits for an answer of the server: a stopped server does not answer later either."""
-    monkeypatch.setattr(server_calls, "PROBE_SECONDS", 2.0)
-    monkeypatch.setattr(perf_analyzer, "OVERDUE_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -242,7 +234,6 @@ def test_a_server_that_dies_while_it_replaces_a_model_is_replaced(target: Embedd
     assert is_gone(before)
 
 
-@pytest.mark.usefixtures("short_probe")
 def test_a_server_stopped_while_loading_is_noticed_and_replaced(source: ModelSource, tmp_path: Path) -> None:
     target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target):
@@ -285,7 +276,6 @@ def test_a_server_that_runs_out_of_memory_itself_is_replaced(
     assert_serves(target, load_generator)
 
 
-@pytest.mark.usefixtures("short_probe")
 @pytest.mark.parametrize("victim", ["supervisor", "tritonserver"])
 def test_a_server_stopped_between_two_deployments_is_replaced(
     victim: str, target: EmbeddedTarget, load_generator: PerfAnalyzer
@@ -324,13 +314,13 @@ def test_a_server_killed_while_measuring_is_reported(target: EmbeddedTarget, loa
     assert_serves(target, load_generator)
 
 
-@pytest.mark.usefixtures("short_probe")
 def test_a_server_stopped_while_measuring_is_noticed_and_replaced(
     target: EmbeddedTarget, load_generator: PerfAnalyzer
 ) -> None:
     with target.deploy(candidate()) as endpoint:
         before = server(target, endpoint)
-    slow = replace(load_generator, window_ms=1000)  # it must not end before the server is stopped
+    # it must not end before the server is stopped, and a stopped server does not respond later
+    slow = replace(load_generator, window_ms=1000, overdue_seconds=1.0)
     with meanwhile(slow.log.exists, lambda: suspend(before)), pytest.raises(ServerCrashed) as caught:
         measured(target, slow, "none", HARMLESS)
     assert str(caught.value).startswith("tritonserver no longer answers while ")

@@ -31,7 +31,6 @@ from optimizer.machine.nvml import Gpu
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.base_generator import LoadClientGenerator
 from optimizer.measure.load_client.client import WARM_UPS
-from optimizer.measure.load_client.client_files import SendRecord
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_wrappers import ServerProcessesLoadGenerator
@@ -49,6 +48,7 @@ from optimizer.watch.server_metrics import observe_loads, read_server
 from tests.command_fixtures import UNDECIDED, Sandbox, Tune, eventually
 from tests.contract import test_emitters
 from tests.emitted_files import emitted, recommendation_of
+from tests.load_clients import KeptRecords
 from tests.repositories import write_sleeper, write_streamer
 from tests.stack_fixtures import ANSWER_SECONDS, served
 
@@ -147,26 +147,21 @@ def test_a_server_that_dies_under_load_is_named_and_all_start_again(
         assert executions(endpoint) == [0, 0], "both servers are new"
 
 
-def test_a_stream_of_each_server_arrives_at_its_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_each_server_arrives_at_its_own_request(tmp_path: Path) -> None:
     """Requests ask for different numbers of responses in turn."""
-    counts, records = (5, 0, 17, 1, 2), list[SendRecord]()
-    read = SendRecord.read
-
-    def keep(folder: Path) -> SendRecord:
-        records.append(read(folder))
-        return records[-1]
-
-    monkeypatch.setattr(SendRecord, "read", keep)
+    counts, client = (5, 0, 17, 1, 2), KeptRecords()
     write_streamer(tmp_path / "models", 5.0)
     source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
     data = tmp_path / "counts.json"
     data.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
     targets = [EmbeddedTarget(source, TargetSettings(tmp_path / f"{number}.log")) for number in range(2)]
-    generator = OpenLoopGenerator(log=tmp_path / "client.log", input_data=str(data), is_streaming=True)
+    generator = OpenLoopGenerator(
+        log=tmp_path / "client.log", input_data=str(data), is_streaming=True, run_client=client
+    )
     with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
         generator.measure(endpoint, LoadPoint(1, request_rate=20.0), SECONDS)
         assert all(executions(endpoint))
-    (record,) = records
+    (record,) = client.records
     assert record.responses
     streamed = StreamedRequests.decode(record.responses)
     assert streamed.responses.tolist() == np.resize(counts, len(record.sent_ns)).tolist()

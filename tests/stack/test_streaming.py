@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,13 +18,14 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.client_files import NEVER, SendRecord
+from optimizer.measure.load_client.client_files import NEVER
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClient
 from optimizer.measure.output_check import StreamedOutputCheck
 from optimizer.model.repository import read_repository_model
+from tests.load_clients import KeptRecords
 from tests.repositories import write_streamer
 from tests.stack.test_open_loop import counted, once_loaded, tell_server
 from tests.stack_fixtures import embedded_model
@@ -67,14 +69,13 @@ def test_every_response_arrives_at_its_own_request(
     load: LoadPoint,
     streamer: EmbeddedTarget,
     tmp_path: Path,
-    records: list[SendRecord],
 ) -> None:
-    counts = (5, 0, 17, 1)
+    counts, client = (5, 0, 17, 1), KeptRecords()
     with streamer.deploy(CANDIDATE) as endpoint:
         before, _ = counted(endpoint)
-        result = new(kind, tmp_path, *counts).measure(endpoint, load, 1.0)
+        result = replace(new(kind, tmp_path, *counts), run_client=client).measure(endpoint, load, 1.0)
         requests = counted(endpoint)[0] - before
-    (record,) = records
+    (record,) = client.records
     assert np.all(record.answered_ns != NEVER), "the requests in flight at the end are drained"
     assert abs(requests - len(record.sent_ns) - StreamingClient._warm_ups) <= load.concurrency
     assert record.responses is not None
@@ -104,16 +105,14 @@ def test_a_server_killed_while_it_streams_is_reported(streamer: EmbeddedTarget, 
         generator.measure_windows(endpoint, CLOSED, 10.0, 3)
 
 
-def test_requests_of_one_length_do_not_end_in_waves(
-    streamer: EmbeddedTarget, tmp_path: Path, records: list[SendRecord]
-) -> None:
-    concurrency, responses = 20, 40
+def test_requests_of_one_length_do_not_end_in_waves(streamer: EmbeddedTarget, tmp_path: Path) -> None:
+    concurrency, responses, client = 20, 40, KeptRecords()
     with streamer.deploy(CANDIDATE) as endpoint:
-        generator = new(ClosedLoopGenerator, tmp_path, responses)
+        generator = replace(new(ClosedLoopGenerator, tmp_path, responses), run_client=client)
         windows = generator.measure_windows(endpoint, LoadPoint(1, concurrency=concurrency), 0.5, 8)
     assert 1 < len(windows) <= 8
     assert min(window.requests or 0 for window in windows) >= MIN_STREAMED_REQUESTS
-    (record,) = records
+    (record,) = client.records
     shortest_ns = 1e7 * responses  # the model waits 10 ms before each response
     assert np.ptp(record.sent_ns[:concurrency]) > shortest_ns / 2, "the first requests are sent one after the other"
     ended_ns = np.sort(record.answered_ns)

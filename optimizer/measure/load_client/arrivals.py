@@ -109,8 +109,9 @@ class ShapedArrivals:
 
 @dataclass(frozen=True, eq=False)
 class RecordedArrivals:
-    """Recorded intervals, scaled to the rate and repeated; the seed selects the interval to start with.
+    """Recorded intervals, scaled to the rate and repeated.
 
+    ``start`` is the number of the interval to start with; None selects it by the seed.
     ``classes`` are the size and the priority of the request before each interval; None if all requests are alike.
     ``name`` is the file.
     """
@@ -118,6 +119,7 @@ class RecordedArrivals:
     intervals: FloatArray
     classes: RecordedClasses | None = None
     name: str = "recorded"
+    start: int | None = None
 
     @property
     def times(self) -> RequestTimes:
@@ -157,7 +159,8 @@ class RecordedArrivals:
         return self.classes.numbers[(self._start(seed) + np.arange(count)) % len(self.intervals)]
 
     def _start(self, seed: int) -> int:
-        return int(np.random.default_rng(seed).integers(len(self.intervals)))
+        chosen = int(np.random.default_rng(seed).integers(len(self.intervals)))
+        return chosen if self.start is None else self.start
 
     def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         # measurements start at different intervals, so that together they cover the whole recording

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,25 +16,16 @@ import numpy as np
 from objectives.arrays import IntArray
 from objectives.metrics import LATENCY, TTFT, Measurement
 from objectives.sla import Sla
-from optimizer.core.endpoint import Connection, Endpoint, SharedMemory
-from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.files import write_error
+from optimizer.core.endpoint import Endpoint, SharedMemory
+from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD, MIN_WINDOWS, longest_window_ms
-from optimizer.core.process import FinishedProcess, describe_exit_code, printed_lines, run_command
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
-from optimizer.measure.load_client.client_files import (
-    ALL_ANSWERED_FILE,
-    HEADERS_VARIABLE,
-    SendPlan,
-    SendRecord,
-    StreamPlan,
-    write_output_slots,
-)
+from optimizer.measure.load_client.client_files import SendPlan, SendRecord, StreamPlan
+from optimizer.measure.load_client.client_process import ClientTask, RunClient, run_client_process
 from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_REQUESTS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.model_statistics import read_statistics, with_statistics
@@ -55,14 +42,6 @@ if TYPE_CHECKING:
 WARM_UP_SECONDS = 0.2
 MAX_GENERATED = 256  # distinct generated requests, which are sent in turn; their bytes have the limit of a data file
 MIN_MIXED_MESSAGES = 16  # distinct requests if they differ in size
-# time limit of the client beyond the plan: its start, warm-up and the end of an overload; a large bound extends the
-# last two for each server
-CLIENT_SECONDS, CLIENT_BOUNDS = 90.0, 12
-SCRATCH = "load-client-"  # prefix of the folders with the client's files, in the folder of the log
-CLIENT = "optimizer.measure.load_client.client"
-SEQUENCE_CLIENT = "optimizer.measure.load_client.sequences"
-STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
-PACKAGES = Path(__file__).parents[3]
 
 IN_TURN: IntArray = np.empty(0, dtype=np.int64)
 Summarize: TypeAlias = "Callable[[SendRecord, PlannedLoad, float, int], list[Measurement]]"
@@ -153,6 +132,7 @@ class LoadClientGenerator:
         token_output: Output of such a model whose elements are the tokens of a response. If it is empty, each
             response with outputs counts as one token.
         counts_failures: Whether failed requests are counted. Otherwise the first one is an error.
+        run_client: Sends the requests: ``run_client_process``, or a simulation of it.
     """
 
     log: Path
@@ -170,6 +150,7 @@ class LoadClientGenerator:
     token_output: str = ""
     shared_memory: SharedMemory | None = None
     counts_failures: bool = False
+    run_client: RunClient = run_client_process
     _messages: dict[tuple[str, bool, float], Messages] = field(default_factory=dict, init=False, repr=False)
     _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
@@ -251,7 +232,8 @@ class LoadClientGenerator:
         plan = self._send_plan(endpoint, schedule)
         before = self._statistics(endpoint)
         with self._sending(endpoint, messages, schedule.concurrency) as requests:
-            record, client_seconds = self._run_client(endpoint, plan, requests, schedule.planned_ns, order.tolist())
+            task = ClientTask(endpoint.connection, plan, requests, schedule.planned_ns, order.tolist())
+            record, client_seconds = self.run_client(task, self.log, self.cpus, self.stopwatch)
         _check_server(endpoint, record)
         sizes, priorities = messages.sizes, messages.priorities
         if len(order):
@@ -310,47 +292,6 @@ class LoadClientGenerator:
         )
         servers = [server.connection for server in endpoint.servers]
         return in_shared_memory(servers, messages.serialized, outputs, concurrency)
-
-    def _run_client(
-        self,
-        endpoint: Endpoint,
-        plan: SendPlan,
-        requests: OutgoingRequests,
-        planned_ns: Sequence[int],
-        order: Sequence[int],
-    ) -> tuple[SendRecord, float]:
-        """Return the client's record and how long it ran in seconds.
-
-        Raises EnvironmentFault if its files cannot be written.
-        """
-        connection, tls = endpoint.connection, endpoint.connection.tls
-        if connection.protocol != "grpc":
-            raise BadInputError(
-                f"tune's own load client needs gRPC, but {connection.address} is an HTTP port; "
-                "give the gRPC port with --url"
-            )
-        tls_files = None if tls is None else {name: file and str(file) for name, file in asdict(tls).items()}
-        try:
-            with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
-                folder = Path(scratch)
-                replace(plan, tls=tls_files).write(folder, requests.messages, planned_ns, order)
-                if requests.output_slots:
-                    write_output_slots(folder, requests.output_slots)
-                with self.stopwatch.count("load_generator"):
-                    done = run_command(
-                        [sys.executable, "-P", "-m", _client_module(plan), folder],
-                        timeout_seconds=_client_limit_seconds(plan),
-                        log=self.log,
-                        env=_client_environment(connection),
-                        cpus=self.cpus,
-                        shm_patterns=requests.regions,
-                    )
-                requests.all_answered = (folder / ALL_ANSWERED_FILE).exists()
-                if done.exit_code != 0:
-                    raise MeasurementError(_client_failure(done), log=self.log)
-                return SendRecord.read(folder), done.seconds
-        except OSError as error:
-            raise write_error(self.log.parent, error) from error
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with self.stopwatch.count("server"):
@@ -447,30 +388,3 @@ def _check_server(endpoint: Endpoint, record: SendRecord) -> None:
     else:
         return
     raise ServerCrashed(reason, lacks_gpu_memory=lacks_gpu_memory(reason))
-
-
-def _client_limit_seconds(plan: SendPlan) -> float:
-    """Return the time limit of the client process."""
-    load_seconds = max(plan.seconds, plan.stream.longest_seconds if plan.stream else 0.0)
-    return load_seconds + CLIENT_SECONDS + CLIENT_BOUNDS * len(plan.addresses) * plan.latency_bound_ms / 1000
-
-
-def _client_environment(connection: Connection) -> dict[str, str]:
-    return {
-        **os.environ,
-        HEADERS_VARIABLE: json.dumps(connection.sent_headers),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
-    }
-
-
-def _client_module(plan: SendPlan) -> str:
-    if plan.sequence_lengths:
-        return SEQUENCE_CLIENT
-    return STREAMING_CLIENT if plan.stream else CLIENT
-
-
-def _client_failure(done: FinishedProcess) -> str:
-    if done.exit_code is None:
-        return f"the load generator's client did not end within {done.seconds:.0f} s"
-    last_line = one_line(printed_lines(done.output)[-1], 200)
-    return f"the load generator's client ended with {describe_exit_code(done.exit_code)}: {last_line}"

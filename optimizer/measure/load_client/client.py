@@ -16,14 +16,13 @@ import json
 import math
 import os
 import select
-import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from optimizer.measure.load_client.client_files import (
     ALL_ANSWERED_FILE,
@@ -33,7 +32,7 @@ from optimizer.measure.load_client.client_files import (
     read_output_slots,
     write_record,
 )
-from optimizer.measure.load_client.http2 import INFER_METHOD, Http2Connection, TlsSocket, connect
+from optimizer.measure.load_client.http2 import INFER_METHOD, Http2Connection, connect
 
 MIN_PATIENCE_SECONDS = 0.5
 GROWTH_STEP_SECONDS, GROWTH_STEPS = 0.5, 4
@@ -120,6 +119,49 @@ PR_SET_TIMERSLACK = 29
 MAX_MESSAGES, OTHER_MESSAGES = 20, "another error"  # failed requests are counted by their message
 
 
+class ServerSocket(Protocol):
+    """The part of a non-blocking socket that a client uses; ``recv`` raises BlockingIOError if no data is there."""
+
+    def fileno(self) -> int: ...
+
+    def send(self, data: bytes | bytearray, /) -> int: ...
+
+    def recv(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """The clock of a client and its connections to the servers. Tests have one whose time is simulated."""
+
+    def monotonic_ns(self) -> int:
+        """Return the time since an arbitrary moment in nanoseconds."""
+
+    def connect(self, address: str, tls: Mapping[str, str | None] | None) -> ServerSocket:
+        """Return a connection to ``address``, as ``http2.connect``. Raises OSError."""
+
+    def wait(
+        self, reading: Collection[ServerSocket], writing: Collection[ServerSocket], seconds: float
+    ) -> Collection[ServerSocket]:
+        """Wait until one of these can be read or written, at most ``seconds``. Return those that can be read."""
+
+
+class SystemNetwork:
+    """The clock and the sockets of this machine."""
+
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    connect = staticmethod(connect)
+
+    @staticmethod
+    def wait(
+        reading: Collection[ServerSocket], writing: Collection[ServerSocket], seconds: float
+    ) -> Collection[ServerSocket]:
+        return select.select(reading, writing, [], seconds)[0]
+
+
+SYSTEM_NETWORK = SystemNetwork()
+
+
 class Channel:
     """The connection to one of the servers, and the calls on it.
 
@@ -128,7 +170,7 @@ class Channel:
 
     def __init__(self, address: str, http2: Http2Connection) -> None:
         self.address, self.http2 = address, http2
-        self.socket: socket.socket | TlsSocket
+        self.socket: ServerSocket
         self.calls: list[int] = []
         self.ended = 0  # calls that were answered or failed
 
@@ -154,14 +196,16 @@ class LoadClient:
         messages: list[bytes],
         planned_ns: Sequence[int] = (),
         headers: Mapping[str, str] | None = None,
+        network: Network = SYSTEM_NETWORK,
     ) -> None:
+        self._network = network
         self._plan, self._messages, self._planned_ns = plan, messages, list(planned_ns)
         self._warm_ups *= len(plan.addresses)
         self._channels = [
             Channel(address, self._connection_type(address, self._method, headers, encrypted=plan.tls is not None))
             for address in plan.addresses
         ]
-        self._sockets: dict[socket.socket | TlsSocket, Channel] = {}
+        self._sockets: dict[ServerSocket, Channel] = {}
         self._calls = 0
         self.free_slots: list[bytes] = []
         self._used_slots: dict[int, bytes] = {}  # slots by the number of the call
@@ -180,15 +224,15 @@ class LoadClient:
         try:
             with contextlib.ExitStack() as sockets:
                 for channel in self._channels:
-                    channel.socket = connect(channel.address, self._plan.tls)
-                    sockets.enter_context(channel.socket)
+                    channel.socket = self._network.connect(channel.address, self._plan.tls)
+                    sockets.callback(channel.socket.close)
                     self._sockets[channel.socket] = channel
                 detector = OverloadDetector(self._acceptable_seconds(), self._plan.period_seconds)
                 gc.collect()
                 gc.freeze()
                 gc.disable()
                 cpu_seconds = time.process_time()
-                self._start_ns = time.monotonic_ns() + int(1e9 * START_SECONDS)
+                self._start_ns = self._network.monotonic_ns() + int(1e9 * START_SECONDS)
                 try:
                     self._send_and_receive(detector)
                 finally:
@@ -226,17 +270,17 @@ class LoadClient:
         Closing the connection cancels unanswered requests, and a cancellation at the wrong moment crashes
         tritonserver before 24.12 (https://github.com/triton-inference-server/server/pull/7840).
         """
-        deadline = time.monotonic() + seconds
+        deadline_ns = self._now_ns() + int(1e9 * seconds)
         with contextlib.suppress(OSError):
-            while self._in_flight and (remaining_s := deadline - time.monotonic()) > 0:
-                self._exchange(remaining_s)
+            while self._in_flight and (remaining_ns := deadline_ns - self._now_ns()) > 0:
+                self._exchange(remaining_ns / 1e9)
 
     @property
     def _in_flight(self) -> int:
         return len(self._sent_ns) + self._warm_ups - self._answers
 
     def _now_ns(self) -> int:
-        return time.monotonic_ns() - self._start_ns
+        return self._network.monotonic_ns() - self._start_ns
 
     @property
     def _longest_alone_seconds(self) -> float:
@@ -254,13 +298,13 @@ class LoadClient:
     def _warm_up(self) -> float:
         """Send the warm-up requests, each alone, and return the latency of the last one in seconds."""
         for number, message in enumerate(self._warm_up_messages()):
-            started = time.monotonic()
+            started_ns = self._now_ns()
             self._request(message)
             while self._answers == number:
-                if time.monotonic() - started > (limit := self._longest_alone_seconds):
+                if self._now_ns() - started_ns > 1e9 * (limit := self._longest_alone_seconds):
                     raise TimeoutError(f"the server did not answer a single request within {limit:g} s")
                 self._exchange(WATCH_SECONDS)
-        return time.monotonic() - started
+        return (self._now_ns() - started_ns) / 1e9
 
     def _send_and_receive(self, detector: OverloadDetector) -> None:
         watch_ns = 0
@@ -306,8 +350,7 @@ class LoadClient:
         """Write the outbox and handle the answers that arrive within ``seconds``."""
         self._flush()
         waiting = [channel.socket for channel in self._channels if channel.http2.outbox]
-        readable, _, _ = select.select(self._sockets, waiting, [], seconds)
-        for ready in readable:
+        for ready in self._network.wait(self._sockets, waiting, seconds):
             try:
                 data = ready.recv(READ_BYTES)
             except BlockingIOError:  # the TLS record is incomplete

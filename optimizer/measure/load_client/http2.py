@@ -319,6 +319,9 @@ class TlsSocket:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._channel.close()
 
     def fileno(self) -> int:

@@ -11,7 +11,6 @@ requests, which only the client knows; therefore it decides when the time that c
 from __future__ import annotations
 
 import sys
-import time
 from array import array
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -239,8 +238,8 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
         return True
 
     def _finish(self, folder: Path, detector: OverloadDetector) -> None:
-        deadline = time.monotonic() + self._drain_seconds
-        while self._in_flight and not self._error and time.monotonic() < deadline:
+        deadline_ns = self._now_ns() + int(1e9 * self._drain_seconds)
+        while self._in_flight and not self._error and self._now_ns() < deadline_ns:
             self._exchange(WATCH_SECONDS)
             self._check_progress(self._now_ns(), detector)
         self._write_record(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import json
 import math
@@ -28,8 +27,7 @@ from optimizer.confirmation.windows import server_windows
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
-from optimizer.measure.load_client import client
-from optimizer.measure.load_client.client import WARM_UPS, ClosedLoopClient
+from optimizer.measure.load_client.client import WARM_UP_SECONDS, WARM_UPS, ClosedLoopClient
 from optimizer.measure.load_client.client_files import ALL_ANSWERED_FILE, NEVER, SendPlan, SendRecord
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
@@ -41,6 +39,7 @@ from optimizer.measure.load_client.measured_requests import SATURATED_CPU_SHARE,
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.store.trials_table import TrialsTable
 from tests.inference_server import Array, FakeInferenceServer
+from tests.load_clients import KeptRecords, SimulatedNetwork, run_in_this_process
 
 LOAD = LoadPoint(request_batch_size=2, concurrency=3)
 SIZES = np.array([2])
@@ -186,28 +185,17 @@ def generator(tmp_path: Path) -> ClosedLoopGenerator:
     return ClosedLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 60_000.0}))
 
 
-def test_the_concurrency_is_kept_and_all_requests_are_answered(
-    generator: ClosedLoopGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records: list[SendRecord] = []
-    run_client = ClosedLoopGenerator._run_client
-
-    def run_and_keep_record(self: ClosedLoopGenerator, *task: Any) -> tuple[SendRecord, float]:
-        send_record, seconds = run_client(self, *task)
-        records.append(send_record)
-        return send_record, seconds
-
-    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", run_and_keep_record)
-    model = CountingModel(seconds=0.02)
+def test_the_concurrency_is_kept_and_all_requests_are_answered(generator: ClosedLoopGenerator) -> None:
+    model, client = CountingModel(seconds=0.02), KeptRecords()
     with FakeInferenceServer(model).serving() as endpoint:
-        result = generator.measure(endpoint, LOAD, seconds=0.8)
+        result = replace(generator, run_client=client).measure(endpoint, LOAD, seconds=0.8)
     assert model.most == LOAD.concurrency
     assert model.in_flight == 0
     assert result.latency_avg_ms is not None
     assert result.latency_avg_ms >= 20
     assert result.requests is not None
     assert result.throughput_infer_per_sec == pytest.approx(result.requests * LOAD.request_batch_size / 0.8)
-    (send_record,) = records
+    (send_record,) = client.records
     assert np.all(send_record.answered_ns != NEVER)
     sent = np.searchsorted(send_record.sent_ns, send_record.sent_ns, side="right")
     answered = np.searchsorted(np.sort(send_record.answered_ns), send_record.sent_ns, side="right")
@@ -248,22 +236,14 @@ def test_a_request_that_fails_is_reported(generator: ClosedLoopGenerator) -> Non
 
 @pytest.mark.parametrize(("bound_ms", "is_slow"), [(20.0, True), (30_000.0, False)])
 def test_a_request_that_is_sent_alone_may_take_longer_than_a_large_bound(
-    bound_ms: float, *, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bound_ms: float, *, is_slow: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(client, "WARM_UP_SECONDS", 0.2)
-
-    def wait(feeds: dict[str, Array]) -> Mapping[str, Array]:
-        time.sleep(1.0)
-        return {"y": feeds["x"]}
-
-    with FakeInferenceServer(wait).serving() as endpoint:
-        messages = ClosedLoopGenerator(log=tmp_path / "log")._messages_for(endpoint, LOAD).serialized
-        run_in_this_process(
-            ClosedLoopClient(SendPlan(endpoint.grpc, bound_ms, concurrency=1, seconds=0.5), messages), tmp_path
-        )
+    plan = SendPlan("a:1", bound_ms, concurrency=1, seconds=0.5)
+    network = SimulatedNetwork(lambda arrived_seconds: arrived_seconds + WARM_UP_SECONDS + 1.0)
+    run_in_this_process(ClosedLoopClient(plan, [b""], (), None, network), tmp_path)
     send_record = SendRecord.read(tmp_path)
     assert send_record.hangs == is_slow
-    assert send_record.error == ("the server did not answer a single request within 0.2 s" if is_slow else "")
+    assert send_record.error == ("the server did not answer a single request within 15 s" if is_slow else "")
 
 
 def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
@@ -285,15 +265,6 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
     assert "index out of range" in send_record.error
     assert np.any(send_record.answered_ns == NEVER), "they do not count"
     assert (tmp_path / ALL_ANSWERED_FILE).exists()
-
-
-def run_in_this_process(load_client: ClosedLoopClient, folder: Path) -> None:
-    """Run a client in this process, and turn on the garbage collector again, which a client turns off."""
-    try:
-        load_client.run(folder)
-    finally:
-        gc.unfreeze()
-        gc.enable()
 
 
 @pytest.mark.parametrize("load", [LOAD, LoadPoint(1, request_rate=400.0)])
@@ -330,42 +301,30 @@ def test_a_large_first_entry_leaves_no_others_out(generator: ClosedLoopGenerator
             assert len(messages.serialized) == len(set(messages.serialized)) == 300
 
 
-def test_a_server_that_stops_answering_is_reported(
-    generator: ClosedLoopGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    freed, requests = threading.Event(), 0
+def test_a_server_that_stops_answering_is_reported(tmp_path: Path) -> None:
+    requests = itertools.count(1)
 
-    def hang(feeds: dict[str, Array]) -> Mapping[str, Array]:
-        nonlocal requests
-        requests += 1
-        if requests > WARM_UPS + 5:
-            monkeypatch.setattr(client, "STALL_SECONDS", 1.0)  # a busy machine may take longer for the first answers
-            freed.wait(ANSWER_SECONDS)
-        return {"y": feeds["x"]}
+    def hang(arrived_seconds: float) -> float:
+        return arrived_seconds + 0.01 if next(requests) <= WARM_UPS + 5 else math.inf
 
-    with FakeInferenceServer(hang).serving() as endpoint:
-        messages = generator._messages_for(endpoint, LOAD).serialized
-        run_in_this_process(
-            ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path
-        )
-        freed.set()
+    plan = SendPlan("a:1", 1.0, concurrency=3, seconds=30.0)
+    run_in_this_process(ClosedLoopClient(plan, [b""], (), None, SimulatedNetwork(hang)), tmp_path)
     send_record = SendRecord.read(tmp_path)
     assert send_record.hangs
-    assert send_record.error.startswith("no answer within ")
-    assert np.sum(send_record.answered_ns != NEVER) >= 5
+    assert send_record.error == "no answer within 10 s"
+    assert np.sum(send_record.answered_ns != NEVER) == 5
+    assert len(send_record.sent_ns) == 5 + plan.concurrency
+    assert not (tmp_path / ALL_ANSWERED_FILE).exists()
 
 
-def test_a_server_that_never_answers_counts_as_crashed(
-    generator: ClosedLoopGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers_counts_as_crashed(generator: ClosedLoopGenerator) -> None:
     no_times = np.array([], np.int64)
     silent_record = SendRecord(no_times, no_times, no_times, ended_ns=10**9)
-    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", lambda *_: (silent_record, 1.0))
     with (
         FakeInferenceServer(CountingModel()).serving() as endpoint,
         pytest.raises(ServerCrashed, match="no request was answered within"),
     ):
-        generator.measure(endpoint, LOAD, seconds=0.1)
+        replace(generator, run_client=lambda *_: (silent_record, 1.0)).measure(endpoint, LOAD, seconds=0.1)
 
 
 def test_requests_go_to_the_server_with_the_fewest_unanswered_ones(generator: ClosedLoopGenerator) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import select
 import socket
 import struct
@@ -42,6 +41,7 @@ from optimizer.measure.load_client.http2 import (
     split_messages,
 )
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, error_text
+from tests.load_clients import run_in_this_process
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 UNLIMITED = (("grpc.max_receive_message_length", -1),)
@@ -124,11 +124,7 @@ def test_no_more_calls_are_open_than_the_server_permits(serve: Callable[..., str
 
     address = serve(answer, ("grpc.max_concurrent_streams", 4))
     plan = SendPlan(address, 1000.0, concurrency=16, seconds=0.5)
-    try:
-        ClosedLoopClient(plan, [b"x" * 600]).run(tmp_path)
-    finally:
-        gc.unfreeze()
-        gc.enable()
+    run_in_this_process(ClosedLoopClient(plan, [b"x" * 600]), tmp_path)
     send_record = SendRecord.read(tmp_path)
     assert send_record.error == ""
     assert len(send_record.answered_ns) >= 16

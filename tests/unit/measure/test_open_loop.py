@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,8 @@ from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendReco
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LATE_MS, LateError, lateness_note, summarize_open_loop
-from tests.inference_server import Array, FakeInferenceServer
+from tests.inference_server import FakeInferenceServer
+from tests.load_clients import SimulatedClient
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
 LOAD = LoadPoint(request_batch_size=4, request_rate=RATE)
@@ -275,27 +273,30 @@ def test_thirds_are_compared_with_the_quantile_of_the_bound() -> None:
 
 
 @dataclass
-class PausingModel:
-    """A model that stops for 0.9 s once, so that all later requests wait."""
+class PausingServer:
+    """A server that takes 1 ms for a request, but stops for 0.9 s once, so that all later requests wait."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
     requests: int = 0
+    free_seconds: float = 0.0
 
-    def __call__(self, feeds: dict[str, Array]) -> Mapping[str, Array]:
-        with self.lock:
-            self.requests += 1
-            if self.requests == 40:
-                time.sleep(0.9)
-        return {"y": feeds["x"]}
+    def __call__(self, arrived_seconds: float) -> float:
+        self.requests += 1
+        self.free_seconds = max(self.free_seconds, arrived_seconds) + (0.9 if self.requests == 40 else 0.001)
+        return self.free_seconds
 
 
 @pytest.mark.parametrize(("bounds", "overloaded"), [({"p50": 5.0}, True), ({"p50": 5.0, "p99": 2000.0}, False)])
 def test_a_pause_is_no_overload_if_the_largest_bound_permits_it(
     bounds: dict[str, float], overloaded: bool, tmp_path: Path
 ) -> None:
-    generator = OpenLoopGenerator(log=tmp_path / "log", sla=Sla.from_bounds(bounds))
-    with FakeInferenceServer(PausingModel()).serving() as endpoint:
-        assert generator.measure(endpoint, LoadPoint(1, request_rate=50.0), 2.0).overloaded is overloaded
+    client = SimulatedClient(PausingServer())
+    generator = OpenLoopGenerator(log=tmp_path / "log", sla=Sla.from_bounds(bounds), run_client=client)
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        result = generator.measure(endpoint, LoadPoint(1, request_rate=50.0), 2.0)
+    assert result.overloaded is overloaded
+    assert result.latency_p50_ms == pytest.approx(1.0)
+    assert result.latency_p99_ms is not None
+    assert result.latency_p99_ms > 500
 
 
 def test_a_record_is_divided_into_windows_in_order() -> None:

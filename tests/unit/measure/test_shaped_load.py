@@ -24,6 +24,7 @@ from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from tests.inference_server import FakeInferenceServer
+from tests.load_clients import UnstartedClient
 
 METADATA = ModelMetadataResponse()
 ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")
@@ -34,26 +35,17 @@ def open_loop(tmp_path: Path) -> OpenLoopGenerator:
     return OpenLoopGenerator(log=tmp_path / "log")
 
 
-def planned_seconds(
-    generator: OpenLoopGenerator, monkeypatch: pytest.MonkeyPatch, rate: float, seconds: float | None, count: int = 1
-) -> float:
+def planned_seconds(generator: OpenLoopGenerator, rate: float, seconds: float | None, count: int = 1) -> float:
     """Return for how long requests are planned."""
-    plans: list[SendPlan] = []
-
-    def run_client(_: object, endpoint: Endpoint, plan: SendPlan, *__: object) -> None:
-        plans.append(plan)
-        raise MeasurementError("not started")
-
-    monkeypatch.setattr(
-        OpenLoopGenerator, "_messages_for", lambda *_: Messages([b""], np.ones(1, np.int64), METADATA)
-    )
-    monkeypatch.setattr(OpenLoopGenerator, "_statistics", lambda *_: None)
-    monkeypatch.setattr(OpenLoopGenerator, "_run_client", run_client)
-    load = LoadPoint(1, request_rate=rate)
+    client = UnstartedClient()
+    generator, load = replace(generator, run_client=client), LoadPoint(1, request_rate=rate)
     measure = partial(generator.measure_windows, seconds=seconds, count=count) if seconds else generator.measure
-    with pytest.raises(MeasurementError, match="not started"):
-        measure(ENDPOINT, load)
-    return plans[0].seconds
+    with (
+        FakeInferenceServer(lambda feeds: feeds).serving() as endpoint,
+        pytest.raises(MeasurementError, match="not started"),
+    ):
+        measure(endpoint, load)
+    return client.tasks[0].plan.seconds
 
 
 @pytest.mark.parametrize(
@@ -72,21 +64,18 @@ def planned_seconds(
 )
 def test_each_window_has_whole_periods(
     open_loop: OpenLoopGenerator,
-    monkeypatch: pytest.MonkeyPatch,
     text: str,
     seconds: float | None,
     count: int,
     expected: float,
 ) -> None:
     generator = replace(open_loop, arrivals=parse_arrivals(text))
-    assert planned_seconds(generator, monkeypatch, 1000.0, seconds, count) == pytest.approx(expected)
+    assert planned_seconds(generator, 1000.0, seconds, count) == pytest.approx(expected)
 
 
-def test_a_long_test_has_fewer_windows_at_a_high_rate(
-    open_loop: OpenLoopGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_test_has_fewer_windows_at_a_high_rate(open_loop: OpenLoopGenerator) -> None:
     generator = replace(open_loop, arrivals=parse_arrivals("diurnal:60s"))
-    assert planned_seconds(generator, monkeypatch, 5000.0, 60.0, 8) == pytest.approx(6 * 60 + 2)
+    assert planned_seconds(generator, 5000.0, 60.0, 8) == pytest.approx(6 * 60 + 2)
     with pytest.raises(MeasurementError, match=r"^50,000 requests/s for 60 s, .* more than 2,000,000 requests"):
         generator.measure_windows(ENDPOINT, LoadPoint(1, request_rate=50_000.0), 60.0, 8)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelMetadataResponse, ModelStreamInferResponse
+from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
 from objectives import latency_sketch
 from objectives.metrics import Measurement
@@ -18,8 +18,8 @@ from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD
-from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.load_client.base_generator import Messages, Schedule, Summarize
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.base_generator import Schedule, Summarize
 from optimizer.measure.load_client.client import OverloadDetector
 from optimizer.measure.load_client.client_files import (
     MAX_LEAD_IN_SECONDS,
@@ -38,6 +38,8 @@ from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate, read_outputs
+from tests.inference_server import FakeInferenceServer
+from tests.load_clients import SimulatedNetwork, UnstartedClient
 
 MS = 1_000_000
 CLOSED, OPEN = LoadPoint(1, concurrency=2), LoadPoint(1, request_rate=10.0)
@@ -315,23 +317,16 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
     load: LoadPoint,
     fewest: int,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plans: list[SendPlan] = []
-
-    def run_client(_: object, endpoint: Endpoint, plan: SendPlan, *__: object) -> None:
-        plans.append(plan)
-        raise MeasurementError("not started")
-
-    monkeypatch.setattr(
-        kind, "_messages_for", lambda *_: Messages([b""], np.ones(1, np.int64), ModelMetadataResponse())
-    )
-    monkeypatch.setattr(kind, "_statistics", lambda *_: None)
-    monkeypatch.setattr(kind, "_run_client", run_client)
-    generator = kind(log=tmp_path / "log", is_streaming=True)
-    with pytest.raises(MeasurementError, match="not started"):
-        generator.measure_windows(Endpoint("m", Candidate(1), grpc="a:1"), load, 0.5, 8)
-    assert [plan.stream and plan.stream.fewest_requests for plan in plans] == [fewest]
+    client = UnstartedClient()
+    generator = kind(log=tmp_path / "log", is_streaming=True, run_client=client)
+    with (
+        FakeInferenceServer(lambda feeds: feeds).serving() as endpoint,
+        pytest.raises(MeasurementError, match="not started"),
+    ):
+        generator.measure_windows(endpoint, load, 0.5, 8)
+    streams = [task.plan.stream for task in client.tasks]
+    assert [stream and stream.fewest_requests for stream in streams] == [fewest]
 
 
 # -- when the lead-in of the client ends -------------------------------------------------------------------------
@@ -348,14 +343,14 @@ def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() 
     assert client._lead_in_has_ended(600 * MS)
 
 
-def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=4, seconds=1.0, stream=StreamPlan()), [b""])
+def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one() -> None:
+    network = SimulatedNetwork(lambda _: math.inf)
+    plan = SendPlan("a:1", 0.0, concurrency=4, seconds=1.0, stream=StreamPlan())
+    client = StreamingClosedLoopClient(plan, [b""], (), None, network)
     client._alone_ns, client._answers = 400 * MS, client._warm_ups
     client._answered_ns, sent = [], {}
     for now_ms in (-20, 0, 60, 100, 210, 310, 400, 500):
-        monkeypatch.setattr(client, "_now_ns", lambda now_ms=now_ms: now_ms * MS)
+        network.now_ns = now_ms * MS
         client._send_due()
         sent[now_ms] = len(client._sent_ns)
     assert sent == {-20: 0, 0: 1, 60: 1, 100: 2, 210: 3, 310: 4, 400: 4, 500: 4}
