@@ -79,7 +79,7 @@ def _files(installed: Runtime) -> Iterator[tuple[Path, str]]:
 
 def _libraries(binaries: list[Path], installed: Runtime) -> set[Path]:
     """Return the shared libraries that the programs link, by the paths at which they are searched."""
-    folder = runtime.libpython_folder()
+    folder = runtime.libpython_folder(installed)
     assert folder is not None
     environment = {"LD_LIBRARY_PATH": f"{installed.libraries}:{folder}:{installed.perf_analyzer_libraries}"}
     links = subprocess.run(["ldd", *map(str, binaries)], env=environment, capture_output=True, text=True, check=False)

@@ -90,8 +90,8 @@ def check_python_stub() -> Finding:
 
 
 def check_libpython(folders: Sequence[str | Path] | None = None) -> Finding:
-    """Check Python's shared library. ``folders`` replaces the folders that are searched."""
-    folder = runtime.libpython_folder(folders)
+    """Check Python's shared library, which is searched in ``folders`` and in the unpacked runtime."""
+    folder = runtime.libpython_folder(runtime.installed(), folders)
     if folder is None:
         return Finding("libpython", "fail", "the shared library is missing", runtime.libpython_advice())
     return Finding("libpython", "ok", f"in {folder}")
@@ -144,16 +144,16 @@ def _newer_fix() -> str:
     return f"rm -r {program.parents[2]}; tune setup"
 
 
-def check_onnxruntime() -> Finding:
-    """Check ONNX Runtime and name its execution providers."""
+def check_onnxruntime(python: str = runtime.running_python()) -> Finding:
+    """Check ONNX Runtime and name its execution providers. ``python`` is the version of Python."""
     try:
         import onnxruntime
     except ImportError as error:
         return Finding("ONNX Runtime", "fail", str(error), "pip install onnxruntime")
     providers = ", ".join(p.removesuffix("ExecutionProvider") for p in onnxruntime.get_available_providers())
-    folder = runtime.openvino_folder()
+    folder = runtime.openvino_folder(python)
     if folder is None:
-        state = f"none for Python {runtime.running_python()}"
+        state = f"none for Python {python}"
     else:
         state = "unpacked" if is_folder(folder) else "not downloaded yet"
     openvino = f"build with OpenVINO {runtime.OPENVINO_ONNX_RUNTIME}: {state}"

@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from optimizer.config.model_source import ModelSource
@@ -34,12 +34,13 @@ def embedded_installation(installed: Runtime) -> Installation:
     return Installation(installed.tritonserver, server_environment(installed), runtime=installed)
 
 
-def server_environment(installed: Runtime) -> dict[str, str]:
+def server_environment(installed: Runtime, library_folders: Sequence[str | Path] | None = None) -> dict[str, str]:
     """Return the environment of the server and its Python stubs.
 
+    Python's shared library is searched in ``library_folders``, see ``libpython_folder``.
     Raises EnvironmentFault if Python has no shared library, bash is missing or the address space is too small.
     """
-    libpython = runtime.libpython_folder()
+    libpython = runtime.libpython_folder(installed, library_folders)
     if libpython is None:
         raise EnvironmentFault(runtime.libpython_advice())
     search_path = stub_search_path()

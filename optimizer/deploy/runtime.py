@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,11 @@ OPENVINO_WHEELS = {
     }.items()
 }
 _UNUSED_PLUGINS = ("libopenvino_intel_gpu_plugin.so", "libopenvino_intel_npu_plugin.so")  # 24 MB, for other devices
+
+
+def running_python() -> str:
+    """Return the version of the running Python, such as ``3.11``."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True)
@@ -136,11 +141,6 @@ def stub_packages_name(wheel: Wheel) -> str:
     return f"{wheel.requirement.replace('==', '-')}-{wheel.sha256[:12]}"
 
 
-def running_python() -> str:
-    """Return the version of the running Python, such as ``3.11``."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def installed() -> Runtime | None:
     """Return the unpacked runtime; None before ``tune setup``."""
     runtime = Runtime(_root())
@@ -183,27 +183,27 @@ def _root() -> Path:
     return cache_folder() / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}"
 
 
-def openvino_folder() -> Path | None:
-    """Return where ONNX Runtime with OpenVINO is, or would be; None if this Python has no wheel of it."""
-    wheel = OPENVINO_WHEELS.get(running_python())
+def openvino_folder(python: str = running_python()) -> Path | None:
+    """Return where ONNX Runtime with OpenVINO is, or would be; None if this ``python`` has no wheel of it."""
+    wheel = OPENVINO_WHEELS.get(python)
     return cache_folder() / f"openvino-{OPENVINO_ONNX_RUNTIME}-{wheel.sha256[:12]}" if wheel else None
 
 
-def ensure_openvino(on_progress: Callable[[str], None]) -> None:
+def ensure_openvino(on_progress: Callable[[str], None], python: str = running_python()) -> None:
     """Download and unpack ONNX Runtime with OpenVINO, unless it is there; ``on_progress`` gets the progress.
 
-    Raises EnvironmentFault if this Python has no wheel of it, or pip cannot download it.
+    Raises EnvironmentFault if the version ``python`` has no wheel of it, or pip cannot download it.
     """
-    folder = openvino_folder()
+    folder = openvino_folder(python)
     if folder is None:
         versions = ", ".join(OPENVINO_WHEELS)
-        raise EnvironmentFault(f"openvino needs Python {versions}, this is {running_python()}: leave openvino out")
+        raise EnvironmentFault(f"openvino needs Python {versions}, this is {python}: leave openvino out")
     if folder.is_dir():
         return
     with lock_cache(on_progress):
         if not folder.is_dir():
             on_progress(f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)")
-            install((OPENVINO_WHEELS[running_python()],), folder, _remove_unused_plugins, content="openvino")
+            install((OPENVINO_WHEELS[python],), folder, _remove_unused_plugins, content="openvino")
 
 
 def _remove_unused_plugins(root: Path) -> None:
@@ -231,24 +231,29 @@ def unsupported(
     return ""
 
 
-def libpython_folder(folders: Sequence[str | Path] | None = None) -> Path | None:
-    """Return the folder with the shared libpython that the stub of the running Python links; None if there is none.
+def libpython_folder(
+    runtime: Runtime | None,
+    folders: Sequence[str | Path] | None = None,
+    python: str = running_python(),
+    builtin_modules: Collection[str] = sys.builtin_module_names,
+) -> Path | None:
+    """Return the folder with the shared libpython that the stub of ``python`` links; None if there is none.
 
-    ``folders`` are searched, by default the folders of this Python and of the system.
+    ``folders`` are searched first, by default the folders of this Python and of the system, and then ``runtime``.
+    ``builtin_modules`` are the modules that are built into ``python``.
     """
-    version = running_python()
-    name = f"libpython{version}.so.1.0"
+    name = f"libpython{python}.so.1.0"
     for folder in _library_folders() if folders is None else folders:
         if Path(folder, name).exists():
             return Path(folder)
-    if folders is None and (runtime := installed()):
-        if (packed := runtime.stub_python / "lib").joinpath(name).exists():
-            return packed
-        # The wheel has the library of the newest Python that it was built for. It loads the module math from a file,
-        # which a Python of Debian or Ubuntu does not have, because math is built into it.
-        is_included = version == PYTHON_STUBS[-1] and "math" not in sys.builtin_module_names
-        return runtime.libraries if is_included else None
-    return None
+    if runtime is None:
+        return None
+    if (packed := runtime.stub_python / "lib").joinpath(name).exists():
+        return packed
+    # The wheel has the library of the newest Python that it was built for. It loads the module math from a file,
+    # which a Python of Debian or Ubuntu does not have, because math is built into it.
+    is_included = python == PYTHON_STUBS[-1] and "math" not in builtin_modules
+    return runtime.libraries if is_included else None
 
 
 def _library_folders() -> list[str]:

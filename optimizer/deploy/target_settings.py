@@ -28,11 +28,27 @@ class ServerPorts:
     metrics: int = METRICS_PORT
 
 
-def choose_ports(processes: int, user_ports: Mapping[str, int]) -> tuple[ServerPorts, ...]:
+def port_problem(port: int) -> str:
+    """Return why no server can listen on ``port`` of LOOPBACK; empty if one can."""
+    if port > MAX_PORT:
+        return f"the largest port is {MAX_PORT}"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not occupy it, as for Triton
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
+    return ""
+
+
+def choose_ports(
+    processes: int, user_ports: Mapping[str, int], find_problem: Callable[[int], str] = port_problem
+) -> tuple[ServerPorts, ...]:
     """Return the ports of each of ``processes`` servers on LOOPBACK.
 
     ``user_ports`` are the ports of the first server that the user chose, by their field of ServerPorts. Another port
     is Triton's own if that is free, otherwise any free one. The ports of each further server are PORT_STEP higher.
+    ``find_problem`` returns why a port cannot be used, see ``port_problem``.
 
     Raises BadInputError, which names the option, for a chosen port that cannot be used.
     """
@@ -44,7 +60,7 @@ def choose_ports(processes: int, user_ports: Mapping[str, int]) -> tuple[ServerP
         for name, first in vars(first_server).items():
             port = first + PORT_STEP * position
             unusable = used_ports if name in user_ports else used_ports | reserved
-            problem = "it is given twice" if port in unusable else _problem(port)
+            problem = "it is given twice" if port in unusable else find_problem(port)
             if problem and name in user_ports:
                 where = f"port {port} of server process {position + 1}" if position else f"port {port}"
                 raise BadInputError(f"--{name}-port {first}: {where} cannot be used ({problem}); give another")
@@ -63,19 +79,6 @@ def free_port() -> int:
 
 def _free_port_except(used_ports: set[int]) -> int:
     return next(port for port in iter(free_port, None) if port not in used_ports)
-
-
-def _problem(port: int) -> str:
-    """Return why no server can listen on ``port`` of LOOPBACK; empty if one can."""
-    if port > MAX_PORT:
-        return f"the largest port is {MAX_PORT}"
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not occupy it, as for Triton
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            return os.strerror(error.errno) if error.errno else str(error)
-    return ""
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,11 @@ def mps_share(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
     return {MPS_THREADS: f"{100 / processes:.4g}"}
 
 
-def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu, ...]:
+def filter_visible(
+    gpus: Sequence[Gpu],
+    chosen: str | None = None,
+    find_parent: Callable[[str], str | None] = parent_of_mig,
+) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA shows to a program with BUS_ORDER, in its order: ``gpus: [ 0 ]`` means the first.
 
     As in CUDA, the list may have indices, UUIDs or prefixes of UUIDs, and its first unknown entry ends it.
@@ -236,13 +240,14 @@ def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu,
     Args:
         gpus: GPUs in NVML's order.
         chosen: The value of CUDA_VISIBLE_DEVICES; None for that of this process.
+        find_parent: Returns the UUID of the GPU of a MIG instance, see ``parent_of_mig``.
     """
     text = os.environ.get(VISIBLE_DEVICES) if chosen is None else chosen
     if text is None:
         return tuple(gpus)
     selected: list[Gpu] = []
     for word in text.split(","):
-        gpu = _find_gpu(word.strip(), gpus)
+        gpu = _find_gpu(word.strip(), gpus, find_parent)
         if gpu is None or gpu in selected:
             break
         selected.append(gpu)
@@ -263,11 +268,11 @@ def gpus_used_by(pids: Collection[int], gpus: Sequence[Gpu], placed: Collection[
     return tuple(gpu for gpu in in_use if gpu in named) or in_use or named
 
 
-def _find_gpu(word: str, gpus: Sequence[Gpu]) -> Gpu | None:
+def _find_gpu(word: str, gpus: Sequence[Gpu], find_parent: Callable[[str], str | None]) -> Gpu | None:
     """Return the GPU with the index or UUID ``word``, or the only one whose UUID begins so; None if there is none."""
     if word.isascii() and word.isdigit():
         return next((gpu for gpu in gpus if gpu.index == int(word)), None)
     if word.startswith("MIG-"):
-        word = parent_of_mig(word) or ""
+        word = find_parent(word) or ""
     matching = [gpu for gpu in gpus if word and gpu.uuid.startswith(word)]
     return matching[0] if len(matching) == 1 else None

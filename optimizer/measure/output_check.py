@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
@@ -29,6 +30,14 @@ TIMEOUT_SECONDS = 30.0
 _CHUNK = 4  # requests between two looks at the clock
 MAX_ROUNDING = 30.0  # a larger share of the allowed difference is no rounding, whatever the precision of the model
 ROUNDING_HINT = "; if that is rounding, allow it with tolerance: in a profile"
+
+
+class Infer(Protocol):
+    """Sends requests to the server of an endpoint, see ``server_calls.infer``."""
+
+    def __call__(
+        self, endpoint: Endpoint, /, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float
+    ) -> list[bytes]: ...
 
 
 class NoOutputCheck:
@@ -223,11 +232,12 @@ class SequenceOutputCheck(BaselineOutputCheck):
     """Compares the answers to interleaved sequences with the answers that each of them gets alone.
 
     A model or a batcher that mixes up the states of two sequences gives other answers. ``sequence_length`` is the
-    longest sequence of the load; the sequences of the check have as many steps, but at most MAX_STEPS. The other
-    arguments are those of ``BaselineOutputCheck``.
+    longest sequence of the load; the sequences of the check have as many steps, but at most MAX_STEPS.
+    ``infer`` sends them. The other arguments are those of ``BaselineOutputCheck``.
     """
 
     sequence_length: int
+    infer: Infer = server_calls.infer
 
     @property
     def _steps(self) -> int:
@@ -246,7 +256,7 @@ class SequenceOutputCheck(BaselineOutputCheck):
         responses: list[bytes] = []
         while len(responses) < len(requests):
             steps = requests[len(responses) : len(responses) + self._steps]
-            responses += _send_sequence(endpoint, steps, next(ids))
+            responses += self._send_sequence(endpoint, steps, next(ids))
             if time.monotonic() - started > REFERENCE_SECONDS:
                 break
         return responses, time.monotonic() - started
@@ -263,7 +273,7 @@ class SequenceOutputCheck(BaselineOutputCheck):
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * len(sent_sequences) * self._steps * reference.seconds_alone)
 
         def send(steps: range, sequence: int) -> list[bytes]:
-            return _send_sequence(
+            return self._send_sequence(
                 endpoint, [reference.requests[number] for number in steps], sequence, timeout_seconds
             )
 
@@ -274,18 +284,20 @@ class SequenceOutputCheck(BaselineOutputCheck):
     def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
         return super()._is_refused(endpoint, request + step_parameters(next(fresh_ids()), start=True, end=True))
 
+    def _send_sequence(
+        self, endpoint: Endpoint, requests: Sequence[bytes], sequence: int, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> list[bytes]:
+        """Send ``requests`` as the steps of one sequence and return the responses.
 
-def _send_sequence(
-    endpoint: Endpoint, requests: Sequence[bytes], sequence: int, timeout_seconds: float = TIMEOUT_SECONDS
-) -> list[bytes]:
-    """Send ``requests`` as the steps of one sequence and return the responses; each may take ``timeout_seconds``."""
+        Each may take ``timeout_seconds``.
+        """
 
-    def steps() -> Iterator[bytes]:
-        for step, request in enumerate(requests):
-            is_first, is_last = step == 0, step == len(requests) - 1
-            yield request + step_parameters(sequence, start=is_first, end=is_last)
+        def steps() -> Iterator[bytes]:
+            for step, request in enumerate(requests):
+                is_first, is_last = step == 0, step == len(requests) - 1
+                yield request + step_parameters(sequence, start=is_first, end=is_last)
 
-    return server_calls.infer(endpoint, steps(), in_flight=1, timeout_seconds=timeout_seconds)
+        return self.infer(endpoint, steps(), in_flight=1, timeout_seconds=timeout_seconds)
 
 
 class CombinedOutputCheck:

@@ -15,12 +15,12 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
@@ -29,7 +29,7 @@ from optimizer.core.locks import file_lock
 from optimizer.core.process_owner import is_leftover, this_process
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.measure.server_calls import open_client
-from optimizer.measure.server_client import CallError, ServerClient
+from optimizer.measure.server_client import CallError
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse
@@ -111,17 +111,32 @@ def _wait_until_free(patterns: Sequence[str]) -> None:
         time.sleep(0.05)
 
 
-def unregister_leftovers(client: ServerClient) -> None:
+class RegionClient(Protocol):
+    """The part of a ``ServerClient`` that regions need."""
+
+    def register_shared_memory(self, name: str, size: int) -> None: ...
+
+    def unregister_shared_memory(self, name: str) -> None: ...
+
+    def shared_memory(self) -> list[str]: ...
+
+    def close(self) -> None: ...
+
+
+def unregister_leftovers(client: RegionClient) -> None:
     """Unregister the regions of processes that have ended, so that the server frees their memory."""
     for name in client.shared_memory():
         if is_leftover(name):
             client.unregister_shared_memory(name)
 
 
-def check_is_shared(endpoint: Endpoint) -> None:
-    """Raise BadInputError if the server of ``endpoint`` does not map the system shared memory of this machine."""
+def check_is_shared(endpoint: Endpoint, connect: Callable[[Connection], RegionClient] = open_client) -> None:
+    """Raise BadInputError if the server of ``endpoint`` does not map the system shared memory of this machine.
+
+    ``connect`` returns a client of the server.
+    """
     name = new_name()
-    with closing(open_client(endpoint.connection)) as client, region(name, PROBE_BYTES):
+    with closing(connect(endpoint.connection)) as client, region(name, PROBE_BYTES):
         try:
             unregister_leftovers(client)
             client.register_shared_memory(name, PROBE_BYTES)
@@ -162,13 +177,18 @@ class OutgoingRequests:
 
 @contextlib.contextmanager
 def in_shared_memory(
-    servers: Sequence[Connection], messages: Sequence[bytes], outputs: Mapping[str, int], concurrency: int
+    servers: Sequence[Connection],
+    messages: Sequence[bytes],
+    outputs: Mapping[str, int],
+    concurrency: int,
+    connect: Callable[[Connection], RegionClient] = open_client,
 ) -> Iterator[OutgoingRequests]:
     """Yield ``messages`` with their tensors in regions that ``servers`` map, which are removed at the end.
 
     ``outputs`` are the bytes of each output. ``concurrency`` is the number of requests in flight, 0 in an open loop.
     Requests of an open loop that find no free slot get their outputs in the response. Regions with unanswered
     requests stay registered until the server ends, because a server that writes to an unregistered region crashes.
+    ``connect`` returns a client of a server.
 
     Raises MeasurementError if there is not enough memory, or if the server refuses it.
     """
@@ -180,7 +200,7 @@ def in_shared_memory(
     slots = [_output_slot(outputs, outputs_name, number * slot_bytes) for number in range(count)]
     outgoing_requests = OutgoingRequests(requests, slots, (f"{name}_*",))
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(closing(open_client(server))) for server in servers]
+        clients = [stack.enter_context(closing(connect(server))) for server in servers]
         regions = ((inputs_name, len(contents), contents), (outputs_name, count * slot_bytes, b""))
         for region_name, size, begin in regions:
             stack.enter_context(region(region_name, size, begin))
@@ -190,7 +210,7 @@ def in_shared_memory(
 
 
 @contextlib.contextmanager
-def _registered(client: ServerClient, name: str, size: int, outgoing_requests: OutgoingRequests) -> Iterator[None]:
+def _registered(client: RegionClient, name: str, size: int, outgoing_requests: OutgoingRequests) -> Iterator[None]:
     try:
         client.register_shared_memory(name, size)
     except CallError as error:

@@ -215,20 +215,28 @@ def read_csv_samples(path: Path, tensors: Sequence[InputTensor], optional: froze
     return _not_empty(file, samples)
 
 
-def read_parquet_samples(path: Path, tensors: Sequence[InputTensor], optional: frozenset[str]) -> list[InputSample]:
-    """Return the rows of a Parquet file in order. Raises BadInputError: ``file: row 3, input x: …``."""
+def read_parquet_samples(
+    path: Path,
+    tensors: Sequence[InputTensor],
+    optional: frozenset[str],
+    max_bytes: int = MAX_PARQUET_BYTES,
+) -> list[InputSample]:
+    """Return the rows of a Parquet file in order, which has at most ``max_bytes`` packed and as many unpacked.
+
+    Raises BadInputError: ``file: row 3, input x: …``.
+    """
     file = show_path(path)
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise BadInputError(f"{file}: reading Parquet needs pyarrow; pip install 'tritune[parquet]'") from None
-    data = io.BytesIO(read_bytes(path, MAX_PARQUET_BYTES, FEWER))
+    data = io.BytesIO(read_bytes(path, max_bytes, FEWER))
     try:
         table = ParquetFile(data)
         present = dict.fromkeys(table.schema_arrow.names)
         recorded = [tensor for tensor in tensors if tensor.name in present]
         batches = table.iter_batches(batch_size=256, columns=[tensor.name for tensor in recorded])
-        rows = [row for batch in _bounded(file, batches) for row in batch.to_pylist()] if recorded else []
+        rows = [row for batch in _bounded(file, batches, max_bytes) for row in batch.to_pylist()] if recorded else []
     except BadInputError:
         raise
     except Exception:  # pyarrow raises several types for a damaged file
@@ -240,13 +248,13 @@ def read_parquet_samples(path: Path, tensors: Sequence[InputTensor], optional: f
     return _not_empty(file, samples)
 
 
-def _bounded(file: str, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches up to a total size: a few compressed bytes can expand to any number of values."""
+def _bounded(file: str, batches: Iterator[Any], max_bytes: int) -> Iterator[Any]:
+    """Yield the batches up to ``max_bytes`` in all: a few compressed bytes can expand to any number of values."""
     size = 0
     for batch in batches:
         size += batch.nbytes
-        if size > MAX_PARQUET_BYTES:
-            raise BadInputError(f"{file}: larger than {MAX_PARQUET_BYTES >> 20} MiB when unpacked; {FEWER}")
+        if size > max_bytes:
+            raise BadInputError(f"{file}: larger than {max_bytes >> 20} MiB when unpacked; {FEWER}")
         yield batch
 
 

@@ -271,9 +271,10 @@ def test_doctor_reports_missing_files_of_an_unpacked_server(called_tune: Tune, s
     assert shown.stdout.splitlines()[-1].startswith("3 to fix")
 
 
-def test_doctor_reports_a_missing_libpython_with_its_fix(tmp_path: Path) -> None:
+def test_doctor_reports_a_missing_libpython_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert doctor.check_libpython().state == "ok"
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "cache"))  # the unpacked server may have the library
     missing = doctor.check_libpython([tmp_path])
     assert missing.state == "fail"
     assert f"libpython{version}.so.1.0" in missing.fix

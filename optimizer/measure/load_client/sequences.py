@@ -23,9 +23,12 @@ _PARAMETERS, _KEY, _VALUE = b"\x22", b"\x0a", b"\x12"  # tags: ModelInferRequest
 _TRUE, _INT64 = b"\x08\x01", b"\x10"  # InferParameter: bool_param true, the tag of int64_param
 
 
-def fresh_ids() -> Iterator[int]:
-    """Yield sequence ids that no earlier client of the last six hours has used: they count up with the time."""
-    first = time.time_ns() // NANOSECONDS_AN_ID
+def fresh_ids(now_ns: int | None = None) -> Iterator[int]:
+    """Yield sequence ids that no earlier client of the last six hours has used: they count up with the time.
+
+    ``now_ns`` is the time since the epoch in nanoseconds; None for the current time.
+    """
+    first = (time.time_ns() if now_ns is None else now_ns) // NANOSECONDS_AN_ID
     while True:
         yield 1 + first % MAX_SEQUENCE_ID
         first += 1

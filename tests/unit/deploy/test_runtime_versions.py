@@ -33,9 +33,8 @@ LIBPYTHON = f"libpython{runtime.running_python()}.so.1.0"
 
 @pytest.fixture
 def unpacked_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """Return an unpacked runtime on a machine without libpython."""
+    """Return an unpacked runtime without libpython."""
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
-    monkeypatch.setattr(runtime, "_library_folders", list)
     root = tmp_path / f"runtime-{runtime.TRITON_VERSION}-{runtime.WHEELS[0].sha256[:12]}"
     root.mkdir()
     unpacked_runtime = Runtime(root)
@@ -58,11 +57,10 @@ def test_models_in_python_are_accepted_where_the_stub_has_its_numpy() -> None:
     assert set(PYTHON_BACKEND_VERSIONS) == set(runtime.NUMPY_WHEELS)
 
 
-def test_openvino_needs_a_python_with_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "running_python", lambda: "3.10")
+def test_openvino_needs_a_python_with_a_wheel() -> None:
     with pytest.raises(EnvironmentFault, match=r"openvino needs Python 3\.11, 3\.12, 3\.13, this is 3\.10: leave"):
-        runtime.ensure_openvino(print)
-    assert doctor.check_onnxruntime().detail.endswith(": none for Python 3.10")
+        runtime.ensure_openvino(print, "3.10")
+    assert doctor.check_onnxruntime("3.10").detail.endswith(": none for Python 3.10")
 
 
 @pytest.fixture
@@ -123,58 +121,63 @@ def test_openvino_that_cannot_be_downloaded_leaves_nothing(tmp_path: Path, monke
 @pytest.mark.skipif(runtime.running_python() == runtime.PYTHON_STUBS[-1], reason="the wheel has this libpython")
 def test_without_any_libpython_the_server_has_no_environment(unpacked_runtime: Runtime) -> None:
     with pytest.raises(EnvironmentFault, match=LIBPYTHON):
-        server_environment(unpacked_runtime)
+        server_environment(unpacked_runtime, [])
 
 
 @pytest.mark.parametrize(("builtin", "is_included"), [((), True), (("math",), False)])
 def test_the_libpython_of_the_wheel_needs_modules_in_files(
-    builtin: tuple[str, ...], is_included: bool, unpacked_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    builtin: tuple[str, ...], is_included: bool, unpacked_runtime: Runtime
 ) -> None:
-    monkeypatch.setattr(runtime, "running_python", lambda: runtime.PYTHON_STUBS[-1])
-    monkeypatch.setattr(sys, "builtin_module_names", builtin)
-    assert runtime.libpython_folder() == (unpacked_runtime.libraries if is_included else None)
+    folder = runtime.libpython_folder(unpacked_runtime, [], runtime.PYTHON_STUBS[-1], builtin)
+    assert folder == (unpacked_runtime.libraries if is_included else None)
 
 
 def test_a_packed_libpython_is_used_with_its_own_standard_library(unpacked_runtime: Runtime) -> None:
     library = unpacked_runtime.stub_python / "lib" / LIBPYTHON
     library.parent.mkdir(parents=True)
     library.touch()
-    environment = server_environment(unpacked_runtime)
+    environment = server_environment(unpacked_runtime, [])
     assert environment["PYTHONHOME"] == str(unpacked_runtime.stub_python)
     assert str(library.parent) in environment["LD_LIBRARY_PATH"].split(":")
 
 
+@pytest.fixture
+def own_libpython(tmp_path: Path) -> Path:
+    """Return a folder of the machine that has libpython."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / LIBPYTHON).touch()
+    return folder
+
+
 def test_a_libpython_of_the_machine_is_preferred(
-    unpacked_runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpacked_runtime: Runtime, own_libpython: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in (unpacked_runtime.stub_python / "lib", tmp_path / "own"):
-        folder.mkdir(parents=True)
-        (folder / LIBPYTHON).touch()
-    monkeypatch.setattr(runtime, "_library_folders", lambda: [str(tmp_path / "own")])
+    packed = unpacked_runtime.stub_python / "lib"
+    packed.mkdir(parents=True)
+    (packed / LIBPYTHON).touch()
     monkeypatch.delenv("PYTHONHOME", raising=False)
-    assert "PYTHONHOME" not in server_environment(unpacked_runtime)
+    assert "PYTHONHOME" not in server_environment(unpacked_runtime, [own_libpython])
 
 
 def test_the_server_finds_cuda_where_only_the_loader_path_names_it(
-    unpacked_runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpacked_runtime: Runtime, own_libpython: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "libpython_folder", lambda: tmp_path / "own")
     folders = {"other": "libz.so.1", "driver": "libcuda.so.1", "toolkit": "libcublas.so.13"}
     for name, library in folders.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / library).touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(str(tmp_path / name) for name in (*folders, "missing")))
-    expected = f"{unpacked_runtime.libraries}:{tmp_path / 'own'}:{tmp_path / 'driver'}:{tmp_path / 'toolkit'}"
-    assert server_environment(unpacked_runtime)["LD_LIBRARY_PATH"] == expected
+    expected = f"{unpacked_runtime.libraries}:{own_libpython}:{tmp_path / 'driver'}:{tmp_path / 'toolkit'}"
+    assert server_environment(unpacked_runtime, [own_libpython])["LD_LIBRARY_PATH"] == expected
 
 
 def test_a_python_model_finds_the_packages_of_the_user(
-    unpacked_runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpacked_runtime: Runtime, own_libpython: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "libpython_folder", lambda: tmp_path / "own")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/opt/helpers::lib")
-    assert server_environment(unpacked_runtime)["PYTHONPATH"].split(":")[-2:] == [
+    assert server_environment(unpacked_runtime, [own_libpython])["PYTHONPATH"].split(":")[-2:] == [
         "/opt/helpers",
         str(tmp_path / "lib"),
     ]

@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from optimizer.core.errors import BadInputError
-from optimizer.deploy import target_settings
 from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, choose_ports, free_port
 
-Occupy = Callable[..., None]
+
+def in_use(*ports: int) -> Callable[[int], str]:
+    """Return the problems of a machine on which these ports are in use."""
+    return lambda port: "in use" if port in ports else ""
 
 
-@pytest.fixture
-def occupy(monkeypatch: pytest.MonkeyPatch) -> Occupy:
-    """Let only these of Triton's own ports be in use, whatever runs on this machine."""
-
-    def occupied(*ports: int) -> None:
-        monkeypatch.setattr(target_settings, "_problem", lambda port: "in use" if port in ports else "")
-
-    return occupied
+def test_the_usual_ports_are_those_of_triton_and_10_higher_for_the_next_process() -> None:
+    assert choose_ports(2, {}, in_use()) == (ServerPorts(8000, 8001, 8002), ServerPorts(8010, 8011, 8012))
 
 
-def test_the_usual_ports_are_those_of_triton_and_10_higher_for_the_next_process(occupy: Occupy) -> None:
-    occupy()
-    assert choose_ports(2, {}) == (ServerPorts(8000, 8001, 8002), ServerPorts(8010, 8011, 8012))
-
-
-def test_a_usual_port_that_is_in_use_is_replaced_by_a_free_one(occupy: Occupy) -> None:
-    occupy(8001, 8012)
-    first, second = choose_ports(2, {})
+def test_a_usual_port_that_is_in_use_is_replaced_by_a_free_one() -> None:
+    first, second = choose_ports(2, {}, in_use(8001, 8012))
     assert (first.http, first.metrics, second.http, second.grpc) == (8000, 8002, 8010, 8011)
     chosen = {*vars(first).values(), *vars(second).values()}
     assert len(chosen) == 6
     assert not chosen & {8001, 8012}
 
 
-def test_given_ports_are_used(occupy: Occupy) -> None:
-    occupy()
-    assert choose_ports(2, {"grpc": 9000}) == (ServerPorts(8000, 9000, 8002), ServerPorts(8010, 9010, 8012))
+def test_given_ports_are_used() -> None:
+    assert choose_ports(2, {"grpc": 9000}, in_use()) == (ServerPorts(8000, 9000, 8002), ServerPorts(8010, 9010, 8012))
 
 
 @pytest.mark.parametrize("given_ports", [{"grpc": 8000}, {"metrics": 8000}, {"metrics": 8001}, {"http": 8012}])
-def test_a_usual_port_that_is_given_for_another_purpose_is_replaced(
-    occupy: Occupy, given_ports: dict[str, int]
-) -> None:
-    occupy()
-    servers = choose_ports(2, given_ports)
+def test_a_usual_port_that_is_given_for_another_purpose_is_replaced(given_ports: Mapping[str, int]) -> None:
+    servers = choose_ports(2, given_ports, in_use())
     for name, port in given_ports.items():
         assert [getattr(ports, name) for ports in servers] == [port, port + 10]
     assert len({port for ports in servers for port in vars(ports).values()}) == 6

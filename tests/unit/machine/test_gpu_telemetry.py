@@ -183,11 +183,9 @@ FOUR_GPUS = tuple(Gpu(i, "A", f"GPU-{letter}0", False, None) for i, letter in en
         ("MIG-1234", [1]),
     ],
 )
-def test_cuda_visible_devices_limits_the_gpus(
-    variable: str, visible: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("optimizer.machine.nvml.parent_of_mig", {"MIG-1234": "GPU-b0"}.get)
-    assert [gpu.index for gpu in filter_visible(FOUR_GPUS, variable)] == visible
+def test_cuda_visible_devices_limits_the_gpus(variable: str, visible: list[int]) -> None:
+    find_parent = {"MIG-1234": "GPU-b0"}.get
+    assert [gpu.index for gpu in filter_visible(FOUR_GPUS, variable, find_parent)] == visible
 
 
 def test_a_server_on_the_cpu_uses_no_gpus() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
@@ -13,7 +12,6 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate
-from optimizer.measure import server_calls
 from optimizer.measure.load_client.client_files import SendPlan
 from optimizer.measure.load_client.sequences import (
     MAX_SEQUENCE_ID,
@@ -47,25 +45,27 @@ def test_ids_are_fresh_and_fit_an_int32() -> None:
 
 @pytest.mark.parametrize("started_ns", [0, 1_700_000_000 * 10**9, (MAX_SEQUENCE_ID - 500) * NANOSECONDS_AN_ID])
 def test_ids_of_two_measurements_differ_if_at_most_100_sequences_a_ms_were_started(
-    monkeypatch: pytest.MonkeyPatch, started_ns: int
+    started_ns: int,
 ) -> None:
-    monkeypatch.setattr(time, "time_ns", lambda: started_ns)
-    first = list(islice(fresh_ids(), 1000))
-    monkeypatch.setattr(time, "time_ns", lambda: started_ns + 10_000_000)
-    second = list(islice(fresh_ids(), 1000))
+    first = list(islice(fresh_ids(started_ns), 1000))
+    second = list(islice(fresh_ids(started_ns + 10_000_000), 1000))
     assert len({*first, *second}) == 2000
 
 
-def test_the_output_check_waits_for_slow_sequences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_output_check_waits_for_slow_sequences(tmp_path: Path) -> None:
     waited = []
 
     def infer(_: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
         waited.append((in_flight, timeout_seconds))
         return list(messages)
 
-    monkeypatch.setattr(server_calls, "infer", infer)
     check = SequenceOutputCheck(
-        tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1, sequence_length=5
+        tmp_path / "reference.npz",
+        input_data="random",
+        shapes=(),
+        request_batch_size=1,
+        sequence_length=5,
+        infer=infer,
     )
     endpoint = Endpoint("m", Candidate(4))
     for seconds_alone, timeout_seconds in ((0.001, TIMEOUT_SECONDS), (1.0, 4 * MIN_IN_FLIGHT * 5 * 1.0)):

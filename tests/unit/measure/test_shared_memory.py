@@ -7,7 +7,6 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process_owner import is_leftover, this_process
 from optimizer.core.trial import Candidate
-from optimizer.measure import server_calls, shared_memory
 from optimizer.measure.server_client import CallError, CallFailure
 from optimizer.measure.shared_memory import (
     check_is_shared,
@@ -34,13 +32,15 @@ ENDPOINT = Endpoint("m", Candidate(8), grpc="localhost:1")
 
 
 class RegionServer:
-    """A ServerClient that keeps a list of regions; ``failure`` is how it answers a registration."""
+    """A RegionClient that keeps a list of regions; ``failure`` is how it answers a registration."""
 
     def __init__(self, *regions: str, failure: CallFailure | None = None) -> None:
         self.regions = dict.fromkeys(regions, 0)
+        self.registrations = 0
         self._failure = failure
 
     def register_shared_memory(self, name: str, size: int) -> None:
+        self.registrations += 1
         if self._failure is not None:
             raise CallError(Connection("localhost:1"), self._failure, "Unable to open shared memory region")
         assert (SHARED_MEMORY_FOLDER / name).stat().st_size == size
@@ -53,14 +53,6 @@ class RegionServer:
         return list(self.regions)
 
     def close(self) -> None: ...
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> RegionServer:
-    server = RegionServer()
-    for module in (server_calls, shared_memory):
-        monkeypatch.setattr(module, "open_client", lambda connection: server)
-    return server
 
 
 @pytest.fixture(autouse=True)
@@ -92,21 +84,21 @@ def test_regions_of_ended_processes_are_unregistered() -> None:
     ended_region = f"tritune_{str(replace(this_process(), pid=process.pid)).replace('-', '_')}_1_inputs"
     assert is_leftover(ended_region)
     server = RegionServer(ended_region, own_region := new_name(), "theirs")
-    unregister_leftovers(server)  # type: ignore[arg-type]  # the methods that it needs
+    unregister_leftovers(server)
     assert server.shared_memory() == [own_region, "theirs"]
 
 
-def test_a_server_without_the_memory_of_this_machine_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "open_client", lambda connection: RegionServer(failure="refused"))
+def test_a_server_without_the_memory_of_this_machine_is_bad_input() -> None:
     with pytest.raises(BadInputError, match="localhost:1 cannot use the shared memory of this machine") as caught:
-        check_is_shared(ENDPOINT)
+        check_is_shared(ENDPOINT, lambda _: RegionServer(failure="refused"))
     assert "--ipc host" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_does_not_answer_is_left_to_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "open_client", lambda connection: RegionServer(failure="unreachable"))
-    check_is_shared(ENDPOINT)
+def test_a_server_that_does_not_answer_is_left_to_the_measurement() -> None:
+    server = RegionServer(failure="unreachable")
+    check_is_shared(ENDPOINT, lambda _: server)
+    assert server.registrations == 1
 
 
 def metadata(**outputs: tuple[str, list[int]]) -> ModelMetadataResponse:
@@ -129,11 +121,12 @@ def test_outputs_of_variable_size_get_the_largest_size() -> None:
     assert output_bytes(metadata(one=("FP64", [])), 1, 1000, has_batch=False) == {"one": 8}
 
 
-def test_requests_refer_to_their_inputs_and_places(server: RegionServer) -> None:
+def test_requests_refer_to_their_inputs_and_places() -> None:
+    server = RegionServer()
     arrays = [{"x": np.full(3, value, np.float32), "none": np.zeros(0, np.float32)} for value in (1, 2)]
     messages = [to_message("m", feeds) for feeds in arrays]
     outputs = {"y": 100, "z": 8}
-    with in_shared_memory([Connection("localhost:1")], messages, outputs, concurrency=3) as sent:
+    with in_shared_memory([Connection("localhost:1")], messages, outputs, 3, lambda _: server) as sent:
         assert len(sent.output_slots) == 3
         (inputs_name, inputs_size), (outputs_name, outputs_size) = server.regions.items()
         contents = (SHARED_MEMORY_FOLDER / inputs_name).read_bytes()
@@ -163,15 +156,17 @@ def test_requests_refer_to_their_inputs_and_places(server: RegionServer) -> None
     assert server.regions == {}
 
 
-def test_regions_with_unanswered_requests_stay_registered(server: RegionServer, tmp_path: Path) -> None:
+def test_regions_with_unanswered_requests_stay_registered() -> None:
     """The server crashes if it writes to an unregistered region."""
-    with in_shared_memory([Connection("localhost:1")], [to_message("m", {"x": np.zeros(1)})], {"y": 8}, 1):
+    server, message = RegionServer(), to_message("m", {"x": np.zeros(1)})
+    with in_shared_memory([Connection("localhost:1")], [message], {"y": 8}, 1, lambda _: server):
         assert len(server.regions) == 2
     assert len(server.regions) == 2
 
 
-def test_the_places_of_an_open_loop_are_limited(server: RegionServer) -> None:
+def test_the_places_of_an_open_loop_are_limited() -> None:
     message = to_message("m", {"x": np.zeros(1)})
     for size, count in ((8, 1024), (64 << 20, 4), (1 << 29, 1)):
-        with in_shared_memory([Connection("localhost:1")], [message], {"y": size}, concurrency=0) as sent:
+        connections = [Connection("localhost:1")]
+        with in_shared_memory(connections, [message], {"y": size}, 0, lambda _: RegionServer()) as sent:
             assert len(sent.output_slots) == count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,10 +249,10 @@ def test_parquet_that_does_not_fit_is_refused(tmp_path: Path, columns: Mapping[s
     assert message in refusal(read_parquet_samples, parquet(tmp_path, columns), IDS)
 
 
-def test_parquet_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"ids": [[7, 7, 7]] * 5000})
-    monkeypatch.setattr("optimizer.model.recorded_samples.MAX_PARQUET_BYTES", path.stat().st_size)
-    assert "when unpacked; write fewer samples" in refusal(read_parquet_samples, path, IDS)
+    read = partial(read_parquet_samples, max_bytes=path.stat().st_size)
+    assert "when unpacked; write fewer samples" in refusal(read, path, IDS)
 
 
 def test_files_that_are_not_parquet_are_refused(tmp_path: Path) -> None:

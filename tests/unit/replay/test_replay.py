@@ -37,8 +37,8 @@ from optimizer.replay.replay import (
 )
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import installed_methods, make_searcher
-from optimizer.store import trials_reader
 from optimizer.store.recording import DEPLOY_SECONDS, RecordedServer, Recording, read_recording
+from optimizer.store.trials_reader import MAX_BYTES
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
@@ -320,15 +320,15 @@ def test_bad_input_is_reported_on_one_line(text: str, tmp_path: Path, monkeypatc
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("latin").write_bytes(f"{HEADER}\n".encode() + b"\xe9,1,1,9,5\n")
-    Path("large").write_text("x" * 101)
-    monkeypatch.setattr(trials_reader, "MAX_BYTES", 100)
+    with Path("large").open("wb") as large:
+        large.truncate(MAX_BYTES + 1)  # sparse
     for name, says in {
         "none.csv": "none.csv: cannot be read: No such file or directory",
         "a\nb": r"a\nb: cannot be read: No such file or directory",
         ".": ".: is a folder; give the table in it, such as ./trials.csv",
         "/dev/zero": "/dev/zero: not a file",
         "latin": "latin:2: is not UTF-8 text",
-        "large": "large: larger than 0 MiB; leave out what is not needed",
+        "large": "large: larger than 64 MiB; leave out what is not needed",
     }.items():
         with pytest.raises(BadInputError) as caught:
             read_recording(Path(name))
@@ -458,36 +458,44 @@ def test_the_regret_is_all_until_the_bound_is_met(tmp_path: Path) -> None:
     assert run.regret == 0
 
 
+class CountedServer(RecordedServer):
+    """A recorded server that keeps the candidates that it deploys and the loads that it measures."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording.trials())
+        self.deployed: list[Candidate] = []
+        self.loads: list[tuple[Candidate, LoadPoint]] = []
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        self.deployed.append(candidate)
+        with super().deploy(candidate) as endpoint:
+            yield endpoint
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        self.loads.append((endpoint.candidate, load))
+        return super().measure(endpoint, load, seconds)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_the_baselines_are_measured_first_whatever_the_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployed: list[Candidate] = []
-    deploy = RecordedServer.deploy
-
-    def noted(self: RecordedServer, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-        deployed.append(candidate)
-        return deploy(self, candidate)
-
-    monkeypatch.setattr(RecordedServer, "deploy", noted)
-    run = replayed(KNOWN, method, trials=5)
+def test_the_baselines_are_measured_first_whatever_the_method(method: str) -> None:
+    recording = read_recording(KNOWN)
+    server = CountedServer(recording)
+    run = replay(recording, recorded_problem(recording, {"p95": 20}), method, 0, 5, server=server)
+    deployed = server.deployed
     assert deployed[:2] == [Candidate(1), Candidate(64, True)]
     assert run.effort.deployments == len(set(deployed))
     assert run.effort.deployments == 5 or (method == "simulated" and 2 < run.effort.deployments < 5)
     assert len(deployed) == run.effort.deployments, "nothing is confirmed: a table repeats itself"
 
 
-def test_only_recorded_loads_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads: list[tuple[Candidate, LoadPoint]] = []
-    measure = RecordedServer.measure
-
-    def noted(self: RecordedServer, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        loads.append((endpoint.candidate, load))
-        return measure(self, endpoint, load, seconds)
-
-    monkeypatch.setattr(RecordedServer, "measure", noted)
+def test_only_recorded_loads_are_measured() -> None:
+    recording = read_recording(AWKWARD)
+    server = CountedServer(recording)
     for method in METHODS:
-        replayed(AWKWARD, method)
-    assert loads
-    assert set(loads) <= set(read_recording(AWKWARD).answers)
+        replay(recording, recorded_problem(recording, {"p95": 20}), method, 0, 999, server=server)
+    assert server.loads
+    assert set(server.loads) <= set(recording.answers)
 
 
 def test_a_table_without_the_baselines_is_searched(tmp_path: Path) -> None:

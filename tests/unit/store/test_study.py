@@ -134,7 +134,6 @@ def test_half_a_line_left_by_a_killed_process_is_dropped(tmp_path: Path) -> None
 
 
 def test_a_lock_left_by_a_killed_process_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.store.optuna_study.LOCK_SECONDS", 3)
     monkeypatch.chdir(tmp_path)
     reopened("study.journal")
     tmp_path.joinpath("study.journal.lock").symlink_to(tmp_path / "study.journal")
@@ -187,7 +186,6 @@ def test_a_missing_driver_is_named_with_its_mend(
 ) -> None:
     for module in (driver, "psycopg2", "MySQLdb"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr("optimizer.store.optuna_study.find_spec", lambda _: None)
     message = f"its database driver is not installed; {mend}" if mend else "unknown kind of database"
     with pytest.raises(BadInputError, match=message):
         reopened(storage)
