@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import sys
@@ -32,7 +33,7 @@ Result = TypeVar("Result")
 def record_type(state: type) -> np.dtype[Any]:
     """Return the type of a NumPy record that has the annotated fields of ``state``: int, float or bool."""
     kinds = {int: np.int64, float: np.float64, bool: np.bool_}
-    return np.dtype([(name, kinds[kind]) for name, kind in get_type_hints(state).items()])
+    return np.dtype([(name, kinds[kind]) for name, kind in get_type_hints(state).items()], align=True)
 
 
 def compile_loop(
@@ -80,15 +81,10 @@ def _compile_in_child(simulate: Callable[[], object]) -> None:
 def compiled(function: F, **options: bool) -> F:
     """Return ``function`` compiled to machine code that releases the GIL; ``options`` are Numba's.
 
-    The code is stored in ``$NUMBA_CACHE_DIR``, else in the cache folder of ``tune``, else in a folder that Numba
-    selects. If none is writable, each process compiles the function again.
+    It is compiled with the first function that calls it, and stored as a part of the loop that contains it.
     """
     numba: Any = importlib.import_module("numba")
-    with _cache_folder_set(numba):
-        try:
-            result: F = numba.njit(cache=True, nogil=True, **options)(function)
-        except RuntimeError:  # no writable folder
-            result = numba.njit(nogil=True, **options)(function)
+    result: F = numba.njit(nogil=True, **options)(function)
     return result
 
 
@@ -103,7 +99,11 @@ def inlined(function: F) -> F:
 
 
 class CompiledOnce(Generic[Parameters, Result]):
-    """A function as ``compiled`` returns it, for calls from Python.
+    """A compiled function with stored code, for calls from Python.
+
+    The code is stored in ``$NUMBA_CACHE_DIR``, else in the cache folder of ``tune``, else in a folder that Numba
+    selects. If none is writable, each process compiles the function again. Its callees must be in the same folder:
+    the code is stale as soon as a file of this folder changes.
 
     The first process compiles it. Others that start meanwhile wait and load the result, which takes less time than
     to compile it as well. A process that finds stored code does not wait: the other may compile another version.
@@ -112,7 +112,7 @@ class CompiledOnce(Generic[Parameters, Result]):
 
     def __init__(self, function: Callable[Parameters, Result]) -> None:
         self._name = function.__name__
-        self._loop: Any = compiled(function)
+        self._loop = _stored(function)
         self._is_loaded = False
 
     def __call__(self, *arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
@@ -126,13 +126,39 @@ class CompiledOnce(Generic[Parameters, Result]):
         return result
 
     def is_stored(self) -> bool:
-        """Return whether there is code of the present version of the file with the function, as Numba decides it.
+        """Return whether there is code of the present version of the files, as Numba decides it.
 
         The times of the files do not show it: where clocks differ, code can seem older than its source. These
         attributes of Numba are private (``test_a_loop_is_compiled_once_in_another_process``).
         """
         cache_file = getattr(self._loop._cache, "_cache_file", None)  # none without a writable folder
         return bool(cache_file and cache_file._load_index())
+
+
+def _stored(function: Callable[..., Any]) -> Any:
+    """Return ``function`` compiled as ``compiled`` does it, with stored code if a folder for it is writable.
+
+    Numba would use stored code as long as the file with the function is unchanged. Here the code depends on all files
+    of its folder. The attributes are private (``test_a_loop_is_compiled_again_if_a_callee_changes``).
+    """
+    numba: Any = importlib.import_module("numba")
+    with _cache_folder_set(numba):
+        try:
+            loop = numba.njit(cache=True, nogil=True)(function)
+        except RuntimeError:  # no writable folder
+            return compiled(function)
+    cache_file = loop._cache._cache_file
+    cache_file._source_stamp = cache_file._source_stamp, _digest(Path(function.__code__.co_filename).parent)
+    return loop
+
+
+def _digest(folder: Path) -> str:
+    """Return a hash of the names and contents of the Python files in ``folder``."""
+    digest = hashlib.sha256()
+    for path in sorted(filter(Path.is_file, folder.glob("*.py"))):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _code_folder() -> Path:

@@ -1,7 +1,6 @@
 """The discrete-event loop of continuous batching, compiled to machine code by Numba.
 
-Import this module only where something is simulated: the import loads the compiler. Times are in seconds. Compiled
-functions must be in the file of those that call them: Numba would not compile the callers again when they change.
+Import this module only where something is simulated: the import loads the compiler. Times are in seconds.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +16,20 @@ from optimizer.config.queue_policy import (
     PRIORITY_POLICY,
     TIMEOUT_US,
 )
+from optimizer.simulator.compilation import Records
+from optimizer.simulator.dynamic_batcher.records import (
+    EXECUTION_ROW_RECORD,
+    MIX_RECORD,
+    NONE,
+    POLICY_RECORD,
+    REQUEST_ROW_RECORD,
+    RESULT_RECORD,
+    SCENARIO_RECORD,
+    QueuePolicy,
+    ResultRow,
+    ScenarioRow,
+    Tables,
+)
 from optimizer.simulator.scenario import (
     RING_LENGTH,
     ClosedLoopLoad,
@@ -27,9 +40,6 @@ from optimizer.simulator.scenario import (
     SimulationResult,
     SimulationTrace,
 )
-
-if TYPE_CHECKING:
-    from optimizer.simulator import event_loop
 
 NS = 1e9
 # with any of these fields set, Triton's batcher forms no batch ahead of an idle instance
@@ -54,8 +64,8 @@ class PackedScenarios:
         self._preferred: list[int] = []
         self._services: list[FloatArray] = []
         self._arrivals: list[IntArray] = []
-        self._mixes: list[IntArray] = []
-        self._policies: list[_QueuePolicy] = []
+        self._mixes: list[Records] = []
+        self._policies: list[QueuePolicy] = []
         self._mix_ranges: dict[Hashable, tuple[int, int]] = {}
         self._service_rows: dict[tuple[int, int], tuple[int, int]] = {}
         self._service_size = 0
@@ -67,59 +77,58 @@ class PackedScenarios:
         if not (factors > 0).all():
             raise ValueError("jitter: all factors must be positive")
         self._rows = rows
-        self._tables = (
-            np.array(self._preferred, np.int64),
-            np.concatenate(self._services),
-            factors,
-            np.round(NS * gaps).astype(np.int64),
-            np.concatenate([np.empty(0, np.int64), *self._arrivals]),
-            np.concatenate([np.empty((3, 0), np.int64), *self._mixes], axis=1),
-            np.array(self._policies, np.int64).reshape(-1, 3),
+        self._tables = Tables(
+            preferred=np.array(self._preferred, np.int64),
+            services=np.concatenate(self._services),
+            factors=factors,
+            gaps=np.round(NS * gaps).astype(np.int64),
+            arrivals=np.concatenate([np.empty(0, np.int64), *self._arrivals]),
+            mix=np.concatenate([np.empty(0, MIX_RECORD), *self._mixes]),
+            policies=np.array(self._policies, POLICY_RECORD),
         )
 
     def run(self) -> list[SimulationResult]:
         """Simulate all scenarios. Releases the GIL."""
         results, _, _ = self._simulate(log_rows=0)
-        return [_to_result(row, *sizes) for row, sizes in zip(results.tolist(), self._sizes, strict=True)]
+        rows = (ResultRow(*row) for row in results.tolist())
+        return [_to_result(row, *sizes) for row, sizes in zip(rows, self._sizes, strict=True)]
 
     def trace(self) -> SimulationTrace:
         """Simulate a single scenario and return its executions and requests."""
-        rows = self._most_measured + 1
+        log_rows = self._most_measured + 1
         while True:
-            _, executions, requests = self._simulate(rows)
-            if not executions[-1, 4] and requests[-1, 1] < 0:
+            _, executions, requests = self._simulate(log_rows)
+            if not executions["requests"][-1] and requests["arrived"][-1] == NONE:
                 break
-            rows *= 2  # warm-up requests and those in flight at the end come on top of the measured ones
-        executions, requests = executions[executions[:, 4] > 0], requests[requests[:, 1] >= 0]
+            log_rows *= 2  # warm-up requests and those in flight at the end come on top of the measured ones
+        executions, requests = executions[executions["requests"] > 0], requests[requests["arrived"] != NONE]
         ((unit, _),) = self._sizes
         return SimulationTrace(
-            instance=executions[:, 0],
-            start_s=executions[:, 1] / NS,
-            end_s=np.where(executions[:, 2] < 0, np.nan, executions[:, 2] / NS),
-            samples=unit * executions[:, 3],
-            requests=executions[:, 4],
-            sent_s=requests[:, 0] / NS,
-            arrived_s=requests[:, 1] / NS,
-            request_samples=unit * requests[:, 2],
-            request_shape=requests[:, 3],
-            execution=requests[:, 4],
+            instance=executions["instance"],
+            start_s=executions["start"] / NS,
+            end_s=np.where(executions["end"] == NONE, np.nan, executions["end"] / NS),
+            samples=unit * executions["units"],
+            requests=executions["requests"],
+            sent_s=requests["sent"] / NS,
+            arrived_s=requests["arrived"] / NS,
+            request_samples=unit * requests["units"],
+            request_shape=requests["shape"],
+            execution=requests["execution"],
         )
 
-    def _simulate(self, log_rows: int) -> tuple[FloatArray, IntArray, IntArray]:
-        from optimizer.simulator import event_loop
+    def _simulate(self, log_rows: int) -> tuple[Records, Records, Records]:
+        """Return the results of all scenarios, and the logs of executions and of requests with ``log_rows`` rows."""
+        from optimizer.simulator.dynamic_batcher import event_loop  # imports the compiler, so only to simulate
 
-        results = np.empty((len(self._sizes), event_loop.RESULTS))
-        executions = np.zeros((log_rows, event_loop.EXECUTION_COLUMNS), np.int64)
-        requests = np.full((log_rows, event_loop.REQUEST_COLUMNS), -1, np.int64)
-        rows = np.array(self._rows, event_loop.SCENARIO_RECORD)
-        tables, most = event_loop.Tables(*self._tables), self._most_measured
-        event_loop.simulate_scenarios(rows, tables, self._in_flight, most, results, executions, requests)
+        results = np.empty(len(self._sizes), RESULT_RECORD)
+        executions = np.zeros(log_rows, EXECUTION_ROW_RECORD)
+        requests = np.full(log_rows, NONE, REQUEST_ROW_RECORD)
+        rows, most = np.array(self._rows, SCENARIO_RECORD), self._most_measured
+        event_loop.simulate_scenarios(rows, self._tables, self._in_flight, most, results, executions, requests)
         return results, executions, requests
 
-    def _row(self, scenario: Scenario, interval: MeasurementInterval) -> event_loop.ScenarioRow:
+    def _row(self, scenario: Scenario, interval: MeasurementInterval) -> ScenarioRow:
         """Return the record of a scenario, after its tables are added to those of the others."""
-        from optimizer.simulator.event_loop import ScenarioRow  # imports the compiler, so only to simulate
-
         candidate, unit = scenario.candidate, _unit(scenario)
         largest_request, limit = _most_units(scenario)
         in_flight = scenario.load.max_in_flight
@@ -168,7 +177,7 @@ class PackedScenarios:
             mix_from=mix_from,
             mix_to=mix_to,
             queue_limit=policy.limit,
-            timeout=policy.timeout_ns,
+            timeout=policy.timeout,
             rejects=policy.rejects,
             missed_wakes=round(1e6 * scenario.missed_share),
             levels=levels,
@@ -209,7 +218,9 @@ class PackedScenarios:
             priorities = scenario.priority_mix()
             start = RING_LENGTH * len(self._mixes)
             levels = np.where((priorities < 1) | (priorities > _levels(scenario)), default, priorities)
-            self._mixes.append(np.array([samples // unit, shapes, levels], np.int64))
+            mix = np.empty(RING_LENGTH, MIX_RECORD)
+            mix["units"], mix["shape"], mix["level"] = samples // unit, shapes, levels
+            self._mixes.append(mix)
             self._mix_ranges[key] = start, start + RING_LENGTH
         return self._mix_ranges[key]
 
@@ -279,24 +290,16 @@ def _only_level(scenario: Scenario) -> int:
     return _default_level(scenario) if levels == 1 or (levels and scenario.priorities is None) else 0
 
 
-class _QueuePolicy(NamedTuple):
-    """The most requests in a queue (0: no limit), their timeout (0: none), and whether expired ones are rejected."""
-
-    limit: int
-    timeout_ns: int
-    rejects: bool
-
-
-def _queue_policy(scenario: Scenario, level: int) -> _QueuePolicy:
+def _queue_policy(scenario: Scenario, level: int) -> QueuePolicy:
     """Return the policy of a priority ``level`` if it has one of its own, else the default policy. 0 has none."""
     applies = scenario.refuses and scenario.candidate.dynamic_batching
     fields = dict(scenario.candidate.fields) if applies else {}
     prefix = f"{PRIORITY_POLICY}.{level}."
     if not any(path.startswith(prefix) for path in fields):
         prefix = f"{DEFAULT_POLICY}."
-    return _QueuePolicy(
+    return QueuePolicy(
         limit=int(fields.get(f"{prefix}max_queue_size", 0)),
-        timeout_ns=1000 * int(fields.get(f"{prefix}default_timeout_microseconds", 0)),
+        timeout=1000 * int(fields.get(f"{prefix}default_timeout_microseconds", 0)),
         rejects=fields.get(f"{prefix}timeout_action") != "DELAY",
     )
 
@@ -307,25 +310,22 @@ def _prefetches(scenario: Scenario) -> bool:
     return not any(value for path, value in scenario.candidate.fields if path in QUEUE_POLICIES)
 
 
-def _to_result(row: list[float], unit: int, instances: int) -> SimulationResult:
-    nan = float("nan")
-    duration, requests, executions, latency, p50, p90, p95, p99, *sums, overloaded, units, rejected, timed_out = row
-    queue, compute, busy = sums
-    served = bool(requests)
+def _to_result(row: ResultRow, unit: int, instances: int) -> SimulationResult:
+    nan, samples = float("nan"), unit * row.units
     return SimulationResult(
-        throughput_infer_per_sec=unit * units / (duration / NS) if duration else nan,
-        latency_avg_s=latency / requests / NS if served else nan,
-        latency_p50_s=p50 / NS,
-        latency_p90_s=p90 / NS,
-        latency_p95_s=p95 / NS,
-        latency_p99_s=p99 / NS,
-        queue_avg_s=queue / requests / NS if served else nan,
-        compute_avg_s=compute / requests / NS if served else nan,
-        mean_batch_size=unit * units / executions if executions else nan,
-        utilization=busy / (instances * duration) if duration else nan,
-        requests=int(requests),
-        duration_s=duration / NS,
-        overloaded=bool(overloaded),
-        rejected=int(rejected),
-        timed_out=int(timed_out),
+        throughput_infer_per_sec=samples / (row.duration / NS) if row.duration else nan,
+        latency_avg_s=row.latency / row.requests / NS if row.requests else nan,
+        latency_p50_s=row.latency_p50 / NS,
+        latency_p90_s=row.latency_p90 / NS,
+        latency_p95_s=row.latency_p95 / NS,
+        latency_p99_s=row.latency_p99 / NS,
+        queue_avg_s=row.queue / row.requests / NS if row.requests else nan,
+        compute_avg_s=row.compute / row.requests / NS if row.requests else nan,
+        mean_batch_size=samples / row.executions if row.executions else nan,
+        utilization=row.busy / (instances * row.duration) if row.duration else nan,
+        requests=row.requests,
+        duration_s=row.duration / NS,
+        overloaded=row.overloaded,
+        rejected=row.rejected,
+        timed_out=row.timed_out,
     )

@@ -117,7 +117,7 @@ def compile_simulator(on_progress: Callable[[str], None]) -> None:
 
 
 def _loop() -> CompiledOnce[..., None]:
-    from optimizer.simulator import event_loop  # imports the compiler
+    from optimizer.simulator.dynamic_batcher import event_loop  # imports the compiler
 
     return event_loop.simulate_scenarios
 

@@ -24,7 +24,9 @@ from optimizer.core.locks import file_lock
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
 from optimizer.simulator.compilation import CompiledOnce, compiled, inlined
-from optimizer.simulator.event_loop import REFUSED_PAUSE, _partition, _preempted_ns
+from optimizer.simulator.dynamic_batcher.clients import REFUSED_PAUSE
+from optimizer.simulator.dynamic_batcher.instances import preempted_ns
+from optimizer.simulator.dynamic_batcher.interval import partition
 from optimizer.simulator.scenario import (
     REJECTED,
     RING_LENGTH,
@@ -401,7 +403,7 @@ class Triton:
         if self.overtaken.pop(j, None) is None:
             del self.releasing[j]
             if self.s.overtakes and self.c.dynamic_batching and not self.prefetch and not self.overtaken:
-                idle_at = self.now + _preempted_ns(self.run_of[j], self.now)
+                idle_at = self.now + preempted_ns(self.run_of[j], self.now)
                 self.overtaken[j], self.batcher_at = idle_at, self.now
                 return
             self.wake_batcher()
@@ -898,7 +900,7 @@ def test_service_times_are_extended_on_their_line(measured_sizes: int) -> None:
 def test_the_compiler_is_loaded_where_something_is_simulated_only() -> None:
     code = (
         "import sys; from optimizer.simulator.simulate import trace; assert 'numba' not in sys.modules;"
-        "from optimizer.simulator import event_loop; assert 'numba' in sys.modules"
+        "from optimizer.simulator.dynamic_batcher import event_loop; assert 'numba' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
@@ -977,32 +979,45 @@ if __name__ == "__main__":
 """
 
 
+def write_source(source: Path, text: str, clock_ahead_seconds: float = 0) -> None:
+    source.write_text(text)
+    written = source.stat().st_mtime + clock_ahead_seconds
+    os.utime(source, (written, written))
+
+
+def run_small_loop(folder: Path) -> str:
+    """Return the output of ``small_loop.py`` in ``folder``, which also has the cache."""
+    path = os.pathsep.join(filter(None, [str(folder), *sys.path]))
+    environment = {**os.environ, "PYTHONPATH": path, "TRITUNE_CACHE": str(folder / "cache")}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, str(folder / "small_loop.py")]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
 def test_a_loop_is_compiled_once_in_another_process(tmp_path: Path) -> None:
     """The compiler takes 90 MB, which Python would not return to the operating system.
 
     The source may come from a machine whose clock is ahead of this one's.
     """
+    write_source(tmp_path / "small_loop.py", LOOP)
+    assert run_small_loop(tmp_path) == "compiling the small loop (once)\n42 0\n"
+    assert run_small_loop(tmp_path) == "42 0\n"
+    write_source(tmp_path / "small_loop.py", LOOP + "\n", 7200)  # another version
+    assert run_small_loop(tmp_path) == "compiling the small loop (once)\n42 0\n"
+    assert run_small_loop(tmp_path) == "42 0\n"
 
-    def write_source(text: str, clock_ahead_seconds: float) -> None:
-        source = tmp_path / "small_loop.py"
-        source.write_text(text)
-        written = source.stat().st_mtime + clock_ahead_seconds
-        os.utime(source, (written, written))
 
-    write_source(LOOP, 0)
-    path = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
-    environment = {**os.environ, "PYTHONPATH": path, "TRITUNE_CACHE": str(tmp_path / "cache")}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    command = [sys.executable, str(tmp_path / "small_loop.py")]
-
-    def run() -> str:
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-
-    assert run() == "compiling the small loop (once)\n42 0\n"
-    assert run() == "42 0\n"
-    write_source(LOOP + "\n", 7200)  # another version
-    assert run() == "compiling the small loop (once)\n42 0\n"
-    assert run() == "42 0\n"
+def test_a_loop_is_compiled_again_if_a_callee_changes(tmp_path: Path) -> None:
+    """Numba 0.61 to 0.68 stamp stored code with the file of the function only."""
+    callee = "from optimizer.simulator.compilation import inlined\n\n@inlined\ndef factor():\n    return {}\n"
+    loop = LOOP.replace("2 * x", "factor() * x")
+    write_source(tmp_path / "small_loop.py", "from callee import factor\n" + loop)
+    write_source(tmp_path / "callee.py", callee.format(2))
+    assert run_small_loop(tmp_path) == "compiling the small loop (once)\n42 0\n"
+    assert run_small_loop(tmp_path) == "42 0\n"
+    write_source(tmp_path / "callee.py", callee.format(3))
+    assert run_small_loop(tmp_path) == "compiling the small loop (once)\n63 0\n"
+    assert run_small_loop(tmp_path) == "63 0\n"
 
 
 def test_without_a_folder_for_its_lock_the_loop_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1020,7 +1035,7 @@ def test_numbers_are_partitioned_at_a_rank(numbers: list[int], data: st.DataObje
     stop = data.draw(st.integers(1, len(numbers)))
     rank = data.draw(st.integers(0, stop - 1))
     values = np.array(numbers)
-    _partition(values, rank, stop)
+    partition(values, rank, stop)
     assert values[rank] == sorted(numbers[:stop])[rank]
     assert max(values[: rank + 1]) == values[rank] == min(values[rank:stop])
     assert sorted(values[:stop]) == sorted(numbers[:stop])
@@ -1033,7 +1048,7 @@ def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest
     def doubled(x: int) -> int:
         return 2 * x
 
-    assert compiled(doubled)(21) == 42
+    assert CompiledOnce(doubled)(21) == 42
 
 
 def test_any_percentile_is_estimated_from_the_simulated_ones() -> None:
