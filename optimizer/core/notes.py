@@ -336,6 +336,23 @@ class DisturbedWindowsCounted(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class DisturbedWindowsLeftOut(Note):
+    """Windows of the confirmation do not count, and with them the recommendation would miss bounds.
+
+    ``disturbed_share`` is their share, 0 to 1, and ``missed`` the values with them, such as ``p95 31.2 ms``.
+    """
+
+    disturbed_share: float
+    missed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"other programs disturbed {100 * self.disturbed_share:.0f} % of the windows on fresh servers, which do "
+            f"not count: next to such programs the SLA may be missed ({', '.join(self.missed)} with these windows)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerCrashes(Note):
     """Servers with the recommended configuration crashed, but not in its test; ``error`` is that of the last one."""
 

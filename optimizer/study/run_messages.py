@@ -9,14 +9,17 @@ from pathlib import Path
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
+from objectives.pooled_windows import pool_measurements
 from optimizer.config import ort_settings
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import next_verdict
+from optimizer.confirmation.windows import server_windows
 from optimizer.core.budget import RunMode
 from optimizer.core.notes import (
     ConfirmationComplete,
     DisturbedWindowsCounted,
+    DisturbedWindowsLeftOut,
     HighestConcurrency,
     LessThanInSearch,
     NextVerdictNeeds,
@@ -102,7 +105,7 @@ def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, opti
         _highest_concurrency(outcome, task.problem),
         _less_than_in_search(outcome, trials, task.problem),
         _untested_served_more(outcome, trials, task.problem),
-        _disturbed_windows_counted(outcome),
+        _disturbed_windows(outcome, trials, task.problem),
         ServerCrashes(len(outcome.crashes), outcome.crashes[-1].rstrip(".")) if outcome.crashes else None,
         SettingsUnread(unread) if unread else None,
     ]
@@ -166,12 +169,18 @@ def _untested_served_more(outcome: Outcome, trials: Sequence[Trial], problem: Pr
     return UntestedServedMore(other.trial, other.throughput_infer_per_sec)
 
 
-def _disturbed_windows_counted(outcome: Outcome) -> DisturbedWindowsCounted | None:
-    """Return a note if the recommendation passed with windows in which the machine was disturbed."""
-    judged = outcome.confirmed.judged if outcome.confirmed else None
-    if judged is None or judged.verdict is not Verdict.PASS or not judged.counts_disturbed:
+def _disturbed_windows(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> Note | None:
+    """Return a note if the recommendation passed with disturbed windows, or would miss the SLA with them."""
+    best, judged = _passed(outcome), outcome.confirmed.judged if outcome.confirmed else None
+    if best is None or judged is None or not judged.disturbed_share:
         return None
-    return DisturbedWindowsCounted(judged.disturbed_share)
+    if judged.counts_disturbed:
+        return DisturbedWindowsCounted(judged.disturbed_share)
+    trial = next(trial for trial in trials if trial.number == best.trial)
+    pooled = pool_measurements([window for server in server_windows(trial, best.load) for window in server])
+    metrics = [METRICS[constraint.metric] for constraint in problem.sla.missed(pooled)]
+    missed = tuple(f"{metric.short_name} {formatting.quantity(metric, metric.value(pooled))}" for metric in metrics)
+    return DisturbedWindowsLeftOut(judged.disturbed_share, missed) if missed else None
 
 
 def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:

@@ -25,9 +25,12 @@ from optimizer.confirmation.server_plan import (
 from optimizer.core.budget import Budget, RunMode
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.notes import (
+    DisturbedWindowsCounted,
+    DisturbedWindowsLeftOut,
     HighestConcurrency,
     LessThanInSearch,
     NextVerdictNeeds,
+    Note,
     SpeedVaried,
     UntestedServedMore,
 )
@@ -39,6 +42,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_messages import (
+    _disturbed_windows,
     _highest_concurrency,
     _less_than_in_search,
     _untested_served_more,
@@ -49,7 +53,17 @@ from optimizer.study.run_messages import (
 )
 from optimizer.study.run_record import RunRecord
 from optimizer.study.study import StudyResult
-from tests.random_server import BASELINE, COMPARISONS, FAST, FASTER, LOADS, RandomServer, drawn_problem, searched
+from tests.random_server import (
+    BASELINE,
+    BOUND_MS,
+    COMPARISONS,
+    FAST,
+    FASTER,
+    LOADS,
+    RandomServer,
+    drawn_problem,
+    searched,
+)
 
 FOLDER = Path("results/drawn/1")
 
@@ -134,6 +148,36 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
     untested = Trial(2, FAST, ((load, searched),))
     expected_other = UntestedServedMore(2, measured) if is_noted else None
     assert _untested_served_more(outcome, [trial, untested], problem) == expected_other
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "slow_concurrency", "expected"),
+    [
+        (0, 30, None),
+        (1, 30, DisturbedWindowsLeftOut),
+        (1, 8, None),  # the bound is met with the disturbed windows too
+        (2, 8, DisturbedWindowsCounted),
+    ],
+)
+def test_a_pass_next_to_other_programs_is_noted(
+    disturbed: int, slow_concurrency: int, expected: type[Note] | None
+) -> None:
+    """A quarter or an eighth of the windows of each server is disturbed."""
+    problem, load, server = drawn_problem(), LoadPoint(1, 8), RandomServer()
+    windows = []
+    for number in range(1, LOOKS[0] + 1):
+        quiet = server.measure_windows(Endpoint("", FASTER), load, 0.5, 8 - disturbed)
+        slow = server.measure_windows(Endpoint("", FASTER), LoadPoint(1, slow_concurrency), 0.5, disturbed)
+        measured = [*quiet, *(replace(window, stable=False) for window in slow)]
+        windows += [ConfirmationWindow(number, load, window, 0.01) for window in measured]
+    trial = Trial(1, FASTER, ((load, windows[0].measurement),), confirmations=tuple(windows))
+    note = _disturbed_windows(assess([trial], problem, BASELINE, FAST), [trial], problem)
+    assert (type(note) if note else None) is expected
+    if isinstance(note, DisturbedWindowsLeftOut):
+        assert note.disturbed_share == 1 / 8
+        (missed,) = note.missed
+        assert missed.startswith("p95 ")
+        assert float(missed.split()[1]) > BOUND_MS
 
 
 def test_the_speed_is_compared_over_all_sessions() -> None:
