@@ -135,8 +135,8 @@ class Expectation:
         time_in_server_ms: Mean time in the queue and in the execution.
         served_requests: Requests that the fresh servers served.
         safe_rate: Highest rate of a replica at which independent requests safely meet the SLA; None if it is unknown.
-        replica: The simulated replica; None if ``why_not_simulated`` says why there is none.
-        batch_size_error: Relative error of the simulated batch size on the run.
+        simulation: The simulated replica, or the reason why the recommendation cannot be simulated.
+        batch_size_error: Relative error of the simulated batch size on the run; 0 without a simulation.
         failed_requests: Requests that failed on the fresh servers.
     """
 
@@ -148,10 +148,9 @@ class Expectation:
     time_in_server_ms: ServerValues
     served_requests: int
     safe_rate: float | None
-    replica: Replica | None = None
-    why_not_simulated: WhyNotSimulated | None = None
-    batch_size_error: float = 0.0
-    failed_requests: int = 0
+    simulation: Replica | WhyNotSimulated
+    batch_size_error: float
+    failed_requests: int
 
     @property
     def sla(self) -> Sla:
@@ -211,16 +210,17 @@ class Expectation:
     def at(self, rate: float, replicas: int, error: float) -> ExpectedAtRate | None:
         """Return the expectation for the mean of ``replicas`` that get ``rate`` requests per second each.
 
-        Each end of a range is wrong with about ``error``. None without a simulator.
+        Each end of a range is wrong with about ``error``. None without a simulation or a rate.
         """
-        if self.replica is None or rate <= 0:
+        simulated = self.simulation
+        if not isinstance(simulated, Replica) or rate <= 0:
             return None
-        estimate = predict_slowness(self.replica.slowness_estimate, replicas)
+        estimate = predict_slowness(simulated.slowness_estimate, replicas)
         slow, fast = estimate.quantile(1 - error), estimate.quantile(error)
         closed_loops = [
-            result for slowdown in (fast, slow) for result in simulate_closed_loops(self.replica, rate, slowdown)
+            result for slowdown in (fast, slow) for result in simulate_closed_loops(simulated, rate, slowdown)
         ]
-        independent = [simulate_poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
+        independent = [simulate_poisson(simulated, rate, slowdown) for slowdown in (fast, slow)]
         results = [*closed_loops, *independent]
         z_score = -float(special.ndtri(error))
         batch_size_factor = math.exp(z_score * self.batch_size_error)
@@ -230,25 +230,25 @@ class Expectation:
         is_overloaded = any(result.overloaded for result in independent)
         longest_queue_ms = max(1e3 * result.queue_avg_s for result in results) * time_factor
         execution_ms = Range.around([1e3 * result.compute_avg_s for result in results], time_factor)
-        longest_execution_ms = self._longest_execution_ms(slow) * time_factor
+        longest_execution_ms = _longest_execution_ms(simulated, self.largest_batch, slow) * time_factor
         return ExpectedAtRate(
             mean_batch_size=Range(
                 min(max(batch_size.low, smallest_batch), self.largest_batch), min(batch_size.high, self.largest_batch)
             ),
             queue_ms=Range(0.0, math.inf if is_overloaded else longest_queue_ms),
             compute_ms=Range(execution_ms.low / self.overlap_factor, min(execution_ms.high, longest_execution_ms)),
-            meets_sla=self.replica.meets(independent[-1], slow.latency_factor) and not independent[-1].overloaded,
+            meets_sla=simulated.meets(independent[-1], slow.latency_factor) and not independent[-1].overloaded,
         )
 
-    def _longest_execution_ms(self, slowdown: Slowdown) -> float:
-        """Return the mean time of an execution of the slowest batch size.
 
-        It bounds the range of an overloaded server, which has no steady state to simulate.
-        """
-        assert self.replica is not None, "there is a simulation"
-        times = self.replica.model.times(execution_settings(self.replica.candidate))
-        rows = math.ceil(self.largest_batch / times.step)
-        return 1e3 * float(times.seconds[:rows].max()) * slowdown.slowness
+def _longest_execution_ms(replica: Replica, largest_batch: float, slowdown: Slowdown) -> float:
+    """Return the mean time of an execution of the slowest batch size up to ``largest_batch`` samples.
+
+    It bounds the range of an overloaded server, which has no steady state to simulate.
+    """
+    times = replica.model.times(execution_settings(replica.candidate))
+    rows = math.ceil(largest_batch / times.step)
+    return 1e3 * float(times.seconds[:rows].max()) * slowdown.slowness
 
 
 def predict_slowness(estimate: SlownessEstimate, replicas: int) -> SlownessEstimate:
@@ -304,7 +304,7 @@ def derive_expectation(run: FinishedRun) -> Expectation:
     counted = fresh_windows if any(window.requests for window in fresh_windows) else [point.measurement]
     spread = confirmed_spreads(run.trials, run.problem, fresh_servers)["throughput"]
     size = run.problem.request_batch_size
-    replica, why_not_simulated = _simulated_replica(run)
+    simulation = _simulate_replica(run)
     return Expectation(
         run=run,
         point=point,
@@ -314,10 +314,11 @@ def derive_expectation(run: FinishedRun) -> Expectation:
         time_in_server_ms=_server_values(timed_servers, time_in_server_ms),
         served_requests=sum(window.requests or 0 for window in counted),
         failed_requests=sum(window.errors or 0 for window in counted),
-        safe_rate=_safe_rate(run, replica),
-        replica=replica,
-        why_not_simulated=why_not_simulated,
-        batch_size_error=_batch_size_error(replica, point.candidate, run) if replica else 0.0,
+        safe_rate=_safe_rate(run, simulation),
+        simulation=simulation,
+        batch_size_error=(
+            _batch_size_error(simulation, point.candidate, run) if isinstance(simulation, Replica) else 0.0
+        ),
     )
 
 
@@ -384,28 +385,28 @@ def _per_size(throughput: float | None, size: float) -> float | None:
     return None if throughput is None else throughput / size
 
 
-def _simulated_replica(run: FinishedRun) -> tuple[Replica | None, WhyNotSimulated | None]:
+def _simulate_replica(run: FinishedRun) -> Replica | WhyNotSimulated:
     """Return the simulated replica of the recommendation, or why there is none."""
     if not run.problem.is_simulated:
-        return None, WhyNotSimulated.KIND
+        return WhyNotSimulated.KIND
     if is_pipeline(run):
-        return None, WhyNotSimulated.PIPELINE
+        return WhyNotSimulated.PIPELINE
     if is_shaped(run):
-        return None, WhyNotSimulated.SHAPED
+        return WhyNotSimulated.SHAPED
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
     configuration = choose_configurations([run], latencies)[0][0]
     try:
-        return fit_replica(configuration.evidence, latencies), None
+        return fit_replica(configuration.evidence, latencies)
     except ValueError:
-        return None, WhyNotSimulated.NO_BATCH_TIMES
+        return WhyNotSimulated.NO_BATCH_TIMES
 
 
-def _safe_rate(run: FinishedRun, replica: Replica | None) -> float | None:
+def _safe_rate(run: FinishedRun, simulation: Replica | WhyNotSimulated) -> float | None:
     """Return the rate of one replica that `tune plan` calls safe; None if it is unknown."""
     if not run.problem.sla.latencies or is_shaped(run):
         return None
-    if replica is not None:
-        return estimate_rate(Fleet(replica, PoissonTraffic(), "random"), 1).safe
+    if isinstance(simulation, Replica):
+        return estimate_rate(Fleet(simulation, PoissonTraffic(), "random"), 1).safe
     if run.problem.is_simulated:
         return None
     try:

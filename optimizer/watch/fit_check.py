@@ -22,7 +22,7 @@ from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import Constraint
 from objectives.verdict import needed_requests
 from optimizer.results import formatting
-from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range
+from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range, WhyNotSimulated
 from optimizer.watch.server_metrics import ServedLoad, sum_by_key
 
 Status: TypeAlias = Literal["fits", "near", "undecided", "differs", "unknown"]
@@ -417,8 +417,8 @@ class Comparison:
 
     def _not_simulated(self, kind: CheckKind, unit: str, measured: Estimate) -> Check:
         """Return the check of a value that only the simulator could predict."""
-        if self.expectation.why_not_simulated is not None:
-            reason = self.expectation.why_not_simulated.value
+        if isinstance(self.expectation.simulation, WhyNotSimulated):
+            reason = self.expectation.simulation.value
         elif self.request_size.status == "differs":
             reason = "requests of another size form other batches"
         else:

@@ -83,7 +83,7 @@ def busy_share(expectation: Expectation, loads: Sequence[ServedLoad], servers: i
 
     Triton sums the time of an execution over its requests, so the mean execution is that of a request.
     """
-    if expectation.replica is None:
+    if isinstance(expectation.simulation, WhyNotSimulated):
         return None
     requests, seconds = sum(load.requests for load in loads), sum(load.seconds for load in loads)
     compute_ms = sum(load.compute_ms for load in loads)
@@ -234,7 +234,7 @@ def plan_step(expectation: Expectation, rate: float, *, has_bursts: bool = False
     """
     run, replicas = expectation.run, f"{expectation.replica_name}s"
     if run.problem.is_simulated:
-        can_plan = expectation.why_not_simulated is not WhyNotSimulated.NO_BATCH_TIMES
+        can_plan = expectation.simulation is not WhyNotSimulated.NO_BATCH_TIMES
     else:
         can_plan = expectation.safe_rate is not None
     if not can_plan:

@@ -98,45 +98,61 @@ def models_of(page: MetricsPage) -> list[str]:
     return sorted({labels["model"] for labels, _ in page.get(SUCCESSES, ()) if "model" in labels})
 
 
+@dataclass(frozen=True, slots=True)
+class _ModelMetrics:
+    """The metrics of some models on a metrics page, by name."""
+
+    by_name: MetricsPage
+
+    @classmethod
+    def on_page(cls, page: MetricsPage, models: Collection[str]) -> _ModelMetrics:
+        """Return the metrics of ``models`` on ``page``."""
+        return cls(
+            {
+                name: [(labels, value) for labels, value in values if labels.get("model") in models]
+                for name, values in page.items()
+            }
+        )
+
+    def values(self, name: str) -> Sequence[tuple[Mapping[str, str], float]]:
+        """Return the labels and the value of each series of the metric; empty if the server does not export it."""
+        return self.by_name.get(name, ())
+
+    def total(self, name: str) -> float:
+        """Return the sum of the metric; 0 if the server does not export it."""
+        return sum(value for _, value in self.values(name))
+
+    def duration_us(self, name: str) -> float:
+        """Return the sum of a metric of times in microseconds; NaN if the server does not export it."""
+        return self.total(name) if self.values(name) else math.nan
+
+
 def read_counters(
     page: MetricsPage, model: str, at_seconds: float, steps: Collection[str] = ()
 ) -> ModelCounters | None:
     """Return the counters of ``model``, which calls the models ``steps``; None if the server does not serve it."""
-    of_model = {
-        name: [(labels, value) for labels, value in values if labels.get("model") == model]
-        for name, values in page.items()
-    }
-    successes = of_model.get(SUCCESSES)
+    metrics, step_metrics = _ModelMetrics.on_page(page, {model}), _ModelMetrics.on_page(page, steps)
+    successes = metrics.values(SUCCESSES)
     if not successes:
         return None
-
-    def total(name: str) -> float:
-        return sum(value for _, value in of_model.get(name, ()))
-
-    def duration(name: str) -> float:
-        return total(name) if of_model.get(name) else math.nan
-
-    def total_of_steps(name: str) -> float:
-        return sum(value for labels, value in page.get(name, ()) if labels.get("model") in steps)
-
     failures: dict[str, float] = {}
-    for labels, value in of_model.get(FAILURES, ()):
+    for labels, value in metrics.values(FAILURES):
         reason = labels.get("reason", ANY_REASON)
         failures[reason] = failures.get(reason, 0.0) + value
     return ModelCounters(
         at_seconds=at_seconds,
         versions=tuple(sorted({labels.get("version", "") for labels, value in successes if value})),
-        requests=total(SUCCESSES),
+        requests=metrics.total(SUCCESSES),
         failures=failures,
-        samples=total(f"{PREFIX}count"),
-        executions=total(f"{PREFIX}exec_count"),
-        request_us=duration(f"{PREFIX}request_duration_us"),
-        queue_us=duration(f"{PREFIX}queue_duration_us"),
-        compute_us=sum(map(duration, COMPUTE_DURATIONS)),
-        pending=total(PENDING) + total_of_steps(PENDING),
-        step_requests=total_of_steps(SUCCESSES),
-        latencies_us=_combine_by_number(of_model.get(REQUEST_SUMMARY, ()), "quantile", max),
-        first_responses=_combine_by_number(of_model.get(FIRST_RESPONSE_BUCKETS, ()), "le", operator.add),
+        samples=metrics.total(f"{PREFIX}count"),
+        executions=metrics.total(f"{PREFIX}exec_count"),
+        request_us=metrics.duration_us(f"{PREFIX}request_duration_us"),
+        queue_us=metrics.duration_us(f"{PREFIX}queue_duration_us"),
+        compute_us=sum(map(metrics.duration_us, COMPUTE_DURATIONS)),
+        pending=metrics.total(PENDING) + step_metrics.total(PENDING),
+        step_requests=step_metrics.total(SUCCESSES),
+        latencies_us=_combine_by_number(metrics.values(REQUEST_SUMMARY), "quantile", max),
+        first_responses=_combine_by_number(metrics.values(FIRST_RESPONSE_BUCKETS), "le", operator.add),
     )
 
 

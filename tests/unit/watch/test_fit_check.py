@@ -17,6 +17,7 @@ from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.plan.replica import Replica
 from optimizer.results.finished_run import read_run
 from optimizer.watch.expectation import (
     Expectation,
@@ -342,13 +343,13 @@ def test_a_short_stall_is_no_difference() -> None:
 
 def of_processes(count: int) -> Expectation:
     """Return the expectation of the sample as if it had measured ``count`` server processes."""
-    point, replica = recorded_expectation().point, recorded_expectation().replica
-    assert replica is not None
+    point, replica = recorded_expectation().point, recorded_expectation().simulation
+    assert isinstance(replica, Replica)
     candidate = replace(point.candidate, fields=((SERVER_PROCESSES, count),))
     return replace(
         recorded_expectation(),
         point=replace(point, candidate=candidate),
-        replica=replace(replica, candidate=candidate),
+        simulation=replace(replica, candidate=candidate),
     )
 
 
@@ -396,9 +397,7 @@ def test_first_responses_beyond_the_bound_are_detected() -> None:
 
 
 def test_a_run_without_a_simulator_is_compared_with_its_confirmed_load_only() -> None:
-    unsimulated = replace(
-        recorded_expectation(), replica=None, why_not_simulated=WhyNotSimulated.PIPELINE, safe_rate=None
-    )
+    unsimulated = replace(recorded_expectation(), simulation=WhyNotSimulated.PIPELINE, safe_rate=None)
     checks = {check.kind: check for check in judge(unsimulated, loads(RATE), 1).checks}
     assert checks[CheckKind.BATCH_SIZE].status == "unknown"
     assert checks[CheckKind.EXECUTION_TIME].explanation == WhyNotSimulated.PIPELINE.value
@@ -429,7 +428,7 @@ def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> N
 def test_a_run_with_a_load_shape_is_judged_without_steady_traffic() -> None:
     times = RequestTimes("spike")
     expected = derive_expectation(expectation_of(request_times=times).run)
-    assert (expected.why_not_simulated, expected.safe_rate) == (WhyNotSimulated.SHAPED, None)
+    assert (expected.simulation, expected.safe_rate) == (WhyNotSimulated.SHAPED, None)
     confirmed = expected.confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     steps = next_steps(judge(expected, loads(1.2 * confirmed.high), 1))

@@ -23,6 +23,7 @@ from optimizer.config.search_space import ModelKind
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.options.option_reader import run_options
 from optimizer.plan.evidence import EXPECTED
+from optimizer.plan.replica import Replica
 from optimizer.results import formatting
 from optimizer.results.summary import NextStep
 from optimizer.simulator.scenario import SimulationResult
@@ -51,7 +52,6 @@ CLIENTS = 47  # of the recommendation
 def simulated_loads(result: SimulationResult) -> list[ServedLoad]:
     """Return the loads, in INTERVALS, of a server that the simulator plays."""
     expected = recorded_expectation()
-    assert expected.replica is not None
     requests = SECONDS * result.throughput_infer_per_sec / expected.request_samples
     load = ServedLoad(
         SECONDS,
@@ -73,10 +73,10 @@ def simulated_loads(result: SimulationResult) -> list[ServedLoad]:
 def closed_loop(clients: int, slowness: float = 1.0) -> Judgement:
     """Return the judgement on a server with this number of clients, ``slowness`` times as slow as that of the run."""
     expected = recorded_expectation()
-    assert expected.replica is not None
-    slowdown = expected.replica.slowness_estimate.quantile(EXPECTED)
+    assert isinstance(expected.simulation, Replica)
+    slowdown = expected.simulation.slowness_estimate.quantile(EXPECTED)
     slowdown = replace(slowdown, slowness=slowness * slowdown.slowness)
-    return judge(expected, simulated_loads(expected.replica.serve_closed_loop(clients, slowdown)), 1)
+    return judge(expected, simulated_loads(expected.simulation.serve_closed_loop(clients, slowdown)), 1)
 
 
 def kind_of(judgement: Judgement) -> str | None:
@@ -183,7 +183,7 @@ def test_requests_that_wait_for_idle_instances_arrive_in_bursts() -> None:
 def test_other_batches_or_an_unknown_model_leave_the_cause_open() -> None:
     no_batches = loads(RATE, executions=RATE * SECONDS, queue_ms=30 * RATE * SECONDS)
     assert find_cause(judge(recorded_expectation(), no_batches, 1)) is None
-    unsimulated = replace(recorded_expectation(), replica=None, why_not_simulated=WhyNotSimulated.KIND)
+    unsimulated = replace(recorded_expectation(), simulation=WhyNotSimulated.KIND)
     judgement = judge(unsimulated, loads(RATE, queue_ms=30 * RATE * SECONDS), 1)
     assert judgement.differing
     assert find_cause(judgement) is None
@@ -267,11 +267,8 @@ def expected_of(values: dict[str, object], kind: ModelKind) -> Expectation:
     times = RequestTimes("" if options.request_times == "poisson" else options.request_times)
     is_open = options.load == "rate"
     problem = replace(run.problem, kind=kind, open_loop=is_open, request_times=times if is_open else None)
-    why_not = None if kind is ModelKind.BATCHED else WhyNotSimulated.KIND
     run = replace(run, options=options, problem=problem)
-    return replace(
-        recorded_expectation(), run=run, replica=None, why_not_simulated=why_not
-    )  # a simulation takes long
+    return replace(recorded_expectation(), run=run, simulation=WhyNotSimulated.KIND)  # a simulation takes long
 
 
 @pytest.mark.parametrize("load", PRESENT_LOADS)
