@@ -1,17 +1,18 @@
-"""Measures the recommendation of a run again in a separate test (``tune verify --fresh``)."""
+"""Measure the recommendation of a run again in a separate test (``tune verify --fresh``)."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from objectives.sequential import LOOKS
 from optimizer.confirmation.confirmer import Confirmer
-from optimizer.confirmation.server_plan import COMPARED_SERVERS
+from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan
 from optimizer.core.budget import Budget
 from optimizer.core.files import write_json
 from optimizer.core.notes import present
 from optimizer.core.stopwatch import Stopwatch
+from optimizer.core.trial import Trial
 from optimizer.machine.speed_probe import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
@@ -24,6 +25,7 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import start_line
+from optimizer.study.task import Task
 from optimizer.study.trial_runner import take_reference
 
 TIME_FACTOR = 2.0  # budget of a verification over its expected time
@@ -46,12 +48,7 @@ def verify_fresh(
     environment = Environment.detect(options, Stopwatch(), on_progress)
     task = environment.make_task()
     problem = task.problem
-    run.refuse_other_bounds(list(map(str, problem.sla)))
-    if options.target != "remote":  # a remote server has files of its own
-        run.refuse_other_model(task.source.facts)
-    with run.locked():
-        trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
-    refuse_missing_rows(run, run.read_info(), trials)
+    trials = _read_trials(run, task, has_same_files=options.target != "remote")
     before = assess(trials, problem, task.baseline, task.dynamic_batching)
     if before.recommended is None:
         raise summary.nothing_recommended(run.path, problem, "verify", before)
@@ -60,14 +57,12 @@ def verify_fresh(
         before.recommended, trials, problem, is_cross_checked=is_checked
     )
     folder = RunFolder.create(str(run.path), verification.FOLDER)
-    fingerprint = environment.fingerprint(task)
-    table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
-    servers = [LOOKS[1], *(COMPARED_SERVERS for _ in server_plans[1:])]
-    expected_seconds = sum(n * plan.server_seconds for n, plan in zip(servers, server_plans, strict=True))
-    budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
+    budget = Budget(TIME_FACTOR * _expected_seconds(server_plans) if seconds is None else seconds)
     on_progress(start_line("testing", problem, options, budget.seconds, folder.path))
+    fingerprint = environment.fingerprint(task)
+    table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
     # the lock tells `tune runs` that a process works on the run
     with (
         folder.locked(),
@@ -84,3 +79,23 @@ def verify_fresh(
     result = VerificationResult(verified, before, problem, run, folder, shown)
     write_json(folder.path / verification.FILE, result.document())
     return result
+
+
+def _read_trials(run: RunFolder, task: Task, *, has_same_files: bool) -> list[Trial]:
+    """Return the trials of ``run``. Raises BadInputError if it had another SLA or model than ``task`` has.
+
+    ``has_same_files`` is False for a remote server, which has files of its own: the model is then not compared.
+    """
+    run.refuse_other_bounds(list(map(str, task.problem.sla)))
+    if has_same_files:
+        run.refuse_other_model(task.source.facts)
+    with run.locked():
+        trials = TrialsTable(run.trials, task.source.name, task.problem.space.fields).read()
+    refuse_missing_rows(run, run.read_info(), trials)
+    return trials
+
+
+def _expected_seconds(server_plans: Sequence[ServerPlan]) -> float:
+    """Return the expected time of a verification; the first plan is that of the recommendation."""
+    tested, *compared = server_plans
+    return LOOKS[1] * tested.server_seconds + COMPARED_SERVERS * sum(plan.server_seconds for plan in compared)

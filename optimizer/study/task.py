@@ -111,27 +111,19 @@ def prepare_task(
     """
     arrivals = parse_arrivals(options.request_times) if options.load == "rate" else None  # before a model is built
     named = find_model(options, hardware, on_progress)
-    source, batch, profile = named.source, named.batch, named.profile
+    source, profile = named.source, named.profile
     hardware = serving_hardware(named, hardware, options)
-    on_gpu = bool(hardware.gpus)
     space = search_space(named, hardware, options)
-    score = profile.score if profile else None
     fields = space.fields if swept is None else swept
-    if isinstance(arrivals, RecordedArrivals) and arrivals.classes is not None:
-        check_recorded_classes(arrivals.name, arrivals.classes, source, fields)
-    check_requests(named, score, options)
-    check_shared_memory(options, source, on_gpu=on_gpu)
+    _check_options_of_model(named, options, arrivals, fields, on_gpu=bool(hardware.gpus))
     sequence_length = sequence_lengths(named, options)
     problem = _make_problem(named, space, hardware, options, arrivals, fields)
     for hint in _hints_on_low_percentiles(problem.sla):
         on_progress(hint)
-    try:
-        check_server_settings(source, options, problem)
-    except ParameterError as error:
-        assert profile is not None, "without a profile the space has no settings of the server"
-        raise profile.space_fault(error) from None
-    check_own_client(named, options, problem)
-    batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
+    _check_options_of_problem(named, options, problem)
+    batching = RequestBatching(
+        named.batch.largest, options.load == "rate", options.seed, mixed=named.batch.fixed is None
+    )
     requests = make_requests(named, batching, request_options(named, options), problem.tokens)
     if options.model_warmup:
         check_warm_up(source, requests.largest)
@@ -145,18 +137,43 @@ def prepare_task(
         input_data=requests.input_data,
         shapes=requests.shapes,
         tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute) if profile else DEFAULT_TOLERANCE,
-        score=score,
+        score=profile.score if profile else None,
         unbounded=requests.unbounded,
-        concurrent={
-            name: prepare_requests(RequestOptions(), source.composing[name], batching, cache_folder())
-            for name in source.concurrent
-        },
+        concurrent=_concurrent_requests(source, batching),
         notes=named.notes,
         request_note=requests.note,
-        on_gpu=on_gpu,
+        on_gpu=bool(hardware.gpus),
         token_output=(profile.tokens.output_tensor if profile else None) or "",
         sequence_length=sequence_length,
     )
+
+
+def _check_options_of_model(
+    named: NamedModel, options: RunOptions, arrivals: Arrivals | None, fields: FieldChoices, *, on_gpu: bool
+) -> None:
+    """Raise BadInputError if the model cannot get the requests of ``arrivals`` and ``options``."""
+    if isinstance(arrivals, RecordedArrivals) and arrivals.classes is not None:
+        check_recorded_classes(arrivals.name, arrivals.classes, named.source, fields)
+    check_requests(named, named.profile.score if named.profile else None, options)
+    check_shared_memory(options, named.source, on_gpu=on_gpu)
+
+
+def _check_options_of_problem(named: NamedModel, options: RunOptions, problem: Problem) -> None:
+    """Raise BadInputError if the server or the load client of ``options`` does not fit ``problem``."""
+    try:
+        check_server_settings(named.source, options, problem)
+    except ParameterError as error:
+        assert named.profile is not None, "without a profile the space has no settings of the server"
+        raise named.profile.space_fault(error) from None
+    check_own_client(named, options, problem)
+
+
+def _concurrent_requests(source: ModelSource, batching: RequestBatching) -> dict[str, Requests]:
+    """Return the requests to each model that gets load at the same time as the tuned one."""
+    return {
+        name: prepare_requests(RequestOptions(), source.composing[name], batching, cache_folder())
+        for name in source.concurrent
+    }
 
 
 def _make_problem(

@@ -31,6 +31,46 @@ class EndedTrial(NamedTuple):
 
 
 @dataclass
+class _TrialSteps:
+    """The steps of one trial between the start and the end of its server, as ``CandidateMeasurer`` calls them.
+
+    ``served_nothing`` is whether the newest load gave no values, and a lower one would give none either.
+    """
+
+    measurer: Measurer
+    rules: LoadSearchRules
+    seconds_left: Callable[[], float]
+    is_baseline: bool
+    served_nothing: bool = False
+
+    def prepare(self, endpoint: Endpoint) -> None:
+        """Check a deployment before its first load. That of the baseline gives the reference outputs if needed."""
+        if self.is_baseline and self.measurer.output_check.needs_reference:
+            with self.measurer.stopwatch.count("server"):
+                self.measurer.output_check.record_reference(endpoint)
+        self.measurer.check_deployment(endpoint)
+
+    def choose_load(self, trial: Trial) -> LoadPoint | None:
+        """Return the next load of the load search; None if it is complete or its time is over."""
+        if self.served_nothing or (trial.measurements and self.seconds_left() < 0):
+            return None
+        return next_load(trial.measurements, self.rules)
+
+    def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+        """Return ``trial`` with the measurement of ``load``. Raises ServerCrashed."""
+        trial = self.measurer.measure(trial, endpoint, load)
+        newest = trial.measurements[-1][1]
+        # a rate may be too high for the load generator, and a concurrency for the model's queue
+        may_serve_less = self.rules.open_loop or (load.concurrency > 1 and is_refused_by_queue(newest.reason))
+        self.served_nothing = newest.throughput_infer_per_sec is None and not may_serve_less
+        return trial
+
+    def is_worth_retrying(self) -> bool:
+        """Return whether to deploy again after a crash; always for the baseline, with which all is compared."""
+        return self.is_baseline or self.seconds_left() > 0
+
+
+@dataclass
 class TrialRunner:
     """Run trials of one search, one at a time.
 
@@ -54,48 +94,33 @@ class TrialRunner:
             return EndedTrial(trial, was_deployed=False)
         self.measurer.observer.trial_started(trial.number, trial.candidate, role)
         self._retake_reference(trial.candidate)
-        is_baseline = trial.candidate == self.baseline
-        served_nothing = False
-
-        def prepare(endpoint: Endpoint) -> None:
-            if is_baseline and self.measurer.output_check.needs_reference:
-                with self.measurer.stopwatch.count("server"):
-                    self.measurer.output_check.record_reference(endpoint)
-            self.measurer.check_deployment(endpoint)
-
-        def choose_load(current: Trial) -> LoadPoint | None:
-            if served_nothing or (current.measurements and self.seconds_left() < 0):
-                return None
-            return next_load(current.measurements, rules)
-
-        def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
-            nonlocal served_nothing
-            current = self.measurer.measure(current, endpoint, load)
-            newest = current.measurements[-1][1]
-            # a rate may be too high for the load generator, and a concurrency for the model's queue
-            may_serve_less = rules.open_loop or (load.concurrency > 1 and is_refused_by_queue(newest.reason))
-            served_nothing = newest.throughput_infer_per_sec is None and not may_serve_less
-            return current
-
+        steps = _TrialSteps(self.measurer, rules, self.seconds_left, is_baseline=trial.candidate == self.baseline)
         trial, error = CandidateMeasurer(
             self.target,
             self.measurer,
-            measure=measure,
-            prepare=prepare,
+            measure=steps.measure,
+            prepare=steps.prepare,
             is_hopeless=lambda window: is_hopeless(window, rules),
-            is_worth_retrying=lambda: is_baseline or self.seconds_left() > 0,  # all is compared with the baseline
+            is_worth_retrying=steps.is_worth_retrying,
             always_deploy=not trial.measurements,
-        ).run(trial, choose_load)
+        ).run(trial, steps.choose_load)
         if error is None or (isinstance(error, ServerCrashed) and trial.has_served):  # no time for another attempt
             return EndedTrial(trial)
-        trial = trial.with_failure(error)  # whatever its measurements were; its rows stay in the table
-        self.measurer.table.append_failure(trial)
-        if is_baseline and isinstance(error, ModelRefused):
+        return self._fail(trial, error)
+
+    def _fail(self, trial: Trial, error: DeploymentError) -> EndedTrial:
+        """Store the failure of ``trial``, whatever it has measured, and return the trial at its end.
+
+        Raises BadInputError if the server refuses the baseline.
+        """
+        failed = trial.with_failure(error)
+        self.measurer.table.append_failure(failed)
+        if trial.candidate == self.baseline and isinstance(error, ModelRefused):
             raise BadInputError(
                 f"the server refuses the model as it is configured: {error}; correct its config.pbtxt or its files",
                 log=error.log,
             )
-        return EndedTrial(trial, error.log)
+        return EndedTrial(failed, error.log)
 
     def _retake_reference(self, candidate: Candidate) -> None:
         """Deploy the baseline once for its reference outputs, if a resume or a dead server lost them."""
