@@ -41,7 +41,7 @@ from optimizer.store.recording import Recording, baselines, read_recording
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
-from optimizer.study.warm_start import read_transfer
+from optimizer.study.warm_start import load_for_recording
 
 MAX_TRIALS = 30
 FEWER, NO_MORE = 0.25, 1.3  # deployments with a related study, and with a misleading one
@@ -182,7 +182,7 @@ def _describe(job: TransferJob, _: DeploymentCounts) -> str:
 
 def _run(job: TransferJob) -> DeploymentCounts:
     recording, problem = _problem(job.table, feasible_shares(job.table.stem)[job.sla])
-    transferred, _ = read_transfer(str(job.source) if job.source else None, problem)
+    transferred, _ = load_for_recording(str(job.source) if job.source else None, problem)
     return DeploymentCounts.of(replay(recording, problem, "simulated", job.seed, MAX_TRIALS, transferred=transferred))
 
 

@@ -107,7 +107,7 @@ def run(table: Path, folder: Path, search: str, storage: str | None = None) -> N
         (_, baseline), (_, plain) = compared
         trials = run_trials(Scheduler(problem, searcher, budget, Stopwatch(), compared), recording.server, measuring)
         confirmer = Confirmer(problem, recording.server, measuring, budget, trials)
-        confirmer.recorded_plan, confirmer.record = read_plan(folder), partial(write_plan, folder)
+        confirmer.recorded_plan, confirmer.store_plan = read_plan(folder), partial(write_plan, folder)
         trials = confirmer.run([baseline, plain])
         recommended = assess(trials, problem, baseline, plain).recommended
         assert recommended is not None

@@ -83,7 +83,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
                 return
             trials = shared.collect_trials(trials, trials_table)
             confirmer = Confirmer(problem, recording.server, measurer, budget, trials)
-            confirmer.recorded_plan, confirmer.record = read_plan(folder.path), partial(write_plan, folder.path)
+            confirmer.recorded_plan, confirmer.store_plan = read_plan(folder.path), partial(write_plan, folder.path)
             trials = confirmer.run([candidate for _, candidate in compared])
         recommended = assess(trials, problem, *(candidate for _, candidate in compared)).recommended
         assert recommended is not None

@@ -132,13 +132,13 @@ def _compare_methods(
     from rich.console import Console
 
     from optimizer.replay.replay import compare, describe_closest_row, describe_unstable_rows, recorded_problem
-    from optimizer.study.warm_start import read_transfer
+    from optimizer.study.warm_start import load_for_recording
 
     problem = recorded_problem(recording, bounds_ms)
     if recording.best(problem) is None:
         print_message(describe_closest_row(recording, problem))
         return None
-    transferred, notes = read_transfer(warm_start, problem)
+    transferred, notes = load_for_recording(warm_start, problem)
     for note in filter(None, (*map(str, notes), describe_unstable_rows(recording, problem))):
         print_message(note)
     with Console(stderr=True).status("") as status:

@@ -126,7 +126,7 @@ class Confirmer:
         trials: The trials of the search; they get confirmations.
         fit: Fits a performance model to the search's points; None predicts latencies without one.
         recorded_plan: The plan of an earlier session, whose tests continue, then the one that was stored last.
-        record: Stores a plan; called before the first window that depends on it.
+        store_plan: Stores a plan; called before the first window that depends on it.
     """
 
     problem: Problem
@@ -136,7 +136,7 @@ class Confirmer:
     trials: list[Trial]
     fit: ModelFitter = lambda _: None
     recorded_plan: ConfirmationPlan | None = None
-    record: Callable[[ConfirmationPlan], None] = lambda _: None
+    store_plan: Callable[[ConfirmationPlan], None] = lambda _: None
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
     # number of the first lost server of each trial, which the server that repeats its measurement gets
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
@@ -298,7 +298,7 @@ class Confirmer:
         return measured[0] if measured else self._plan.predictions[point.trial].first_compared_load
 
     def _predict_loads(self, candidates: Sequence[Point]) -> None:
-        """Add the loads of ``candidates`` to the plan, and record it if it is new.
+        """Add the loads of ``candidates`` to the plan, and store it if it is new.
 
         The search knows the first of them well, so its loads are near its best one; all loads of the others are
         possible.
@@ -317,7 +317,7 @@ class Confirmer:
             first = candidates[0]
             if first in new and self._begins_lower(first):
                 added[first.trial] = added[first.trial].for_single_load()
-        self._record(added)
+        self._extend_plan(added)
 
     def _begins_lower(self, point: Point) -> bool:
         """Return whether the first load is one that is likelier to pass, because no time is left for a second one.
@@ -334,14 +334,14 @@ class Confirmer:
         """Correct the loads of an untested candidate in the plan by its comparisons."""
         corrected = corrected_predictions(self._plan, self.trial(point.trial), self.problem)
         if corrected is not None:
-            self._record({point.trial: corrected})
+            self._extend_plan({point.trial: corrected})
 
-    def _record(self, predictions: Mapping[int, LoadPredictions]) -> None:
-        """Add ``predictions`` to the plan, and record it if it is new."""
+    def _extend_plan(self, predictions: Mapping[int, LoadPredictions]) -> None:
+        """Add ``predictions`` to the plan, and store it if it is new."""
         self._plan = replace(self._plan, predictions={**self._plan.predictions, **predictions})
         if self._plan != self.recorded_plan and self._plan.finalists:
             self.recorded_plan = self._plan
-            self.record(self._plan)
+            self.store_plan(self._plan)
 
     def _measure_in_turn(self, tests: CandidateTests, comparisons: Sequence[ServerPlan]) -> None:
         """Measure the first servers of all candidates in turn, so that a drift of the machine affects all alike.

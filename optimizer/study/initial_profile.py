@@ -162,12 +162,14 @@ def _undeclared(source: ModelSource) -> str:
 
 
 def _input_remarks(inputs: Iterable[TensorSpec], *, batched: bool) -> list[str]:
+    """Return the comment lines on the inputs; empty without inputs. A ``batched`` model has a batch dimension."""
     lines = [f"  {tensor.name}: {tensor.datatype} {list(tensor.dims)}" for tensor in inputs]
     dims = "dims without the batch dimension" if batched else "dims"
     return [f"Inputs of the model, with data type and {dims}:", *lines] if lines else []
 
 
 def _open_dims(tensor: TensorSpec) -> str:
+    """Return advice on an input with variable dims, for which the user has to choose sizes."""
     shape = flow({tensor.name: [_EXAMPLE_SIZE if size == -1 else size for size in tensor.dims]})
     return (
         f"The input {tensor.name} has the dims {list(tensor.dims)}: set shapes in the request section, such as "

@@ -1,4 +1,4 @@
-"""Finds the model that the user named: a profile, a model in a repository, an ONNX file or a Model Analyzer file."""
+"""Find the model that the user named: a profile, a model in a repository, an ONNX file or a Model Analyzer file."""
 
 from __future__ import annotations
 

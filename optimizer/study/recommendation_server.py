@@ -1,4 +1,4 @@
-"""Serves the recommendation of a run to clients, until the user ends it (``tune serve``)."""
+"""Serve the recommendation of a run to clients, until the user ends it (``tune serve``)."""
 
 from __future__ import annotations
 
@@ -136,33 +136,51 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
     Raises ServerCrashed, after the requests to the other servers, if a server died meanwhile.
     """
     deadline = time.monotonic() + limit_seconds
-
-    def remaining() -> float:
-        """Return the limit of a call: a server that hangs does not prolong the end."""
-        return max(deadline - time.monotonic(), MIN_CALL_SECONDS)
-
     endpoints, first = server.endpoint.servers, server.models[0]
     before = [_processes(endpoint.server_pid, with_models=False) for endpoint in endpoints]
     with contextlib.ExitStack() as closing:
         clients = [
             closing.enter_context(contextlib.closing(open_client(endpoint.connection))) for endpoint in endpoints
         ]
-        for model in reversed(server.models):  # requests in flight to a model may still call those before it
-            processes = [_processes(endpoint.server_pid, with_models=model == first) for endpoint in endpoints]
-            for client in clients:
-                with contextlib.suppress(CallError):
-                    client.unload(model, remaining())
-            while any(
-                _has_requests(model, client, server_processes, remaining())
-                for client, server_processes in zip(clients, processes, strict=True)
-            ):
-                if time.monotonic() > deadline:
-                    _refuse_dead(endpoints, before)
-                    return False
-                time.sleep(UNLOAD_CHECK_SECONDS)
-    time.sleep(RESPONSE_SECONDS)
+        # requests in flight to a model may still call those before it
+        is_complete = all(
+            _unload(model, endpoints, clients, deadline, is_last=model == first) for model in reversed(server.models)
+        )
+    if is_complete:
+        time.sleep(RESPONSE_SECONDS)
     _refuse_dead(endpoints, before)
+    return is_complete
+
+
+def _unload(
+    model: str,
+    servers: Sequence[Endpoint],
+    clients: Sequence[ServerClient],
+    deadline: float,
+    *,
+    is_last: bool,
+) -> bool:
+    """Unload ``model`` from all servers and wait for its requests. Return False if some last beyond ``deadline``.
+
+    ``deadline`` is monotonic time. If the model ``is_last``, the end of a model's process shows that it has none.
+    """
+    processes = [_processes(server.server_pid, with_models=is_last) for server in servers]
+    for client in clients:
+        with contextlib.suppress(CallError):
+            client.unload(model, _call_seconds(deadline))
+    while any(
+        _has_requests(model, client, server_processes, _call_seconds(deadline))
+        for client, server_processes in zip(clients, processes, strict=True)
+    ):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(UNLOAD_CHECK_SECONDS)
     return True
+
+
+def _call_seconds(deadline: float) -> float:
+    """Return the limit of a call: a server that hangs does not prolong the end by more than MIN_CALL_SECONDS."""
+    return max(deadline - time.monotonic(), MIN_CALL_SECONDS)
 
 
 def _refuse_dead(servers: Sequence[Endpoint], processes: Sequence[Sequence[psutil.Process]]) -> None:

@@ -168,6 +168,7 @@ def _undeclared(environment: Environment) -> list[str]:
 
 
 def _first_trials(options: RunOptions, task: Task, transferred: TransferredStudy | None) -> tuple[FirstTrial, ...]:
+    """Return the comparisons, then the proposals that no measurement changes, at most ``options.max_trials``."""
     compared = [FirstTrial(role, candidate, REASONS[role]) for role, candidate in task.comparisons()]
     max_proposals = PROPOSALS if options.max_trials is None else options.max_trials - len(compared)
     proposals = first_proposals(
@@ -208,8 +209,8 @@ def print_preview(console: Console, run: RunPreview) -> None:
         ("model", " · ".join(filter(None, (problem.model, facts)))),
         ("goal", goal(problem)),
         ("server", f"{run.options.target}, on {run.hardware}"),
-        ("load", _load(run)),
-        ("time", _time(run)),
+        ("load", _describe_load(run)),
+        ("time", _describe_time(run)),
     ):
         table.add_row(Text(name), Text(one_line(text)))
     print_table(console, table)
@@ -221,7 +222,7 @@ def print_preview(console: Console, run: RunPreview) -> None:
         configuration = configuration_text.configuration(trial.candidate)
         print_indented(console, f"{number}. {configuration}", indent="   ")
         print_indented(console, trial.reason, first_indent="   ", indent="   ")
-    for label, text in (("then", _search(run)), *(("note", one_line(note)) for note in run.notes)):
+    for label, text in (("then", _describe_search(run)), *(("note", one_line(note)) for note in run.notes)):
         print_indented(console, f"{label}: {text}", indent="      ")
     started = "A server was started to read the inputs" if run.started_server else "No server was started"
     print_line(console, f"{started}, and nothing was measured.")
@@ -233,7 +234,7 @@ def _print_space(console: Console, problem: Problem) -> None:
     table = plain_table("parameter", "choices")
     hidden = DYNAMIC_BATCHING if problem.space.is_stateful else ()
     choices = {
-        one_line(name): one_line(", ".join(map(_choice, values)))
+        one_line(name): one_line(", ".join(map(_choice_text, values)))
         for name, values in problem.space.parameters().items()
         if name not in hidden
     }
@@ -246,7 +247,8 @@ def _print_space(console: Console, problem: Problem) -> None:
     print_table(console, table)
 
 
-def _load(run: RunPreview) -> str:
+def _describe_load(run: RunPreview) -> str:
+    """Return the load generators, the requests and their number or rate, in words."""
     problem, options = run.task.problem, run.options
     size = problem.request_batch_size
     each = f"requests of {formatting.exact(size)} sample{'' if size == 1 else 's'}"
@@ -269,7 +271,8 @@ def _load(run: RunPreview) -> str:
     return f"{generator}; {each}, 1 to {problem.max_concurrency:,} in flight, {data}"
 
 
-def _time(run: RunPreview) -> str:
+def _describe_time(run: RunPreview) -> str:
+    """Return the parts of the budget, in words."""
     clock = formatting.clock
     text = f"at most {clock(run.options.budget_seconds)} minutes"
     if run.confirmation_seconds:
@@ -280,7 +283,8 @@ def _time(run: RunPreview) -> str:
     return text if run.has_server else f"{text}; before, the download of the server ({SERVER_MB} MB, once)"
 
 
-def _search(run: RunPreview) -> str:
+def _describe_search(run: RunPreview) -> str:
+    """Return how the search continues after the first trials, and when it ends, in words."""
     options = run.options
     if options.search == "simulated":
         gain = f"{MIN_GAIN:.0%}".replace("%", " %")
@@ -294,5 +298,5 @@ def _search(run: RunPreview) -> str:
     return f"{options.search} proposes one after another, until the time or the space is used up"
 
 
-def _choice(value: object) -> str:
+def _choice_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Writes run.json and the files that are derived from the trials."""
+"""Write run.json and the files that are derived from the trials."""
 
 from __future__ import annotations
 
@@ -109,8 +109,14 @@ class RunRecord:
     """Writes run.json and the files derived from the trials of one run.
 
     Attributes:
+        folder: The folder of the run.
+        environment: The options, the machine and the stopwatch of this session.
+        task: The model and the problem.
+        fingerprint: The device and the server, on which measurements depend.
         notes: Notes for the user; values that programs need are fields.
+        search_ended: Why the search ended; None before it has.
         perf_analyzer_reason: Why perf_analyzer confirms; None if tune's own client does.
+        at_start: The conditions on this machine when the session began, see ``machine_conditions``.
         versions: Versions of programs and packages; ``recording_server_version`` adds that of the server.
         planned: The document of the confirmation's plan, see ``write_plan``; empty before.
         earlier_times: The value of ``times`` in run.json of the sessions that are continued.

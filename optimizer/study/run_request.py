@@ -70,6 +70,7 @@ def read_run_request(
 def _read_request(
     model: str | None, values: Mapping[str, object], parsed: Mapping[str, Any], flag: str
 ) -> RunRequest:
+    """Return the request without its parsed values; the arguments are those of ``read_run_request``."""
     if "resume" in parsed:
         return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, flag)
     if "from-model-analyzer" not in parsed:
@@ -138,6 +139,10 @@ def _if_usable(cpus: str | None) -> str | None:
 
 
 def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object], flag: str) -> RunRequest:
+    """Return the request that continues the run ``resume``, a path or a name in the results folder ``out``.
+
+    Raises BadInputError if there is no such run, or if ``values`` change options that a continued run keeps.
+    """
     about = f"{flag} {one_line(resume)}"
     folder = find_run(resume, out)
     folder.refuse_links()

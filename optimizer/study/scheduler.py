@@ -1,4 +1,4 @@
-"""Decides which trial of a study runs next."""
+"""Decide which trial of a study runs next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class OtherWorkers:
     """
 
     def claim(self, candidate: Candidate) -> bool:
-        """Claim ``candidate``, whose load search starts at FIRST_CONCURRENCY. False if another worker has it."""
+        """Claim ``candidate`` for this worker. Return False if another worker has it.
+
+        The other workers see it as a trial whose load search begins at FIRST_CONCURRENCY.
+        """
         return True
 
     def abandoned(self) -> list[Candidate]:
@@ -131,6 +134,7 @@ class Scheduler:
         return speed.best_point(latest_points(trials), self.problem.best_point)
 
     def _all_trials(self) -> list[Trial]:
+        """Return the own trials and, with new numbers, those of the other workers with other candidates."""
         own_candidates = {trial.candidate for trial in self.trials}
         other_trials = [trial for trial in self.other_workers.trials() if trial.candidate not in own_candidates]
         numbered = (replace(trial, number=n) for n, trial in enumerate(other_trials, start=self._free_number(())))
@@ -147,6 +151,7 @@ class Scheduler:
         return scheduled
 
     def _choose(self, running: Sequence[Trial]) -> ScheduledTrial | None:
+        """Return a comparison, a trial of a dead worker, a control or a suggestion; None if there is none now."""
         if self._is_over(running):
             return None
         tried = {trial.candidate for trial in (*self.trials, *running)}
@@ -295,6 +300,7 @@ class Scheduler:
         return max((trial.number for trial in (*self.trials, *running)), default=-1) + 1
 
     def _has_to_wait(self) -> bool:
+        """Return whether trials that end later may lead to another trial of this worker."""
         return not self.converged and not self._is_over(()) and self.budget.search_seconds_left() > 0
 
     def _is_over(self, running: Sequence[Trial]) -> bool:

@@ -1,4 +1,4 @@
-"""Makes the searcher of a run on its Optuna study."""
+"""Make the searcher of a run on its Optuna study."""
 
 from __future__ import annotations
 
@@ -55,7 +55,17 @@ def open_searcher(
     spent_seconds: float,
     on_progress: Callable[[str], None],
 ) -> Iterator[tuple[Searcher, OtherWorkers]]:
-    """Yield the searcher, and the other workers of its study. Raises TuneError."""
+    """Yield the searcher, and the other workers of its study. Raises TuneError.
+
+    Args:
+        options: The search method, its seed, the storage and the name of a shared study.
+        task: The model and the problem.
+        folder: The folder of the run, which has the study unless ``options`` name a storage.
+        fingerprint: The device and the server. A study that was measured on others is refused.
+        transferred: The trials of the study that ``--warm-start`` names; None without it.
+        spent_seconds: Time of the budget that earlier sessions used; a faulty storage is retried until its end.
+        on_progress: Called with one line for each fault of the storage.
+    """
     problem = task.problem
     if options.study_name is not None:
         from optimizer.store.optuna_storage import RetryPolicy

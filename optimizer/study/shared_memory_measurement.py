@@ -1,4 +1,4 @@
-"""Measures what shared memory changes for the recommendation of a run (``tune explain --measure``)."""
+"""Measure what shared memory changes for the recommendation of a run (``tune explain --measure``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from optimizer.study.environment import Environment
 from optimizer.study.run_request import read_stored_options
 
 ROUNDS = 10  # measurements without and with shared memory
-SECONDS = 1.0  # time of each measurement
+MEASUREMENT_SECONDS = 1.0  # time of each measurement
 FOLDER = "explain"  # holds the logs, in the folder of the run
 
 
@@ -33,8 +33,8 @@ def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None]) 
     Both are measured in each round on the same fresh server, at the best load of the run. The effect is stored in the
     folder of the run. Raises BadInputError if the run has no such point or cannot use shared memory, else as a run.
     """
-    point, options = _point(run), read_stored_options(run.folder)
-    _check(run, options)
+    point, options = _measured_point(run), read_stored_options(run.folder)
+    _refuse_unmeasurable(run, options)
     shared = replace(options, shared_memory="system")
     environment = Environment.detect(shared, Stopwatch(), on_progress)
     task = environment.make_task()
@@ -62,7 +62,8 @@ def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None]) 
         return effect
 
 
-def _point(run: FinishedRun) -> Point:
+def _measured_point(run: FinishedRun) -> Point:
+    """Return the recommendation or, without one, the closest candidate. Raises BadInputError if there is neither."""
     outcome = run.outcome
     point = (outcome.recommended or outcome.closest) if outcome else None
     if point is None:
@@ -70,7 +71,8 @@ def _point(run: FinishedRun) -> Point:
     return point
 
 
-def _check(run: FinishedRun, options: RunOptions) -> None:
+def _refuse_unmeasurable(run: FinishedRun, options: RunOptions) -> None:
+    """Raise BadInputError if the effect of shared memory on ``run`` cannot be measured on this machine."""
     address, problem = other_machine_address(options), ""
     if options.load == "rate":
         problem = "requests are sent at a rate, so the throughput is the same; compare a run with --shared-memory"
@@ -90,13 +92,17 @@ def _check(run: FinishedRun, options: RunOptions) -> None:
 
 
 def _measure(endpoint: Endpoint, load: LoadPoint, generators: list[LoadGenerator]) -> tuple[tuple[float, float], ...]:
-    """Return the throughputs of each round; the order alternates, so that a drift of the machine cancels."""
+    """Return the throughputs of each round in infer/s, without and with shared memory.
+
+    The order alternates, so that a drift of the machine cancels. Raises MeasurementError if a round served nothing,
+    and ServerCrashed.
+    """
     for generator in generators:
         generator.warm_up(endpoint, load)
     rounds = []
     for number in range(ROUNDS):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        served = {index: generators[index].measure(endpoint, load, SECONDS) for index in order}
+        served = {index: generators[index].measure(endpoint, load, MEASUREMENT_SECONDS) for index in order}
         without, with_it = (served[index].throughput_infer_per_sec for index in (0, 1))
         if not without or not with_it:
             raise MeasurementError("no request was answered in a round")

@@ -1,4 +1,4 @@
-"""Runs one study: suggest a candidate, deploy and measure it, store and observe the trial, confirm the best."""
+"""Run one study: suggest a candidate, deploy and measure it, store and observe the trial, confirm the best."""
 
 from __future__ import annotations
 
@@ -44,9 +44,13 @@ class TrialExecutor(Protocol):
         trials: list[Trial],
         budget: Budget,
         plan: ConfirmationPlan | None,
-        record: Callable[[ConfirmationPlan], None],
+        store_plan: Callable[[ConfirmationPlan], None],
     ) -> list[Trial]:
-        """Return the ``trials`` with their confirmations. ``plan`` and ``record`` are those of a Confirmer."""
+        """Return the ``trials`` with their confirmations.
+
+        ``plan`` is that of an earlier session, whose tests continue; None for a confirmation that begins.
+        ``store_plan`` is called with the plan before the first window that depends on it.
+        """
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,11 @@ class LocalExecutor:
         trials: list[Trial],
         budget: Budget,
         plan: ConfirmationPlan | None,
-        record: Callable[[ConfirmationPlan], None],
+        store_plan: Callable[[ConfirmationPlan], None],
     ) -> list[Trial]:
         problem = self.task.problem
         fit = model_fitter(problem, self.options)
-        confirmer = Confirmer(problem, self.target, self.measurer, budget, trials, fit, plan, record)
+        confirmer = Confirmer(problem, self.target, self.measurer, budget, trials, fit, plan, store_plan)
         return confirmer.run([candidate for _, candidate in self.task.comparisons()])
 
 

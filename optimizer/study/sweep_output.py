@@ -44,14 +44,17 @@ def entry(cell: SweepCell) -> dict[str, Any]:
     }
 
 
-def document(
+def sweep_document(
     status: str,
     facts: Mapping[str, object],
     cells: Sequence[SweepCell],
     notes: Sequence[Note],
     times: Mapping[str, float | None],
 ) -> dict[str, Any]:
-    """Return the document of sweep.json. ``facts`` are known before the first measurement."""
+    """Return the document of sweep.json.
+
+    ``facts`` are known before the first measurement. ``times`` are in seconds, of all sessions together.
+    """
     return {
         "status": status,
         **facts,
@@ -61,7 +64,7 @@ def document(
     }
 
 
-def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
+def notes_on_cells(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     """Return notes for the user on the measurements."""
     measured = [cell for cell in cells if cell.is_measured]
     unstable = [cell for cell in measured if not cell.measurement.stable]
@@ -75,7 +78,7 @@ def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     )
 
 
-def write(folder: RunFolder, document: Mapping[str, object]) -> None:
+def write_document(folder: RunFolder, document: Mapping[str, object]) -> None:
     """Write ``document`` to sweep.json. Raises EnvironmentFault if the disk refuses it."""
     files.write_json(folder.path / SWEEP_FILE, document)
 
@@ -128,7 +131,7 @@ STREAMED = {  # header: metric of a model that streams
         for statistic in ("p50", "p95", "p99")
     },
 }
-NONE = "–"
+NO_VALUE = "–"
 
 
 class LoadColumn(NamedTuple):
@@ -268,12 +271,12 @@ def _print_comparison(console: Console, groups: Sequence[Sequence[SweepCell]], *
         p95_ms = [cell.measurement.latency_p95_ms for cell in measured if cell.measurement.latency_p95_ms]
         table.add_row(
             _known(best, "throughput_infer_per_sec"),
-            f"{throughput / first_throughput:.2f}x" if throughput and first_throughput else NONE,
+            f"{throughput / first_throughput:.2f}x" if throughput and first_throughput else NO_VALUE,
             *(_value(best, metric) for metric in streamed.values()),
             _known(best, "latency_avg_ms"),
             _known(best, "latency_p95_ms"),
-            formatting.number(min(p95_ms)) if p95_ms else NONE,
-            formatting.load(best.load) if measured else NONE,
+            formatting.number(min(p95_ms)) if p95_ms else NO_VALUE,
+            formatting.load(best.load) if measured else NO_VALUE,
             *([f"{best.load.request_batch_size:,}"] if with_batch_size else []),
             Text(configuration_text.configuration(best.candidate), overflow="fold"),
         )
@@ -291,15 +294,15 @@ def _load_column(cell: SweepCell, is_by_request: bool) -> LoadColumn:
 
 def _known(cell: SweepCell, name: str) -> str:
     value = getattr(cell.measurement, name)
-    return NONE if value is None else formatting.number(value)
+    return NO_VALUE if value is None else formatting.number(value)
 
 
 def _value(cell: SweepCell, metric: str) -> str:
     value = METRICS[metric].value(cell.measurement)
-    return NONE if value is None else formatting.number(value)
+    return NO_VALUE if value is None else formatting.number(value)
 
 
 def _stage(cell: SweepCell, name: str) -> str:
     """Return the time with a fixed number of digits, so that µs and ms can be compared in one column."""
     value = getattr(cell.measurement, name)
-    return NONE if value is None else f"{value:,.3f}"
+    return NO_VALUE if value is None else f"{value:,.3f}"

@@ -1,4 +1,4 @@
-"""Measures a sweep: every listed configuration at every listed load."""
+"""Measure a sweep: every listed configuration at every listed load."""
 
 from __future__ import annotations
 
@@ -109,6 +109,29 @@ class SweepResult:
     document: dict[str, Any]
 
 
+class _PendingLoads:
+    """The loads of a configuration that are still to be measured, as ``CandidateMeasurer`` calls for them."""
+
+    def __init__(self, measurer: Measurer, loads: Sequence[LoadPoint]) -> None:
+        self._measurer, self._pending = measurer, deque(loads)
+        self._pending_at_start = len(loads)  # of the latest deployment
+
+    def next(self, trial: Trial) -> LoadPoint | None:
+        """Return the load to measure next; None if there is none left."""
+        return self._pending[0] if self._pending else None
+
+    def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+        """Return ``trial`` with the measurement of ``load``. Raises ServerCrashed; the load then is skipped."""
+        self._pending.popleft()
+        return self._measurer.measure(trial, endpoint, load)
+
+    def is_worth_retrying(self) -> bool:
+        """Return whether the deployment that crashed has begun a load, so that another one has fewer left."""
+        is_progress = len(self._pending) < self._pending_at_start
+        self._pending_at_start = len(self._pending)
+        return is_progress
+
+
 @dataclass
 class Sweeper:
     """Measures the loads of ``plan`` that are missing in the table.
@@ -127,9 +150,9 @@ class Sweeper:
         for rounds in range(1, self.plan.repeat + 1):
             for number, candidate in enumerate(self.plan.configurations):
                 trial = trials.get(number, Trial(number, candidate))
-                trials[number] = self._measure(trial, deque(self.plan.missing(trial, rounds)))
+                trials[number] = self._measure(trial, self.plan.missing(trial, rounds))
 
-    def _measure(self, trial: Trial, pending: deque[LoadPoint]) -> Trial:
+    def _measure(self, trial: Trial, pending: Sequence[LoadPoint]) -> Trial:
         """Return ``trial`` with the ``pending`` loads measured. A load that crashes the server is skipped.
 
         The trial fails only if it has no measurements, because readers of the table drop those before a failure.
@@ -137,27 +160,16 @@ class Sweeper:
         if not pending:
             return trial
         observer = self.measurer.observer
-        pending_at_start = len(pending)  # of the latest deployment
         observer.trial_started(trial.number, trial.candidate, "sweep")
-
-        def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
-            pending.popleft()
-            return self.measurer.measure(current, endpoint, load)
-
-        def has_progressed() -> bool:
-            nonlocal pending_at_start
-            is_progress = len(pending) < pending_at_start
-            pending_at_start = len(pending)
-            return is_progress
-
+        loads = _PendingLoads(self.measurer, pending)
         trial, error = CandidateMeasurer(
             self.target,
             self.measurer,
-            measure=measure,
+            measure=loads.measure,
             prepare=self.measurer.note_device,
-            is_worth_retrying=has_progressed,
+            is_worth_retrying=loads.is_worth_retrying,
             max_crashes=None,
-        ).run(trial, lambda _: pending[0] if pending else None)
+        ).run(trial, loads.next)
         if error is None:
             return trial
         failed = trial.with_failure(error)
@@ -256,13 +268,16 @@ class _SweepSession:
                 self._notes += tuple(note for note in measurer.notes if isinstance(note, ServedOnCpu))
 
     def _record(self, status: str) -> tuple[list[SweepCell], dict[str, Any]]:
-        """Write the cells so far. Raises BadInputError, before it writes, if the table is of another sweep."""
+        """Write sweep.json with the cells so far, and return the cells and its document.
+
+        Raises BadInputError, before it writes, if the table is of another sweep.
+        """
         cells = sweep_cells(self._plan, self._table.read(), self._failures)
         wall_seconds = round(self._environment.stopwatch.wall_seconds(), 3)
         times = with_earlier_times({"wall_seconds": wall_seconds}, self._earlier)
-        notes = (*self._notes, *sweep_output.notes(cells))
-        document = sweep_output.document(status, self._facts, cells, notes, times)
-        sweep_output.write(self._folder, document)
+        notes = (*self._notes, *sweep_output.notes_on_cells(cells))
+        document = sweep_output.sweep_document(status, self._facts, cells, notes, times)
+        sweep_output.write_document(self._folder, document)
         return cells, document
 
 

@@ -1,4 +1,4 @@
-"""Makes the task of a run from its options: model, requests, search space, objectives and constraints."""
+"""Make the task of a run from its options: model, requests, search space, objectives and constraints."""
 
 from __future__ import annotations
 

@@ -50,11 +50,18 @@ class RunResult:
     """How a session of a run ended.
 
     Attributes:
-        status: ``found`` if there is a recommendation, whose verdict ``outcome`` has, and ``none`` otherwise.
+        status: ``found`` if there is a recommendation, and ``none`` if there is not; ``left`` if other workers
+            continue a shared study, and ``interrupted`` after an interrupt.
+        outcome: The recommendation with its verdict, and the comparisons; also of an interrupted session.
+        task: The model and the problem.
+        hardware: The machine of the server.
+        notes: Notes for the user.
+        folder: The folder of the run.
+        options: The options of the run.
         document: The document that ``--json`` prints.
         continue_command: The command that continues an interrupted session.
         report_path: The report page; None if there is none.
-        continued_by: Names the workers that continue a study that this run has ``left``.
+        continued_by: Names the workers that continue a study that this run has ``left``; otherwise empty.
     """
 
     status: RunStatus

@@ -1,4 +1,4 @@
-"""Reads the study of another machine that ``--warm-start`` names, and selects the trials that fit the problem."""
+"""Read the study of another run that ``--warm-start`` names, and selects the trials that fit the problem."""
 
 from __future__ import annotations
 
@@ -105,8 +105,11 @@ def select_fitting(
     return TransferredStudy(tuple(fitting), source.cpu_count), tuple(notes)
 
 
-def read_transfer(path_or_run: str | None, problem: Problem) -> tuple[TransferredStudy | None, tuple[Note, ...]]:
-    """Return the fitting trials of ``path_or_run`` for a recorded table, and notes on the rest."""
+def load_for_recording(path_or_run: str | None, problem: Problem) -> tuple[TransferredStudy | None, tuple[Note, ...]]:
+    """Return the trials of ``path_or_run`` that fit the ``problem`` of a recorded table, and notes on the rest.
+
+    None without a ``path_or_run``. Raises BadInputError if it is no run, or none of its trials fits.
+    """
     if path_or_run is None:
         return None, ()
     compared = [candidate for _, candidate in baselines(problem.space)]
@@ -125,7 +128,7 @@ def _read_source(name: str, table: Path, folder: Path) -> WarmStartSource:
 
 
 def _fingerprint(info: Path) -> Fingerprint | None:
-    """Return None if run.json is missing or damaged: only the table is needed."""
+    """Return the fingerprint in run.json; None if this is missing or damaged, since only the table is needed."""
     if not is_file(info):
         return None
     try:
@@ -159,10 +162,10 @@ def _can_be_simulated(candidate: Candidate, load: LoadPoint, measurement: Measur
 def load_warm_start(
     options: RunOptions, task: Task, resumed: RunFolder | None
 ) -> tuple[TransferredStudy | None, tuple[Note, ...]]:
-    """Return the study that ``--warm-start`` transfers, and notes on it.
+    """Return the trials of the study that ``--warm-start`` names, and notes on them; None without that option.
 
-    A run that is resumed does not need it. The folder ``resumed`` of a run that has not begun has no run.json.
-    Raises BadInputError.
+    A run that is resumed does not need them: if they cannot be read, it continues with a note. The folder ``resumed``
+    of a run that has not begun has no run.json. Raises BadInputError for a run that begins.
     """
     if options.warm_start is None:
         return None, ()

@@ -59,7 +59,9 @@ def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         "began": BEGAN,
     }
     cells = sweep_cells(plan, table.read())
-    sweep_output.write(folder, sweep_output.document("done", facts, cells, (), {"wall_seconds": 1000.0}))
+    sweep_output.write_document(
+        folder, sweep_output.sweep_document("done", facts, cells, (), {"wall_seconds": 1000.0})
+    )
     return RunFolder(here / folder.path)
 
 
@@ -89,7 +91,7 @@ def test_another_device_or_server_is_refused(finished: RunFolder, called_tune: T
 def test_another_plan_is_refused(finished: RunFolder, called_tune: Tune) -> None:
     document = record(finished)
     document["options"]["max-batch-size"] = "2,4"
-    sweep_output.write(finished, document)
+    sweep_output.write_document(finished, document)
     assert_refused(called_tune, finished, "trials.csv: trial 0 belongs to another sweep; start a new one")
 
 

@@ -127,6 +127,20 @@ class EventRecorder:
 
 
 @dataclass
+class _ConfirmationState:
+    """The trials and the plan of a confirmation, which another worker continues if the confirming one is lost."""
+
+    by_number: dict[int, Trial]
+    plan: ConfirmationPlan | None
+    store_plan: Callable[[ConfirmationPlan], None]
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The trials with their confirmations so far."""
+        return tuple(self.by_number.values())
+
+
+@dataclass
 class ClusterExecutor:
     """Runs the trials of a study on ``workers``, and its confirmation on one of them."""
 
@@ -146,33 +160,25 @@ class ClusterExecutor:
         trials: list[Trial],
         budget: Budget,
         plan: ConfirmationPlan | None,
-        record: Callable[[ConfirmationPlan], None],
+        store_plan: Callable[[ConfirmationPlan], None],
     ) -> list[Trial]:
         """Return the ``trials`` with their confirmations. If the confirming worker is lost, another one continues."""
-        by_number = {trial.number: trial for trial in trials}
+        state = _ConfirmationState({trial.number: trial for trial in trials}, plan, store_plan)
         retry, is_allowed = CrashRetry(), True
-
-        def record_plan(new: ConfirmationPlan) -> None:
-            nonlocal plan
-            plan = new
-            record(new)
-
         while is_allowed:
             while not (ready := self.workers.ready()):
                 self.workers.poll_events()
             worker = ready[0]
             references = self.recorder.references_for(worker)
-            self.workers.send(worker, ConfirmJob(tuple(by_number.values()), plan, budget.seconds_left(), references))
-            if self._follow(worker, by_number, record_plan):
-                return list(by_number.values())
+            self.workers.send(worker, ConfirmJob(state.trials, state.plan, budget.seconds_left(), references))
+            if self._follow(worker, state):
+                return list(state.trials)
             is_allowed = retry.count_crash()
         self._incomplete = ConfirmationIncomplete(retry.crashes)
-        return list(by_number.values())
+        return list(state.trials)
 
-    def _follow(
-        self, confirming: WorkerHandle, by_number: dict[int, Trial], record_plan: Callable[[ConfirmationPlan], None]
-    ) -> bool:
-        """Record events in ``by_number`` until the confirmation ends. Return False if its worker was lost."""
+    def _follow(self, confirming: WorkerHandle, state: _ConfirmationState) -> bool:
+        """Record events in ``state`` until the confirmation ends. Return False if its worker was lost."""
         while True:
             for worker, event in self.workers.poll_events():
                 if worker is not confirming:
@@ -180,16 +186,18 @@ class ClusterExecutor:
                 self.recorder.record(worker, event)
                 match event:
                     case ConfirmationEnded(trials):
-                        by_number.update({trial.number: trial for trial in trials})
+                        state.by_number.update({trial.number: trial for trial in trials})
                         return True
                     case WorkerFailed() | WorkerLost():
                         return False
                     case ConfirmationPlanned(plan):
-                        record_plan(plan)
+                        state.plan = plan
+                        state.store_plan(plan)
                     case LoadMeasured(trial, load, measurement, FreshServer() as fresh):
-                        by_number[trial.number] = by_number[trial.number].with_row(load, measurement, fresh)
+                        earlier = state.by_number[trial.number]
+                        state.by_number[trial.number] = earlier.with_row(load, measurement, fresh)
                     case TrialFailed(trial):
-                        by_number[trial.number] = trial
+                        state.by_number[trial.number] = trial
 
 
 @dataclass

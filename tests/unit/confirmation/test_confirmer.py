@@ -816,7 +816,7 @@ def test_a_budget_for_one_load_begins_at_a_load_that_is_likelier_to_pass(
     server, plans = TimedServer(), list[ConfirmationPlan]()
     trials = with_measured(searched(server, LOADS), other_cpu_share=share)
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    Confirmer(problem, server, measuring, server.budget(seconds), trials, record=plans.append).run(COMPARISONS)
+    Confirmer(problem, server, measuring, server.budget(seconds), trials, store_plan=plans.append).run(COMPARISONS)
     predictions = plans[0].predictions[plans[0].finalists[0]]
     assert (predictions.highest_first is not None) is is_limited
     if predictions.highest_first is not None:

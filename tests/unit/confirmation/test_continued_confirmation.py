@@ -91,7 +91,7 @@ class Sessions:
     def plan(self) -> ConfirmationPlan | None:
         return read_plan_document(json.loads(self.documents[-1])) if self.documents else None
 
-    def record(self, plan: ConfirmationPlan) -> None:
+    def store_plan(self, plan: ConfirmationPlan) -> None:
         planned_trials = self.plan.predictions.keys() if self.plan else set()
         tested = {trial.number for trial in self.table.read() if errors_by_load(trial)}
         assert not tested & (plan.predictions.keys() - planned_trials), "loads are fixed before the first window"
@@ -102,7 +102,7 @@ class Sessions:
         self.server.servers_left = servers
         measuring = Measurer(self.server, self.server, self.table, QuietObserver())
         confirmer = Confirmer(self.problem, self.server, measuring, self.server.budget(seconds), self.table.read())
-        confirmer.recorded_plan, confirmer.record = self.plan, self.record
+        confirmer.recorded_plan, confirmer.store_plan = self.plan, self.store_plan
         with contextlib.suppress(KeyboardInterrupt):
             self.measured = confirmer.run(COMPARISONS)
         self.limit = measuring.disturbance_limit

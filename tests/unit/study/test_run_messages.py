@@ -199,7 +199,7 @@ def test_the_time_of_the_next_verdict_includes_the_check_by_perf_analyzer(
 ) -> None:
     problem, server, plans = drawn_problem(), RandomServer(), list[ConfirmationPlan]()
     measurer = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    confirmer = Confirmer(problem, server, measurer, Budget(0.0), searched(server, LOADS), record=plans.append)
+    confirmer = Confirmer(problem, server, measurer, Budget(0.0), searched(server, LOADS), store_plan=plans.append)
     trials = confirmer.run(COMPARISONS)
     source = SimpleNamespace(concurrent=(), is_streaming=False)
     record = SimpleNamespace(

@@ -505,7 +505,7 @@ def printed(cells: list[SweepCell], status: str = "done") -> list[str]:
     document = {
         "model": {"name": "mo[red]del"},
         "hardware": "a CPU",
-        "notes": sweep_output.notes(cells),
+        "notes": sweep_output.notes_on_cells(cells),
         "status": status,
         "results_dir": "results/m/1",
     }
