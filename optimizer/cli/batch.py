@@ -163,7 +163,7 @@ def _finish(
 ) -> BatchRecord:
     """Return the batch with the comparison, and write its files."""
     from optimizer.core.files import write_atomically
-    from optimizer.study.batch.entry_state import compare_batches
+    from optimizer.study.batch.changes import compare_batches
     from optimizer.study.batch.reports import junit, write_index
 
     if previous is not None:

@@ -1,4 +1,4 @@
-"""Runs a batch: a minimum for each entry, then the rest by expected improvement, then the confirmations.
+"""Run a batch: a minimum for each entry, then the rest by expected improvement, then the confirmations.
 
 Each step is an ordinary run that is resumed with a larger budget. Between steps only its folder is kept.
 """

@@ -16,11 +16,11 @@ from optimizer.results import formatting, summary
 from optimizer.results.report.writer import template_environment
 from optimizer.results.terminal_output import plain_table, print_table, print_unbroken, wrap
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.batch.entry_state import percent
+from optimizer.study.batch.changes import percent
 from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord
 
-STATES = {"none": "found none", "failed": "failed", "waiting": "not begun", "searched": "not confirmed"}
-KINDS = {
+STATE_NAMES = {"none": "found none", "failed": "failed", "waiting": "not begun", "searched": "not confirmed"}
+CHANGE_NAMES = {
     "new": "new",
     "noise": "within noise",
     "undecided": "undecided",
@@ -94,7 +94,7 @@ def gain_words(entry: EntryRecord) -> str:
 
 def state_words(entry: EntryRecord) -> str:
     """Return the verdict, or why there is none."""
-    return entry.verdict if entry.state == "found" or entry.is_undecided else STATES[entry.state]
+    return entry.verdict if entry.state == "found" or entry.is_undecided else STATE_NAMES[entry.state]
 
 
 def change_words(entry: EntryRecord) -> str:
@@ -104,7 +104,7 @@ def change_words(entry: EntryRecord) -> str:
         return ""
     if change.kind in ("lost", "gained"):
         return f"{change.kind} {percent(change.share or 0.0)}"
-    return KINDS[change.kind]
+    return CHANGE_NAMES[change.kind]
 
 
 TEMPLATE = "index.html.j2"
@@ -145,6 +145,7 @@ def _page_style(batch: BatchRecord) -> str:
 
 
 def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
+    """Return the row of an entry in the page, by the names that its template uses."""
     change = entry.change
     is_bad = entry.has_missed or entry.state == "failed" or entry.regressed
     style = "bad" if is_bad else "undecided" if entry.is_undecided else ""
@@ -182,12 +183,13 @@ def junit(batch: BatchRecord) -> bytes:
     skipped = {"skipped": str(sum(map(_is_skipped, batch.entries))), "timestamp": batch.started[:19]}
     suite = SubElement(root, "testsuite", {"name": batch.suite, "time": seconds, **totals_text, **skipped})
     for entry in batch.entries:
-        _add(suite, batch.suite, entry)
+        _add_case(suite, batch.suite, entry)
     indent(root)
     return bytes(tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _add(suite: Element, name: str, entry: EntryRecord) -> None:
+def _add_case(suite: Element, name: str, entry: EntryRecord) -> None:
+    """Add ``entry`` as a test case of the batch ``name`` to ``suite``."""
     attributes = {"classname": name, "name": one_line(entry.label), "time": f"{entry.seconds:.3f}"}
     case = SubElement(suite, "testcase", attributes)
     if entry.state == "failed":
@@ -208,7 +210,7 @@ def _is_skipped(entry: EntryRecord) -> bool:
     return not entry.is_done or (entry.is_undecided and not entry.regressed)
 
 
-STYLES = {"found": "", "none": "red", "failed": "red"}
+STATE_STYLES = {"found": "", "none": "red", "failed": "red"}
 
 
 def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> None:
@@ -220,7 +222,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     table = plain_table(*columns, "before") if _has_changes(batch) else plain_table(*columns)
     table.columns[1].no_wrap = True
     for entry in batch.entries:
-        style = "red" if entry.regressed else "yellow" if entry.is_undecided else STYLES.get(entry.state, "dim")
+        style = "red" if entry.regressed else "yellow" if entry.is_undecided else STATE_STYLES.get(entry.state, "dim")
         cells = (
             " ".join(filter(None, (entry.model, entry.target))),
             entry.bounds,
@@ -237,7 +239,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     if remarks or batch.gone:
         _print_line(console)
     for entry, line in remarks:
-        style = "red" if entry.regressed else "" if entry.is_undecided else STYLES.get(entry.state, "red")
+        style = "red" if entry.regressed else "" if entry.is_undecided else STATE_STYLES.get(entry.state, "red")
         _print_line(console, f"{entry.label}: {line}", style)
     for label in batch.gone:
         _print_line(console, f"{label}: in the earlier batch, and no longer in the suite")
@@ -249,6 +251,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
 
 
 def _remarks(entry: EntryRecord) -> list[str]:
+    """Return the lines below the table on an entry without a PASS or with a change."""
     remarks = [entry.reason, entry.headline if entry.has_missed or entry.is_undecided else ""]
     if entry.change is not None and entry.change.kind not in ("new", "noise", "same"):
         remarks.append(entry.change.description)

@@ -136,6 +136,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def _allowed_keys(location: Sequence[str | int], keys: Sequence[str]) -> list[str]:
+    """Return the keys of the section at ``location``, for the message about an unknown key."""
     sections: dict[str | int, type[ProfileSection]] = {
         "sla": SlaSection,
         "defaults": DefaultsSection,
@@ -146,6 +147,7 @@ def _allowed_keys(location: Sequence[str | int], keys: Sequence[str]) -> list[st
 
 
 def _read_entries(file: SuiteFile, source: LocatedValue, path: Path) -> list[SuiteEntry]:
+    """Return a run for each combination of model, SLA and target of each section. Raises BadInputError."""
     entries: dict[str, SuiteEntry] = {}
     for index, section in enumerate(file.entries):
         slas = section.sla or file.defaults.sla or (SlaSection(),)
@@ -168,6 +170,7 @@ def _read_entries(file: SuiteFile, source: LocatedValue, path: Path) -> list[Sui
 
 
 def _read_entry(name: str, model: str, sla: SlaSection, values: Mapping[str, Any], folder: Path) -> SuiteEntry:
+    """Return one run. Relative paths in ``values``, its options, start from ``folder``. Raises OptionError."""
     bounds_ms = dict(sorted(sla.latency_bounds_ms().items()))
     latencies = [f"{name}<={format_number(bound_ms)}ms" for name, bound_ms in bounds_ms.items()]
     options = run_options(model, {"sla": latencies, **values})

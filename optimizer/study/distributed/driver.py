@@ -1,4 +1,4 @@
-"""Drives one study on the workers of a cluster: sends trials, records their events, and repeats lost trials."""
+"""Drive one study on the workers of a cluster: sends trials, records their events, and repeats lost trials."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from optimizer.study.distributed.worker import REFERENCES
 from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerGroup, WorkerHandle, WorkerLost, WorkerReady
 from optimizer.study.scheduler import ScheduledTrial, Scheduler
 
-FILE = "running.txt"
+UNFINISHED_FILE = "running.txt"
 
 
 class UnfinishedTrials:
@@ -44,7 +44,7 @@ class UnfinishedTrials:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / UNFINISHED_FILE
 
     def read(self) -> set[int]:
         """Return the numbers; empty if the file is missing or not written by ``write``."""
@@ -239,6 +239,7 @@ class Driver:
         return True
 
     def _next(self) -> ScheduledTrial | None:
+        """Return a waiting trial if there is time for it, else the choice of the scheduler; None if it has none."""
         while self._waiting:
             waiting = self._waiting.popleft()
             is_baseline = waiting.trial.candidate == self.scheduler.baseline

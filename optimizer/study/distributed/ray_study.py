@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster and runs a study on it."""
+"""Connect to a Ray cluster and run a study on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from optimizer.study.environment import Environment
 from optimizer.study.study import StudyResult, StudySetup, run_study
 from optimizer.study.task import Task
 
-REACH_SECONDS = 5.0
+REACH_SECONDS = 5.0  # limit for the connection to the head node
 
 
 def import_ray() -> Any:
@@ -84,7 +84,7 @@ def connection_error(error: Exception) -> str:
 
 
 def _reach(address: str) -> None:
-    """Check that something listens at ``address``: Ray's own attempt takes half a minute."""
+    """Raise EnvironmentFault if nothing listens at ``address``: Ray's own attempt takes half a minute."""
     host, _, port = address.removeprefix(RAY_SCHEME).rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()

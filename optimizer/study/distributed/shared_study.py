@@ -160,10 +160,10 @@ class SharedWorkers(StudyWorkers):
             if HAS_HEARTBEAT in trial.user_attrs
         )
 
-    def confirms(self, finished: int) -> bool:
-        """Return whether this worker is the one that confirms a study of ``finished`` trials.
+    def claim_confirmation(self, finished: int) -> bool:
+        """Become the worker that confirms a study of ``finished`` trials. Return False if another one confirms it.
 
-        It is not if another one began to confirm them earlier, and is at work or has ended since this worker joined.
+        Another one does if it began to confirm them earlier, and is at work or has ended since this worker joined.
         """
         self._enter({ROLE: CONFIRM, FINISHED_TRIALS: finished})
         earlier = (
@@ -187,6 +187,7 @@ class SharedWorkers(StudyWorkers):
         self._end(self.number, has_confirmed=is_done and self._confirms)
 
     def _enter(self, role: Mapping[str, Any]) -> None:
+        """Register this worker under a new number; ``role`` has its user attributes besides those of the process."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._role, self._has_entered = role, True
@@ -203,6 +204,7 @@ class SharedWorkers(StudyWorkers):
         return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
     def _end(self, number: int, *, has_confirmed: bool = False) -> None:
+        """Mark the worker ``number`` as ended, unless another worker has done so."""
         with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # another worker did
             if has_confirmed:
                 self._study.tell(number, 0.0)  # its state is COMPLETE; the value means nothing
@@ -253,7 +255,7 @@ class SharedStudy(OtherWorkers):
         self._retry = shared.retry
         self._workers = SharedWorkers(study, shared, folder, one_host=one_host)
         self.number = self._workers.number
-        self._seen: list[tuple[int, str]] = []
+        self._seen: list[tuple[int, str]] = []  # states of the trials at the latest decision
         self.tracker = CandidateTracker(problem, study, self._workers)
 
     def __enter__(self) -> SharedStudy:
@@ -271,7 +273,7 @@ class SharedStudy(OtherWorkers):
         return self.tracker.start(candidate, FIRST_CONCURRENCY)
 
     def abandoned(self) -> list[Candidate]:
-        self._seen = self._states()  # taken first: a trial that ends from now on may change the decision
+        self._seen = self._refreshed_states()  # taken first: a trial that ends from now on may change the decision
         return self.tracker.abandoned()
 
     def trials(self) -> list[Trial]:
@@ -284,7 +286,7 @@ class SharedStudy(OtherWorkers):
         until = time.monotonic() + seconds
         while (left_seconds := until - time.monotonic()) > 0:
             time.sleep(min(POLL_SECONDS, left_seconds))
-            if self._states() != self._seen:
+            if self._refreshed_states() != self._seen:
                 return
 
     def leave_search(self) -> str:
@@ -294,7 +296,7 @@ class SharedStudy(OtherWorkers):
         if searching:
             workers = "1 other worker continues" if searching == 1 else f"{searching} other workers continue"
             return f"{workers} the study {self._study.study_name}; the last one confirms the best configuration"
-        if not self._workers.confirms(len(self.trials())):
+        if not self._workers.claim_confirmation(len(self.trials())):
             return f"another worker of the study {self._study.study_name} confirms the best configuration"
         return ""
 
@@ -316,7 +318,8 @@ class SharedStudy(OtherWorkers):
                 table.append_failure(copy)
         return trials
 
-    def _states(self) -> list[tuple[int, str]]:
+    def _refreshed_states(self) -> list[tuple[int, str]]:
+        """Fail dead workers and their trials. Return number and state of each trial."""
         self._workers.refresh()
         self.tracker.fail_abandoned()
         return [(trial.number, trial.state.name) for trial in self._study.get_trials(deepcopy=False)]

@@ -1,4 +1,4 @@
-"""Starts the workers on a Ray cluster, and keeps only those whose measurements are comparable."""
+"""Start the workers on a Ray cluster, and keeps only those whose measurements are comparable."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ WorkerEvent: TypeAlias = Event | WorkerReady | WorkerLost
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """The driver's side of one worker. ``info`` is known once it has started."""
+    """The driver's side of one worker. ``info`` is known once it has started.
+
+    A worker is ``starting`` until it has described itself, ``preparing`` while it gets the task, ``ready`` for jobs,
+    also while it runs one, and ``leaving`` when its node is excluded.
+    """
 
     actor: Any
     node: ClusterNode
@@ -281,6 +285,7 @@ class WorkerPool:
     def _handle_return(
         self, worker: WorkerHandle, method: str, ref: Any
     ) -> Iterator[tuple[WorkerHandle, WorkerEvent]]:
+        """Yield the events of the call ``ref`` of ``method``, which has returned, and continue with the worker."""
         if method == "close":
             self._drop(worker)
             return
@@ -303,6 +308,7 @@ class WorkerPool:
             yield from ((worker, event) for event in value)
 
     def _accept(self, worker: WorkerHandle, info: WorkerInfo) -> None:
+        """Add a worker that has started, or exclude its node if it has another version of tritune."""
         worker.info, worker.state = info, "started"
         if info.version != (driver_version := metadata.version("tritune")):
             reason = f"has tritune {info.version}, this machine has {driver_version}; install the same version there"
@@ -325,6 +331,7 @@ class WorkerPool:
     def _check_fingerprint(
         self, worker: WorkerHandle, fingerprint: Fingerprint
     ) -> Iterator[tuple[WorkerHandle, WorkerEvent]]:
+        """Make a prepared worker ready, or exclude its node if its fingerprint differs from that of the first."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint
         if fingerprint != self._fingerprint:
