@@ -17,7 +17,7 @@ from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_mo
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
 from optimizer.results import summary
-from optimizer.results.finished_run import FinishedRun, resume_command, unfinished
+from optimizer.results.finished_run import FinishedRun, resume_command, why_unfinished
 from optimizer.results.recommendation import Outcome
 from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
@@ -207,7 +207,7 @@ def _recommended_point(run: FinishedRun, action: str) -> tuple[Point, Outcome]:
             f"{folder}: this worker left the study {run.options.study_name} before its end; give the run folder of "
             "the worker that confirmed, or join the study again"
         )
-    if reason := unfinished(run):
+    if reason := why_unfinished(run):
         command = resume_command(run)
         fix = f"continue it with `{command}`" if command else "wait until it ends"
         raise BadInputError(f"{folder}: {reason} and has no final recommendation; {fix}")

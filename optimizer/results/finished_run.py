@@ -166,7 +166,7 @@ _UNFINISHED_STATES = {
 }
 
 
-def unfinished(run: FinishedRun) -> str:
+def why_unfinished(run: FinishedRun) -> str:
     """Return why ``run`` is incomplete, such as ``the run was interrupted``; empty for one that ended normally."""
     if run.status in _ENDED:
         return ""
@@ -179,13 +179,13 @@ def unfinished(run: FinishedRun) -> str:
 
 def resume_command(run: FinishedRun) -> str:
     """Return the command that continues a run that was cut off; empty if it ended, or if a process will end it."""
-    is_cut_off = unfinished(run) and run.status != "left" and not run.folder.writer()
+    is_cut_off = why_unfinished(run) and run.status != "left" and not run.folder.writer()
     return f"tune --resume {shlex.quote(show_path(run.folder.path))}" if is_cut_off else ""
 
 
 def remark(run: FinishedRun) -> str:
     """Return why ``run`` is incomplete, in one sentence for a report; empty for a run that ended normally."""
-    reason = unfinished(run)
+    reason = why_unfinished(run)
     return f"{reason}; this shows what it measured so far" if reason else ""
 
 

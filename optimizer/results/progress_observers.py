@@ -22,7 +22,8 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole, 
 from optimizer.machine.hardware import Hardware
 from optimizer.results import configuration_text, formatting
 from optimizer.results.recommendation import best_load, front_metrics
-from optimizer.results.terminal_output import XY, scatter, wrap
+from optimizer.results.terminal_output import wrap
+from optimizer.results.terminal_plot import XY, scatter
 
 NOTHING_MEASURED = "nothing was measured"
 
@@ -179,6 +180,7 @@ class LiveObserver:
     # -- drawing: runs in the redrawing thread, so each attribute above is replaced as a whole ----------------
 
     def _view(self) -> RenderableType:
+        """Return the whole display."""
         goal = formatting.bounds(self._problem.sla) or "no bound"
         header = Text.assemble((self._problem.model, "bold"), f"  {goal}")
         lines: list[RenderableType] = [header]
@@ -207,6 +209,7 @@ class LiveObserver:
         )
 
     def _plottable(self, trials: Sequence[Trial]) -> list[Point]:
+        """Return the points of ``trials`` whose latency and throughput are known and positive."""
         latency = METRICS[self._latency]
         measured = latest_points(trials)
         return [p for p in measured if self._throughput.value(p.measurement) and latency.value(p.measurement)]
@@ -215,6 +218,7 @@ class LiveObserver:
         return pareto.pareto_front(points, (self._throughput, METRICS[self._latency]))
 
     def _places(self, points: Sequence[Point]) -> list[XY]:
+        """Return (latency in ms, throughput) of each point."""
         latency = METRICS[self._latency]
         return [
             (latency.value(point.measurement) or 0.0, self._throughput.value(point.measurement) or 0.0)
@@ -222,6 +226,7 @@ class LiveObserver:
         ]
 
     def _table(self, plot_lines: int) -> Table:
+        """Return the newest finished trials and the running ones, as many as fit above ``plot_lines``."""
         roomy = self._console.width >= MIN_COLUMNS_FOR_LOADS
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
         table.add_column("trial", justify="right", no_wrap=True)
@@ -323,11 +328,17 @@ def _newest_confirmation(trial: Trial) -> Point:
 
 
 AnyObserver: TypeAlias = LiveObserver | QuietObserver
-Progress: TypeAlias = tuple[Callable[[str], None], Callable[[Problem, Budget, Hardware], AnyObserver]]
+
+
+class Progress(NamedTuple):
+    """Two ways to show progress: a function that prints a line, and one that makes a progress observer of a run."""
+
+    on_progress: Callable[[str], None]
+    make_observer: Callable[[Problem, Budget, Hardware], AnyObserver]
 
 
 def make_progress(console: Console, log: str | None = None, *, with_time: bool = False) -> Progress:
-    """Return two functions that show progress on ``console``: one prints a line, the other makes a progress observer.
+    """Return the functions that show progress on ``console``.
 
     ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
     ``with_time`` adds the time to each line, except above the live display.
@@ -348,4 +359,4 @@ def make_progress(console: Console, log: str | None = None, *, with_time: bool =
             return PlainObserver(console, problem, budget)
         return LiveObserver(console, problem, budget, str(hardware)) if kind == "live" else QuietObserver()
 
-    return on_progress, make_observer
+    return Progress(on_progress, make_observer)

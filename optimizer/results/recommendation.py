@@ -1,50 +1,24 @@
-"""The outcome of a run: recommendation, comparisons, Pareto front, and why no configuration meets the SLA."""
+"""The outcome of a run: the recommendation, the configurations compared with it, and the Pareto front."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from objectives import pareto
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
-from objectives.metrics import LATENCY, METRICS, Measurement, Metric
-from objectives.sla import Constraint, Sla
+from objectives.metrics import METRICS, Metric
+from objectives.sla import Sla
 from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
-from optimizer.machine.cpu_usage import describe_disturbance, lost_cpu_to_others
-from optimizer.measure.load_search import MIN_RATE
-from optimizer.results import formatting
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 RATIO_TO_ITSELF = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # of a configuration
-MAJORITY = 0.5  # share of disturbed measurements above which none of them shows that the SLA cannot be met
-
-InconclusiveKind: TypeAlias = Literal[
-    "search_disturbed", "closest_disturbed", "test_disturbed", "test_undecided", "unstable"
-]
-
-
-@dataclass(frozen=True, slots=True)
-class InconclusiveResult:
-    """Why a run that recommends nothing is UNDECIDED: another run may find a configuration that meets the SLA.
-
-    Attributes:
-        kind: ``search_disturbed`` if most measurements of the search were disturbed. ``closest_disturbed`` if that
-            of the closest point was. ``test_disturbed`` if windows on fresh servers were. ``test_undecided`` if a
-            test did not decide, and its intervals reach the bounds. ``unstable`` if a measurement meets the SLA, but
-            is not stable.
-        disturbed: The number of disturbed measurements, or of disturbed windows of the test.
-        total: The number of measurements, or of windows of the test.
-    """
-
-    kind: InconclusiveKind
-    disturbed: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +166,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     speed = fit_speed_correction(trials, problem)
     recommended = _recommended(unconfirmed, confirmed, problem, baseline, speed)
     closest = None if recommended else _closest(measured, unconfirmed, confirmed, problem)
-    reason = "" if recommended else _no_recommendation_reason(trials, confirmed, closest, problem).rstrip(".")
+    reason = "" if recommended else no_recommendation_reason(trials, confirmed, closest, problem).rstrip(".")
 
     def result_of(candidate: Candidate) -> BaselineResult:
         is_recommended = recommended is not None and recommended.candidate == candidate
@@ -205,7 +179,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         recommended=recommended,
         closest=closest,
         no_recommendation_reason=reason,
-        inconclusive=_inconclusive(points, confirmed, closest, problem.sla),
+        inconclusive=inconclusive_result(points, confirmed, closest, problem.sla),
         baseline=result_of(baseline),
         dynamic_batching=result_of(dynamic_batching) if dynamic_batching.dynamic_batching else None,
         front=_pareto_front(points, recommended, problem),
@@ -238,6 +212,7 @@ def _gain(
 
 
 def _pareto_front(points: Sequence[Point], recommended: Point | None, problem: Problem) -> ParetoFront:
+    """Return the front of ``points``, with its best point that dominates the recommendation."""
     metrics = front_metrics(problem)
     front = pareto.pareto_front(points, metrics)
     dominating = (point for point in front if recommended and pareto.dominates(point, recommended, metrics))
@@ -275,6 +250,7 @@ def front_metrics(problem: Problem) -> FrontMetrics:
 
 
 def _confirmation_of(point: Point | None, confirmed: Sequence[ConfirmedLoad]) -> ConfirmedLoad | None:
+    """Return the confirmation whose point is the object ``point``; None if only the search measured it."""
     return next((entry for entry in confirmed if entry.point is point), None)
 
 
@@ -393,74 +369,6 @@ def _closest(
     return problem.best_point(unstable, unstable=True) or problem.sla.closest_point(measured)
 
 
-def _inconclusive(
-    points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], closest: Point | None, sla: Sla
-) -> InconclusiveResult | None:
-    """Return why the measurements do not show that the SLA cannot be met; None if they do.
-
-    Args:
-        points: Each configuration at each load.
-        confirmed: The confirmations, in the order of measuring.
-        closest: The closest point to the SLA; None if there is a recommendation, or nothing was measured.
-        sla: The SLA.
-    """
-    if closest is None:
-        return None
-    measured = [point for point in points if point.measurement.throughput_infer_per_sec is not None]
-    disturbed = [point for point in measured if lost_cpu_to_others(point.measurement)]
-    may_meet = [point for point in disturbed if may_meet_undisturbed(point.measurement, sla)]
-    if may_meet and len(disturbed) > MAJORITY * len(measured):
-        return InconclusiveResult("search_disturbed", len(disturbed), len(measured))
-    if any(point is closest for point in may_meet):
-        return InconclusiveResult("closest_disturbed", len(disturbed), len(measured))
-    latest_tests = {entry.point.trial: entry for entry in confirmed if entry.error}.values()
-    for entry in latest_tests:
-        if entry.judged.counts_disturbed and may_meet_undisturbed(entry.point.measurement, sla):
-            return _inconclusive_test("test_disturbed", entry)
-    for entry in latest_tests:
-        if _intervals_reach_bounds(entry, sla) and not entry.judged.counts_disturbed:
-            return _inconclusive_test("test_undecided", entry)
-    if sla.is_met(closest.measurement) and is_disturbed(closest.measurement):
-        return InconclusiveResult("unstable", len(disturbed), len(measured))
-    return None
-
-
-def _inconclusive_test(kind: InconclusiveKind, tested: ConfirmedLoad) -> InconclusiveResult:
-    return InconclusiveResult(kind, round(tested.judged.disturbed_share * tested.windows), tested.windows)
-
-
-def _intervals_reach_bounds(tested: ConfirmedLoad, sla: Sla) -> bool:
-    """Return whether the test did not decide, and the interval of each bounded latency reaches its bound."""
-    if tested.judged.verdict is not Verdict.UNDECIDED or sla.share_of_bound(tested.point.measurement) == math.inf:
-        return False
-    intervals = [(tested.interval(bound.metric), bound.bound) for bound in sla.latencies]
-    return all(interval is None or interval.low <= bound_ms for interval, bound_ms in intervals)
-
-
-def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:
-    """Return whether ``measurement`` could meet all bounds if other processes or machines had taken no CPU time.
-
-    The server gets all of the CPUs then. So the median is at best that part of itself in which the CPUs were free for
-    the server. Bursts of other programs make an average or a high quantile longer by more, so these are at best the
-    same.
-    """
-    return all(_may_meet_bound_undisturbed(measurement, bound) for bound in sla)
-
-
-def _may_meet_bound_undisturbed(measurement: Measurement, bound: Constraint) -> bool:
-    free_share = 1 - (measurement.other_cpu_share or 0.0)
-    metric = METRICS[bound.metric]
-    value = metric.value(measurement)
-    if bound.violation(measurement) <= 0 or metric.counted is not None:  # late requests may fail
-        return True
-    if metric.timing is not None:
-        median_ms = METRICS[metric.timing.metric("p50")].value(measurement)
-        typical_ms = value if median_ms is None else median_ms
-        return typical_ms is not None and free_share * typical_ms <= bound.bound
-    is_rate = metric.unit.endswith("/s")
-    return is_rate and value is not None and value >= free_share * bound.bound
-
-
 def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
     """Return why no measurement of ``candidate`` has values; empty if one has, or if there is none."""
     tried = [trial for trial in trials if trial.candidate == candidate]
@@ -468,71 +376,6 @@ def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
         return ""
     reasons = [reason for trial in tried for reason in (trial.reason, *(m.reason for _, m in trial.measurements))]
     return next(filter(None, reversed(reasons)), "")
-
-
-def _no_recommendation_reason(
-    trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad], closest: Point | None, problem: Problem
-) -> str:
-    """Return a sentence that says why no point meets the constraints."""
-    if closest is None:
-        reasons = [trial.reason for trial in trials if trial.reason]
-        reasons += [point.measurement.reason for point in all_points(trials) if point.measurement.reason]
-        return f"every configuration failed: {reasons[-1]}" if reasons else "nothing was measured"
-    if problem.sla.is_met(closest.measurement):
-        objective = problem.objectives[0]
-        if objective.cost(closest.measurement) is None:
-            return f"{objective.name} cannot be measured on this machine"
-        unstable = "no measurement that meets the SLA was stable" if problem.sla else "no measurement was stable"
-        return ": ".join(filter(None, (unstable, closest.measurement.reason)))
-    worst = max(problem.sla, key=lambda c: c.violation(closest.measurement))
-    if METRICS[worst.metric].timing:
-        reason = _latency_reason(trials, confirmed, worst, closest, problem.sla)
-        is_lowest = 0 < closest.load.request_rate <= MIN_RATE
-        lowest = f"a run tries no rate below {MIN_RATE:g} requests/s" if is_lowest else ""
-        return "; ".join(filter(None, (reason, lowest, describe_disturbance(closest.measurement))))
-    metric = METRICS[worst.metric]
-    value = metric.value(closest.measurement)
-    if value is None:
-        return f"{worst.metric} cannot be measured on this machine"
-    measured = f"{formatting.metric_label(worst.metric)} is {formatting.quantity(metric, value)}"
-    return f"{measured}, but the SLA asks for {formatting.bound(worst)}"
-
-
-def _latency_reason(
-    trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad], worst: Constraint, closest: Point, sla: Sla
-) -> str:
-    """Return why ``closest`` misses the latency bound ``worst``.
-
-    One inference may be too slow, or all loads may be. Otherwise the bound was missed on fresh servers only, or no
-    load meets all bounds. Failed requests are late, as for the bound.
-    """
-    metric = METRICS[worst.metric]
-    quantile = metric.short_name
-    values = [(p, v) for p in all_points(trials) if (v := metric.bounded_value(p.measurement)) is not None]
-    if not values:
-        return f"{worst.metric} could not be measured"
-    lowest_ms = min(value for _, value in values)
-    if lowest_ms == math.inf:
-        return f"so many requests failed at each load that {quantile} has no value"
-    if lowest_ms > worst.bound:
-        lowest = f"the lowest {quantile} measured is {formatting.quantity(metric, lowest_ms)}"
-        quickest_ms = min((value for point, value in values if point.load.concurrency == 1), default=math.inf)
-        if quickest_ms == math.inf:
-            return lowest
-        time = formatting.quantity(metric, quickest_ms)
-        alone_takes = (
-            f"a single inference takes {time}"
-            if metric.timing is LATENCY
-            else f"the {quantile} of requests that are sent alone is {time}"
-        )
-        return f"{alone_takes}, and {lowest}" if lowest_ms < quickest_ms else alone_takes
-    met = [value for point, value in values if sla.is_met(point.measurement)]
-    if met and confirmed:
-        why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")
-        value = formatting.quantity(metric, min(met))
-        return f"{quantile} was {value} in the search, but missed the bound on fresh servers{why}"
-    together = ", and no load meets all bounds together" if len(sla) > 1 else ""
-    return f"the closest measurement misses {formatting.bounds(sla.missed(closest.measurement))}{together}"
 
 
 @dataclass(frozen=True, slots=True)

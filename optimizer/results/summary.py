@@ -21,7 +21,8 @@ from optimizer.results import formatting, outcome_values
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
     from optimizer.confirmation.verdicts import ConfirmedLoad
-    from optimizer.results.recommendation import InconclusiveResult, Outcome
+    from optimizer.results.no_recommendation import InconclusiveResult
+    from optimizer.results.recommendation import Outcome
 
 VERIFY_BUDGET = "3m"  # time in the proposed command that continues the tests
 MIN_PERCENT = 1e-4  # a smaller share is shown as 0

@@ -1,4 +1,4 @@
-"""Prints the comparison of two runs on a terminal."""
+"""Print the comparison of two runs on a terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from optimizer.results.comparison import (
     Aspect,
     ComparedRun,
     Comparison,
-    answer,
     different_settings,
-    ratio_sentence,
-    regression,
-    warning,
 )
+from optimizer.results.comparison_text import answer, difference_warning, ratio_sentence, regression_sentence
 from optimizer.results.recommendation import Outcome
 from optimizer.results.terminal_output import (
     plain_table,
@@ -33,8 +30,8 @@ from optimizer.results.terminal_output import (
     wrap,
 )
 
-NONE = "none"
-GAP = 2  # columns between two columns of the table
+NO_VALUE = "none"
+COLUMN_GAP = 2  # columns between two columns of the table
 
 
 def print_comparison(console: Console, comparison: Comparison, limit: float | None = None) -> None:
@@ -44,7 +41,7 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
         print_line(console, line, "bold")
     if not comparison.mismatch and ratio != headline:
         print_wrapped(console, "ratio", ratio)
-    if differences := warning(comparison):
+    if differences := difference_warning(comparison):
         print_wrapped(console, "warning", differences)
     for side in comparison.runs:
         if side.next_command:
@@ -59,13 +56,13 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
         print_wrapped(console, aspect.name, _aspect_text(aspect))
     if limit is not None:
         print_line(console)
-        print_wrapped(console, "regression", regression(comparison, limit))
+        print_wrapped(console, "regression", regression_sentence(comparison, limit))
 
 
 def _print_values(console: Console, rows: Sequence[tuple[str, str, str]]) -> None:
     """Print (name, value of A, value of B) as a table; below it those with a word that is too long for a column."""
     names = max((len(name) for name, *_ in rows if len(name) <= console.width // 2), default=0)
-    room = console.width - names - 2 * GAP  # columns of both values
+    room = console.width - names - 2 * COLUMN_GAP  # columns of both values
     is_short = [
         len(name) <= names and all(_longest_word(cell) <= room // 2 for cell in cells) for name, *cells in rows
     ]
@@ -109,7 +106,7 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     latency = outcome.sla.judged_latency
     yield "verdict", outcome.verdict.value
     yield "model", side.run.problem.model
-    yield "bound", formatting.bounds(outcome.sla) or NONE
+    yield "bound", formatting.bounds(outcome.sla) or NO_VALUE
     searched = "" if confirmed else ", in the search"
     yield "throughput", outcome_values.estimate(outcome, point, "throughput") + searched
     yield "output", outcome_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
@@ -125,7 +122,7 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "max_batch_size", f"{candidate.max_batch_size:,}"
     delay = f"{candidate.max_queue_delay_us:,} µs"
     yield "queue delay", delay if candidate.dynamic_batching else "no dynamic batching"
-    yield "preferred sizes", ", ".join(map(str, candidate.preferred_batch_sizes)) or NONE
+    yield "preferred sizes", ", ".join(map(str, candidate.preferred_batch_sizes)) or NO_VALUE
     yield "instances", f"{candidate.instance_count:,}"
     chosen = dict(candidate.fields)
     for name in fields:
@@ -146,7 +143,7 @@ def _latency_text(outcome: Outcome, point: Point, metric: str) -> str:
 def _aspect_text(aspect: Aspect) -> str:
     """Return what differs, or that nothing does with the values that both runs have."""
     if different := aspect.differences:
-        pairs = (f"{name} {a or NONE} (A), {b or NONE} (B)" for name, (a, b) in different.items())
+        pairs = (f"{name} {a or NO_VALUE} (A), {b or NO_VALUE} (B)" for name, (a, b) in different.items())
         return f"differs: {'; '.join(pairs)}"
     names = COMPARED_VERSIONS if aspect.name == "versions" else tuple(aspect.a)
     values = [f"{name} {value}" for name in names if (value := aspect.a.get(name)) and aspect.b.get(name) is not None]

@@ -19,7 +19,7 @@ from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import configuration_text, formatting, result_document, summary
-from optimizer.results.recommendation import may_meet_undisturbed
+from optimizer.results.no_recommendation import may_meet_undisturbed
 from optimizer.results.terminal_output import print_unbroken
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_first

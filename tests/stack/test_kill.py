@@ -20,7 +20,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.results.finished_run import read_run, unfinished
+from optimizer.results.finished_run import read_run, why_unfinished
 from tests.command_fixtures import (
     FINISHED,
     HANG_SECONDS,
@@ -269,7 +269,7 @@ def test_a_continued_test_that_does_not_end_leaves_the_search_ended(steady: Sand
     assert after["confirmation_plan"] is not None
     for key in ("status", "verdict", "reason", "notes", "result"):
         assert after[key] == before[key]
-    assert unfinished(read_run(run_folder(steady))) == ""
+    assert why_unfinished(read_run(run_folder(steady))) == ""
     process = steady.fork("verify", "--budget", "2m", run_folder(steady))
     server_starts(steady, process)
     process.send_signal(signal.SIGINT)

@@ -70,6 +70,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def _text(run: Path, name: str) -> str | None:
+    """Return the text of a file in the folder ``run``; None if it cannot be read or leads out of the folder."""
     try:
         content = read_bytes(resolve_inside(run, name), MAX_BYTES, "is this a config.pbtxt?")
     except (BadInputError, ValueError):
@@ -82,16 +83,42 @@ MAX_FACT_LENGTH, MAX_COMMAND_LENGTH = 300, 10_000
 
 @dataclass(frozen=True)
 class ReportSection:
-    """The content of one run in a report.
+    """The content of one run in a report, as texts. A text without a value is empty.
 
     Attributes:
+        name: ``<model>/<run>``.
+        answer: The result in one line, with the model, the verdict and the recommended values.
+        cause: Why the verdict is UNDECIDED or FAIL.
         headline: ``answer`` with its ``cause``.
         recommends: False if no measurement meets the SLA; the closest one is shown then.
         remark: Why the run is incomplete; empty for one that ended normally.
-        gain: The gain over the baseline; empty if it is unknown.
+        throughput: The recommended throughput with its unit, or that there is none.
+        gain: The gain over the baseline.
         verdict: PASS, UNDECIDED or FAIL.
         next_step: None if nothing is left to do.
+        configuration: The settings of the recommended or closest configuration, as lines of config.pbtxt.
+        lines: (label, text) of each value of that configuration and of its verdict.
+        comparisons: The recommendation next to the baselines.
+        diff: The change from the baseline's files to the recommended ones.
         no_change: The sentence in place of an empty ``diff``.
+        configs: The files in best/ by path.
+        front: The Pareto front.
+        front_remark: Why the recommendation is not on the front.
+        front_title: The axes of the front.
+        streaming: The times of a model that streams, by load.
+        stages: The mean time of a request in each stage.
+        forecasts: The search's forecasts and what was measured.
+        sensitivity: The configurations one step from the best one.
+        sensitivity_sentence: The largest effect among these.
+        is_simulated: Whether the simulator of the dynamic batcher describes the model.
+        importance: Share of the variation that each parameter explains, 0 to 1.
+        samples: A point for each configuration, for the plots of the parameters.
+        confirmations: The measurements on fresh servers.
+        measurement_quality: (label, text) of the unstable, disturbed and late measurements.
+        trials: The trials with their best loads.
+        environment: (label, text) of the machine, the versions, the model and the search.
+        notes: Notes for the user.
+        command: The command that reproduces the run.
     """
 
     name: str
@@ -122,7 +149,7 @@ class ReportSection:
     importance: Mapping[str, float]
     samples: Sequence[ParameterSample]
     confirmations: ReportTable
-    confidence: Sequence[tuple[str, str]]
+    measurement_quality: Sequence[tuple[str, str]]
     trials: ReportTable
     environment: Sequence[tuple[str, str]]
     notes: Sequence[str]
@@ -174,10 +201,10 @@ def report_section(run: FinishedRun) -> ReportSection:
         importance=importance(problem, samples),
         samples=samples,
         confirmations=tables.confirmations(run, outcome),
-        confidence=_confidence(run),
+        measurement_quality=_measurement_quality(run),
         trials=tables.trials(run, outcome),
         environment=_environment(run),
-        notes=[_fact(note) for note in _list(run.info.get("notes"))],
+        notes=[_line(note) for note in _list(run.info.get("notes"))],
         command=_command(run),
     )
 
@@ -202,10 +229,12 @@ def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
 
 
 def _command(run: FinishedRun) -> str:
+    """Return the command that reproduces ``run``; empty if run.json has none."""
     return one_line(str(run.info.get("command", "")), MAX_COMMAND_LENGTH)
 
 
-def _confidence(run: FinishedRun) -> list[tuple[str, str]]:
+def _measurement_quality(run: FinishedRun) -> list[tuple[str, str]]:
+    """Return (label, text) of the unstable, overloaded, disturbed and late measurements."""
     searched = [m for trial in run.trials for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
     windows = [window.measurement for trial in run.trials for window in trial.confirmations if not window.is_lost]
     measured = [*searched, *windows]
@@ -228,30 +257,39 @@ def _confidence(run: FinishedRun) -> list[tuple[str, str]]:
 
 
 def _environment(run: FinishedRun) -> list[tuple[str, str]]:
+    """Return (label, text) of the machine, the versions, the model, the requests and the search in run.json."""
     info = run.info
     hardware, times, problem = (_mapping(info.get(name)) for name in ("hardware", "times", "problem"))
     lines = [
         ("run", f"{run.name}, {run.status}"),
-        ("written", _fact(info.get("written", formatting.UNKNOWN))),
+        ("written", _line(info.get("written", formatting.UNKNOWN))),
     ]
-    lines.append(("hardware", ", ".join([*map(_fact, _list(hardware.get("gpus"))), _fact(hardware.get("cpu", ""))])))
-    lines.append(("CPUs", _fact(hardware.get("cpu_count", formatting.UNKNOWN))))
+    lines.append(
+        (
+            "hardware",
+            ", ".join([*map(_line, _list(hardware.get("gpus"))), _line(hardware.get("cpu", ""))]),
+        )
+    )
+    lines.append(("CPUs", _line(hardware.get("cpu_count", formatting.UNKNOWN))))
     if isinstance(memory := hardware.get("memory_bytes"), (int, float)):
         lines.append(("memory", formatting.size(memory)))
-    lines.append(("system", _fact(hardware.get("system", formatting.UNKNOWN))))
+    lines.append(("system", _line(hardware.get("system", formatting.UNKNOWN))))
     lines.append(
-        ("versions", " · ".join(f"{_fact(k)} {_fact(v)}" for k, v in _mapping(info.get("versions")).items()))
+        (
+            "versions",
+            " · ".join(f"{_line(k)} {_line(v)}" for k, v in _mapping(info.get("versions")).items()),
+        )
     )
-    lines += [(_fact(k), _fact(v)) for k, v in formatting.labelled_facts(_mapping(problem.get("facts"))).items()]
-    requests = f"{formatting.request_size(run.problem.request_batch_size)}, {_fact(problem.get('input_data', ''))}"
+    lines += [(_line(k), _line(v)) for k, v in formatting.labelled_facts(_mapping(problem.get("facts"))).items()]
+    requests = f"{formatting.request_size(run.problem.request_batch_size)}, {_line(problem.get('input_data', ''))}"
     if run.options.shared_memory != "none":
-        requests += f", in {_fact(run.options.shared_memory)} shared memory"
+        requests += f", in {_line(run.options.shared_memory)} shared memory"
     lines.append(("requests", requests))
     shown = run.outcome and (run.outcome.recommended or run.outcome.closest)
     if shown and (effect := effect_of_trial(run.folder.path, shown.trial)) is not None:
         lines.append(("shared memory", str(effect)))
     lines.append(("space", f"{len(run.problem.space):,} configurations"))
-    lines.append(("search", f"{_fact(run.options.search)}, seed {run.options.seed}"))
+    lines.append(("search", f"{_line(run.options.search)}, seed {run.options.seed}"))
     if isinstance(wall := times.get("wall_seconds"), (int, float)):
         lines.append(("time", f"{formatting.clock(wall)} (minutes, seconds)"))
     return lines
@@ -265,5 +303,6 @@ def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def _fact(value: object) -> str:
+def _line(value: object) -> str:
+    """Return a value of run.json on one line of limited length, because the file may come from anywhere."""
     return one_line(str(value), MAX_FACT_LENGTH)

@@ -21,13 +21,11 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.results.comparison import (
     Comparison,
-    answer,
     compare_runs,
     conditions,
-    document,
     is_regression,
-    warning,
 )
+from optimizer.results.comparison_text import answer, difference_warning, document
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.results.terminal_comparison import print_comparison
@@ -104,7 +102,7 @@ def test_a_faster_run_is_reported_with_its_interval(a: Path, tmp_path: Path) -> 
     expected = f"The recommendation of B serves 1.20x ({low:.2f} to {high:.2f}) the throughput of A"
     assert answer(comparison) == expected
     assert text_of(comparison).splitlines()[0] == expected
-    assert (warning(comparison), comparison.confidence) == ("", 0.99)
+    assert (difference_warning(comparison), comparison.confidence) == ("", 0.99)
 
 
 def test_the_ratio_of_the_exchanged_runs_is_the_inverse(a: Path, tmp_path: Path) -> None:
@@ -217,7 +215,10 @@ def test_probes_that_hardly_vary_within_the_runs_cannot_correct_a_large_differen
 def test_other_machines_give_a_warning(a: Path, tmp_path: Path) -> None:
     b = run_at(tmp_path / "b", 1200.0, hardware={**HARDWARE, "cpu_count": 16})
     comparison = compared(a, b)
-    assert warning(comparison) == "The machines differ, so the ratio compares these as well as the configurations."
+    assert (
+        difference_warning(comparison)
+        == "The machines differ, so the ratio compares these as well as the configurations."
+    )
     assert document(comparison)["same_machine"] is False
     shown = " ".join(text_of(comparison).split())
     assert "hardware Some(R) CPU @ 2.50GHz, 8 CPUs (A), Some(R) CPU @ 2.50GHz, 16 CPUs (B)" in shown
@@ -239,7 +240,7 @@ def test_each_aspect_that_differs_is_named(tmp_path: Path) -> None:
         "requests": {"protocol": ("grpc", "http"), "options": ("", "request_batch_size 4")},
     }
     expected = "The servers, models and requests differ, so the ratio compares these as well as the configurations."
-    assert warning(comparison) == expected
+    assert difference_warning(comparison) == expected
     shown = " ".join(text_of(comparison).split())
     assert "server differs: version 2.51.0 (A), 2.52.0 (B); CPUs 8 (A), 4 (B); device GPU (A), CPU (B)" in shown
     assert "options none (A), request_batch_size 4 (B)" in shown
@@ -250,7 +251,7 @@ def test_a_model_without_a_checksum_may_differ(a: Path, tmp_path: Path) -> None:
     assert document(comparison)["same"]["model"] is None
     shown = " ".join(text_of(comparison).split())
     assert "model unknown, because the SHA-256 is not recorded in both runs: name doubler" in shown
-    assert warning(comparison) == ""
+    assert difference_warning(comparison) == ""
 
 
 # -- output ---------------------------------------------------------------------------------------------------------

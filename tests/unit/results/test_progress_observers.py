@@ -25,7 +25,7 @@ from optimizer.results.progress_observers import (
     make_progress,
 )
 from optimizer.results.recommendation import assess
-from optimizer.results.terminal_output import BLANK, BOUND, FRONT, scatter
+from optimizer.results.terminal_plot import BLANK, BOUND_MARK, FRONT_MARK, scatter
 from optimizer.results.terminal_summary import RunDetails, print_outcome
 from optimizer.simulator.speed_correction import SpeedCorrection
 
@@ -55,9 +55,9 @@ class TestScatter:
         assert len(lines) == 10
         assert max(map(len, lines)) <= 60
         canvas = lines[:8]
-        ((front_row, front_column),) = places(canvas, FRONT)
+        ((front_row, front_column),) = places(canvas, FRONT_MARK)
         assert front_row == 0
-        bounds = {column for _, column in places(canvas, BOUND)}
+        bounds = {column for _, column in places(canvas, BOUND_MARK)}
         (dot,) = [
             (y, x)
             for y, row in enumerate(canvas)
@@ -97,15 +97,15 @@ class TestLive:
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
         assert len([line for line in lines if line.strip()]) < len(lines) <= height
         assert max(map(len, lines)) <= width
-        assert sum(line.count(FRONT) for line in lines) >= 4
-        assert any(BOUND in line for line in lines)
+        assert sum(line.count(FRONT_MARK) for line in lines) >= 4
+        assert any(BOUND_MARK in line for line in lines)
         assert any(re.search(r"4:00 left · \d:\d\d elapsed · 11 trials", line) for line in lines)
 
     def test_a_low_terminal_shows_the_table_without_the_plot(self, run: FinishedRun) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=12, color_system=None)
         observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)), run)
-        assert FRONT not in text.getvalue()
+        assert FRONT_MARK not in text.getvalue()
         assert "delay 5,000" in text.getvalue()
 
 
