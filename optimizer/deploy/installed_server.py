@@ -31,7 +31,7 @@ from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
 from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, TargetSettings
 from optimizer.machine.nvml import BUS_ORDER, VISIBLE_DEVICES, mps_share
-from optimizer.measure.failure_causes import missing_module, without_traceback
+from optimizer.measure.error_messages import missing_module, without_traceback
 from optimizer.measure.server_client import CallError
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model

@@ -25,7 +25,7 @@ from optimizer.core.process import RunningProcess
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.failure_causes import (
+from optimizer.measure.error_messages import (
     hides_cause,
     lacks_gpu_memory,
     lacks_memory,

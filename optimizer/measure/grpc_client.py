@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
-from optimizer.measure.failure_causes import is_refused_by_queue
+from optimizer.measure.error_messages import is_refused_by_queue
 from optimizer.measure.load_client.http2 import INFER_METHOD, STREAM_METHOD
 from optimizer.measure.server_client import (
     CALL_SECONDS,

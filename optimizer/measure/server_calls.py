@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
-from optimizer.measure.failure_causes import is_refused_by_queue, lacks_gpu_memory, model_died, without_traceback
+from optimizer.measure.error_messages import is_refused_by_queue, lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
-from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
+from optimizer.measure.error_messages import lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.load_client.client_files import SendPlan, SendRecord, StreamPlan
 from optimizer.measure.load_client.client_process import ClientTask, RunClient, run_client_process
 from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_REQUESTS, PlannedLoad

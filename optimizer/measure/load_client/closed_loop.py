@@ -12,7 +12,7 @@ from objectives.metrics import LATENCY, Measurement, Metric
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
-from optimizer.measure.failure_causes import without_traceback
+from optimizer.measure.error_messages import without_traceback
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.measured_requests import (
     CLIENT_CPU_ADVICE,

@@ -15,7 +15,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.failure_causes import without_traceback
+from optimizer.measure.error_messages import without_traceback
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.measured_requests import (
     CLIENT_CPU_ADVICE,

@@ -16,7 +16,7 @@ from objectives.priority_stats import from_text
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.failure_causes import is_refused_by_queue
+from optimizer.measure.error_messages import is_refused_by_queue
 from optimizer.measure.load_client.client import MAX_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
 from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendPlan, SendRecord
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop

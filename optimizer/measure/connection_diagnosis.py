@@ -1,19 +1,18 @@
-"""The causes of failures: why a server cannot be reached, and what its error messages say."""
+"""Why a server cannot be reached: the wrong address, protocol, TLS setting or certificate."""
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
 from typing import Literal, TypeAlias
 
 from optimizer.core.endpoint import Connection
-from optimizer.core.safe_text import one_line, shorten
+from optimizer.core.safe_text import one_line
 from optimizer.measure.server_client import tls_context
 from optimizer.options.addresses import SSL_FLAGS
 
-OTHER_HOST = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
-TIMEOUT_SECONDS = 3.0
+_OTHER_HOST_CODES = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
+TIMEOUT_SECONDS = 3.0  # of each connection
 _TLS_ALERT = b"\x15\x03"
 _HTTP2_SETTINGS = b"\x04"  # type of the first frame of an HTTP/2 server, after three bytes of length
 
@@ -43,7 +42,7 @@ def diagnose_connection(connection: Connection) -> str:
         return f"unknown host {one_line(connection.host)}; check --url"
     except ssl.SSLCertVerificationError as error:
         reason = error.verify_message.rstrip(".")
-        if error.verify_code in OTHER_HOST:
+        if error.verify_code in _OTHER_HOST_CODES:
             return (
                 f"the certificate of the server at {address} is for another host ({reason}); use that host in --url"
             )
@@ -64,6 +63,7 @@ def diagnose_connection(connection: Connection) -> str:
 
 
 def _certificate_required(connection: Connection) -> str:
+    """Return that the server may require a client certificate, which the connection does not have."""
     flags = SSL_FLAGS[connection.protocol]
     return (
         f"the server at {connection.address} closes the connection after the TLS handshake; "
@@ -72,6 +72,7 @@ def _certificate_required(connection: Connection) -> str:
 
 
 def _wrong_protocol(connection: Connection, detected: DetectedProtocol) -> str:
+    """Return that the server speaks the other protocol of Triton; empty if it does not, or if that is unknown."""
     if detected not in ("grpc", "http") or detected == connection.protocol:
         return ""
     address, secure = connection.address, "s" if connection.tls else ""
@@ -87,6 +88,7 @@ def _connect(connection: Connection) -> socket.socket:
 
 
 def _connect_tls(connection: Connection, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """Return a connection after its TLS handshake. Raises OSError."""
     context.set_alpn_protocols(["h2"] if connection.protocol == "grpc" else ["http/1.1"])
     return context.wrap_socket(_connect(connection), server_hostname=connection.host)
 
@@ -103,7 +105,10 @@ def _accepts_tls(connection: Connection) -> bool:
 
 
 def _detect_protocol(connection: Connection, channel: socket.socket) -> DetectedProtocol:
-    """Return the protocol of the server's response to an HTTP/1.1 request: a gRPC server sends an HTTP/2 frame."""
+    """Return the protocol of the server's response to an HTTP/1.1 request; empty without a response.
+
+    A gRPC server sends an HTTP/2 frame. Raises ssl.SSLError if the server ends the TLS connection.
+    """
     with channel:
         channel.sendall(f"GET /v2/health/live HTTP/1.1\r\nHost: {connection.address}\r\n\r\n".encode())
         try:
@@ -117,57 +122,3 @@ def _detect_protocol(connection: Connection, channel: socket.socket) -> Detected
     if response.startswith(_TLS_ALERT):
         return "tls"
     return "grpc" if response[3:4] == _HTTP2_SETTINGS else ""
-
-
-# -- error messages of a server ---------------------------------------------------------------------------------
-
-
-def model_died(message: str) -> bool:
-    """Return whether the message says that the stub process of a Python model died; the server itself is alive."""
-    return re.search(r"stub process\b.{0,200}\bis (not healthy|unhealthy)", message, re.IGNORECASE) is not None
-
-
-def is_rejection(message: str) -> bool:
-    """Return whether the message says that Triton rejected a request because its queue was full."""
-    return "exceeds maximum queue size" in message.lower()
-
-
-def is_refused_by_queue(message: str) -> bool:
-    """Return whether the message says that Triton refused a request: its queue was full, or it waited there too long.
-
-    Fewer requests in flight may all be served.
-    """
-    return is_rejection(message) or "request timeout expired" in message.lower()
-
-
-def lacks_memory(message: str) -> bool:
-    """Return whether the message says that the server or one of its backends could not allocate memory.
-
-    A failed allocation inside a Python model does not count, since that is memory of its own process.
-    """
-    return re.search(r"\b(cannot allocate memory|std::bad_alloc)\b", message, re.IGNORECASE) is not None
-
-
-def lacks_gpu_memory(message: str) -> bool:
-    """Return whether a message of PyTorch, CUDA, cuBLAS or ONNX Runtime says that a GPU has too little free memory.
-
-    All processes of the server share that memory.
-    """
-    pattern = r"\bCUDA\b.{0,40}\bout of memory\b|\bcudaErrorMemoryAllocation\b|\bCUBLAS_STATUS_ALLOC_FAILED\b"
-    return re.search(f"{pattern}|Failed to allocate memory for requested buffer", message, re.IGNORECASE) is not None
-
-
-def hides_cause(message: str) -> bool:
-    """Return whether the message says that Triton cannot read a model, for a reason that only its log has."""
-    return "failed to poll from model repository" in message
-
-
-def without_traceback(message: str) -> str:
-    """Return the server's message on one line, without the Python traceback that a backend appends."""
-    return shorten(re.split(r"\s+At:\s", message)[0])
-
-
-def missing_module(message: str) -> str:
-    """Return the top-level name of the module that a Python model could not import; empty for other errors."""
-    match = re.search(r"ModuleNotFoundError: No module named '(\w+)", message)
-    return match[1] if match else ""
