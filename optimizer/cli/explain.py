@@ -42,8 +42,9 @@ def main(argv: list[str]) -> int:
     Raises BadInputError if the run has no measurements; with --measure TuneError as a run.
     """
     arguments = build_parser().read(argv)
-    from optimizer.explain.explain_report import document, print_explanation
+    from optimizer.explain.explain_report import print_explanation
     from optimizer.explain.explanation import explain
+    from optimizer.explain.explanation_document import document
     from optimizer.explain.simulated_changes import FP16_FACTOR
     from optimizer.results.finished_run import read_run
 

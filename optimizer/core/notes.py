@@ -2,6 +2,10 @@
 
 A note is an object of one of the classes below. ``str(note)`` is its sentence, which only people read. Later steps
 read fields of ``run.json`` and of measurements.
+
+The classes are grouped by their subject: the server with its CPUs and GPUs, the measurements, sweeps, the search, the
+confirmation, and clusters. At the end, ``DETAILS`` has the notes that the terminal shows with --verbose only, and
+``LASTING`` those that a continued run keeps.
 """
 
 from __future__ import annotations
@@ -29,6 +33,11 @@ def present(notes: Iterable[Note | None]) -> tuple[Note, ...]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _cpus(cpus: str) -> str:
+    """Return a list of CPUs with its noun: ``CPU 3`` or ``CPUs 0-2``."""
+    return f"CPU{'' if cpus.isdigit() else 's'} {cpus}"
 
 
 # -- the server, its CPUs and its GPUs ---------------------------------------------------------------------------
@@ -367,6 +376,9 @@ class ServerCrashes(Note):
         )
 
 
+# -- sweeps -----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class UnstableCells(Note):
     """Cells of a sweep whose windows disagreed."""
@@ -564,11 +576,6 @@ class ConfirmationComplete(Note):
         return "the tests are complete: more servers cannot change the verdict; `tune verify --fresh` tests again"
 
 
-def has_complete_test(notes: Iterable[Note]) -> bool:
-    """Return whether ``notes`` say that no further server can change a verdict of the confirmation."""
-    return any(isinstance(note, ConfirmationComplete) for note in notes)
-
-
 @dataclass(frozen=True, slots=True)
 class NextVerdictNeeds(Note):
     """The next verdict of the confirmation needs ``servers`` more, which take about ``seconds``."""
@@ -582,7 +589,7 @@ class NextVerdictNeeds(Note):
         return f"the tests are not complete: {needed}; `tune verify` continues them"
 
 
-# -- the cluster ------------------------------------------------------------------------------------------------
+# -- clusters ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,6 +637,8 @@ class ConfirmationIncomplete(Note):
         return f"the confirmation is incomplete: it lost its worker {self.crashes} times"
 
 
+# -- groups of notes ----------------------------------------------------------------------------------------------
+
 # these explain a run, but change nothing that a reader would do: the terminal shows them with --verbose
 DETAILS = (
     SeparateCpus,
@@ -654,6 +663,11 @@ LASTING = (
 )
 
 
+def has_complete_test(notes: Iterable[Note]) -> bool:
+    """Return whether ``notes`` say that no further server can change a verdict of the confirmation."""
+    return any(isinstance(note, ConfirmationComplete) for note in notes)
+
+
 def lasting_documents(notes: Iterable[Note]) -> list[dict[str, object]]:
     """Return those of ``notes`` that last for run.json: the name of the class as ``note``, and its fields."""
     return [{"note": type(note).__name__, **asdict(note)} for note in notes if isinstance(note, LASTING)]
@@ -672,7 +686,3 @@ def read_lasting(documents: object) -> tuple[Note, ...]:
             continue
         notes.append(note)
     return tuple(notes)
-
-
-def _cpus(cpus: str) -> str:
-    return f"CPU{'' if cpus.isdigit() else 's'} {cpus}"

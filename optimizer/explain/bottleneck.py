@@ -54,6 +54,7 @@ def find_binding_constraint(subject: Point, measured: Sequence[Point], sla: Sla,
 
 
 def _used_share(constraint: Constraint, subject: Point) -> float | None:
+    """Return the share of the bound that ``subject`` uses, see ``BindingConstraint``; None if it is unknown."""
     metric = METRICS[constraint.metric]
     value = metric.value(subject.measurement)
     if not value or not constraint.bound:
@@ -119,7 +120,19 @@ class StageBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The stage or resource that limits the throughput; ``reasons`` are sentences for people."""
+    """The stage or resource that limits the throughput; ``reasons`` are sentences for people.
+
+    The kinds are:
+
+    - ``compute``: the device, which more instances would not use better
+    - ``instances``: too few instances, although the device has room for more
+    - ``copying``: copying inputs and outputs on the server
+    - ``queue``: requests wait in Triton's queue while instances are idle
+    - ``client``: the network and the client
+    - ``waiting``, ``first response``, ``generation``: of a model that streams, the time before the model begins with
+      a request, the time until its first response, and the time between its first and its last response
+    - ``unknown``: no stage times were measured
+    """
 
     kind: BottleneckKind
     reasons: tuple[str, ...]
@@ -233,6 +246,7 @@ def _share(kind: BottleneckKind, stages: StageBreakdown) -> str:
 
 
 def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool | None) -> tuple[str, ...]:
+    """Return sentences that explain why ``kind`` is the bottleneck."""
     share = _share(kind, stages)
     if stages.lowest_ttft is not None:
         return _streamed_reasons(kind, share, stages, stages.lowest_ttft)
@@ -288,6 +302,7 @@ def _streamed_reasons(
 
 
 def _kv_cache_reasons(stages: StageBreakdown) -> tuple[str, ...]:
+    """Return a sentence about the engine's KV cache; nothing if the engine does not report it."""
     utilization, preemptions = stages.measurement.kv_cache_utilization, stages.measurement.engine_preemptions
     if utilization is None:
         return ()
@@ -304,11 +319,13 @@ def _in_flight(point: Point) -> float | None:
 
 
 def _where(point: Point) -> str:
+    """Return the trial and the load of ``point``: ``in trial 3 with 8 in flight``."""
     load = formatting.load(point.load)
     return f"in trial {point.trial} {f'at {load}' if point.load.request_rate else f'with {load} in flight'}"
 
 
 def _busy_reasons(stages: StageBreakdown) -> tuple[str, ...]:
+    """Return a sentence about the time that instances computed; nothing if that is unknown."""
     if stages.busy_share is None:
         return ()
     candidate, size = stages.point.candidate, stages.measurement.mean_batch_size
@@ -339,6 +356,7 @@ def _sequence_places(candidate: Candidate) -> int | None:
 
 
 def _why_queued(point: Point) -> str:
+    """Return why requests wait in the queue while instances are idle."""
     candidate = point.candidate
     if candidate.is_stateful:
         has_waiting = point.load.concurrency > (_sequence_places(candidate) or math.inf)
@@ -368,6 +386,7 @@ def _windows(point: Point, trials: Sequence[Trial]) -> list[Point]:
 
 
 def _busy_share(windows: Sequence[Point]) -> float | None:
+    """Return the share of the time in which instances computed, over all ``windows``; None without statistics."""
     observations = [observation for observation in map(observe_point, windows) if observation is not None]
     wall_s = sum(observation.instance_count * observation.wall_s for observation in observations)
     computed_s = sum(batch.compute_ns for observation in observations for batch in observation.batches) / 1e9

@@ -1,10 +1,9 @@
-"""An explanation of a run as text and as JSON."""
+"""An explanation of a run as text on the terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -15,8 +14,7 @@ from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
 from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, ChangeKind, Forecast, Gain, OtherSla, Remedy
-from optimizer.results import configuration_text, formatting, outcome_values, result_document, summary
-from optimizer.results.forecast_accuracy import CheckedForecast, count_inside, median_error
+from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 from optimizer.results.terminal_output import plain_table, print_table, wrap
 
@@ -55,7 +53,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     _sentences(console, *explanation.bottleneck.reasons)
     _print_stages(console, explanation)
     _heading(console, "Which constraint binds")
-    _sentences(console, *_binding(explanation))
+    _sentences(console, *_binding_constraint(explanation))
     if explanation.changes is not None:
         _print_changes(console, explanation, explanation.changes)
     elif not explanation.run.problem.is_simulated:
@@ -63,7 +61,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         _sentences(console, "No forecast: no measurement has the throughput and every bounded latency.")
     if explanation.shared_memory is not None:
         _heading(console, "Shared memory between client and server")
-        _sentences(console, *_shared_memory(explanation.shared_memory))
+        _sentences(console, *_shared_memory_effect(explanation.shared_memory))
     if explanation.has_recommendation:
         _heading(console, "Why the runner-up was not recommended")
         _sentences(console, *_runner_up(explanation, explanation.runner_up))
@@ -94,7 +92,8 @@ def _print_stages(console: Console, explanation: Explanation) -> None:
     print_table(console, table)
 
 
-def _binding(explanation: Explanation) -> Iterator[str]:
+def _binding_constraint(explanation: Explanation) -> Iterator[str]:
+    """Yield the constraint that binds, the parts of the bounds that are used, and the next higher load."""
     binding = explanation.binding
     if not explanation.run.problem.sla:
         yield "None: the run had no SLA."
@@ -172,6 +171,7 @@ def _measured(explanation: Explanation, point: Point) -> str:
 
 
 def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanation) -> str:
+    """Return the measurement of the recommendation at the next higher load, or the forecast without one."""
     problem = explanation.run.problem
     noun = "sequences" if problem.space.is_stateful else "requests"
     if measured is not None:
@@ -193,6 +193,7 @@ def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanat
 
 
 def _latencies(forecast: Forecast) -> str:
+    """Return the predicted latencies, such as ``p95 18 ms and p99 23 ms``."""
     return " and ".join(
         f"{formatting.short_metric(metric)} {formatting.number(value)} ms"
         for metric, value in forecast.latencies_ms.items()
@@ -200,6 +201,7 @@ def _latencies(forecast: Forecast) -> str:
 
 
 def _print_changes(console: Console, explanation: Explanation, changes: ChangeForecasts) -> None:
+    """Print the effect of each change and of each other SLA and, without a recommendation, the lowest latencies."""
     _heading(console, "What would help")
     _sentences(console, _origin(changes))
     if explanation.forecast_checks.throughput:
@@ -207,7 +209,7 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
     for remedy in changes.remedies:
         if remedy.kind == "no_copying" and explanation.shared_memory is not None:
             continue  # it is measured
-        name, effect = _change_name(remedy), _effect(remedy, explanation)
+        name, effect = change_name(remedy), _effect(remedy, explanation)
         if changes.comes_from_simulator:
             _sentences(console, f"{name}: {effect} ({remedy.change})")
         else:
@@ -227,7 +229,8 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
                 _sentences(console, *_lowest_latency(latency, alone, explanation))
 
 
-def _change_name(remedy: Remedy) -> str:
+def change_name(remedy: Remedy) -> str:
+    """Return the name of a change for people: that of its kind, or of the changed parameter."""
     return CHANGE_NAMES.get(remedy.kind, remedy.parameter)
 
 
@@ -309,6 +312,7 @@ def _refutation(effect: Remedy | OtherSla, explanation: Explanation) -> str:
 
 
 def _best_tried(forecast: Forecast) -> str:
+    """Return that another tried configuration is expected to serve more than the recommendation."""
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     return (
         f"Within these bounds, another tried configuration is expected to serve most: {throughput} at concurrency "
@@ -346,7 +350,7 @@ def _caution(changes: ChangeForecasts) -> str:
     return " The model is far from the measurements: measure a change to rely on it."
 
 
-def _shared_memory(effect: SharedMemoryEffect) -> Iterator[str]:
+def _shared_memory_effect(effect: SharedMemoryEffect) -> Iterator[str]:
     yield f"{effect}."
     if effect.is_recommended:
         yield "Use it in a client on the machine of the server (see docs/shared-memory.md)."
@@ -367,6 +371,7 @@ def _forecast_gain(gain: Gain | None, forecast: Forecast, explanation: Explanati
 
 
 def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator[str]:
+    """Yield the runner-up, its throughput relative to that of the recommendation, and why it is not recommended."""
     if runner_up is None:
         yield "There is none: no other configuration met the SLA."
         return
@@ -397,6 +402,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
 
 
 def _loss(share: float) -> str:
+    """Return a lost share of the throughput: ``3.0% less``, or ``3.0% more`` for a negative one."""
     return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
 
 
@@ -406,134 +412,7 @@ def _heading(console: Console, text: str) -> None:
 
 
 def _sentences(console: Console, *sentences: str) -> None:
+    """Print each sentence as an indented paragraph."""
     for sentence in sentences:
         for line in wrap(sentence, WIDTH - 2, first_indent="  ", indent="    "):
             console.print(Text(line), soft_wrap=True)
-
-
-def document(explanation: Explanation) -> dict[str, Any]:
-    """Return the document of ``--json``. Shares and gains are relative (0.1 is 10 %), None if unknown."""
-    binding, changes, runner_up = explanation.binding, explanation.changes, explanation.runner_up
-    return {
-        "run": str(explanation.run.folder.path),
-        "status": explanation.run.status,
-        "verdict": explanation.outcome.verdict.value,
-        "recommended": explanation.has_recommendation,
-        "subject": result_document.entry(explanation.subject.point),
-        "no_recommendation_reason": explanation.no_recommendation_reason or None,
-        "bottleneck": explanation.bottleneck.kind,
-        "reasons": list(explanation.bottleneck.reasons),
-        "stages_ms": explanation.subject.stages_ms,
-        "instance_busy_share": explanation.subject.busy_share,
-        "copied_share_of_compute": explanation.subject.copied_share,
-        "binding": {
-            "constraint": str(binding.constraint) if binding.constraint else None,
-            "beyond": _entry(binding.beyond),
-            "gain": binding.gain,
-            "used_share": binding.used_shares,
-        },
-        "forecasts": {
-            "throughput": _forecasts_document(explanation.forecast_checks.throughput),
-            "latency": _forecasts_document(explanation.forecast_checks.latency),
-        },
-        "predicted_changes": _changes_document(changes) if changes else None,
-        "shared_memory": explanation.shared_memory.document() if explanation.shared_memory else None,
-        "runner_up": _runner_up_document(runner_up) if runner_up else None,
-    }
-
-
-def _forecasts_document(checks: Sequence[CheckedForecast]) -> dict[str, Any] | None:
-    if not checks:
-        return None
-    return {
-        "measurements": len(checks),
-        "within_interval": count_inside(checks),
-        "median_error": median_error(checks),
-    }
-
-
-def _changes_document(changes: ChangeForecasts) -> dict[str, Any]:
-    return {
-        "model": changes.model,
-        "latency": changes.latency.metric,
-        "bound_ms": result_document.json_value(changes.latency.bound_ms),
-        "median_error": changes.error,
-        "measurements": changes.measurement_count,
-        "lowest_ms": changes.latency.lowest_ms,
-        "latencies": [
-            {
-                "metric": latency.metric,
-                "bound_ms": result_document.json_value(latency.bound_ms),
-                "median_error": latency.error,
-                "lowest_ms": latency.lowest_ms,
-                "lowest_measured": result_document.entry(latency.lowest_measured)
-                if latency.lowest_measured
-                else None,
-            }
-            for latency in changes.latencies
-        ],
-        "remedies": [
-            {
-                "name": _change_name(remedy),
-                "change": remedy.change,
-                **_forecast_values(remedy.forecast),
-                **_gain_values(remedy.gain),
-                **_measured_values(remedy),
-            }
-            for remedy in changes.remedies
-        ],
-        "best": _forecast_values(changes.best) if changes.best else None,
-        "other_slas": [
-            {
-                "metric": sla.metric,
-                "factor": sla.factor,
-                "other_bound_ms": sla.bound_ms,
-                **_forecast_values(sla.forecast),
-                **_gain_values(sla.gain),
-                "forecast_gain": sla.forecast_gain.estimate if sla.forecast_gain else None,
-                **_measured_values(sla),
-            }
-            for sla in changes.other_slas
-        ],
-        "next_load": _forecast_values(changes.next_load) if changes.next_load else None,
-        "next_measured": _entry(changes.next_measured),
-    }
-
-
-def _measured_values(effect: Remedy | OtherSla) -> dict[str, Any]:
-    return {
-        "measured": _entry(effect.measured),
-        "refuted_by": _entry(effect.refuted_by),
-    }
-
-
-def _entry(point: Point | None) -> dict[str, Any] | None:
-    return result_document.entry(point) if point else None
-
-
-def _forecast_values(forecast: Forecast | None) -> dict[str, Any]:
-    return {
-        "configuration": configuration_text.configuration(forecast.candidate) if forecast else None,
-        "concurrency": forecast.concurrency if forecast else None,
-        "throughput_infer_per_sec": forecast.throughput_infer_per_sec if forecast else None,
-        "latency_ms": forecast.latency_ms if forecast else None,
-        "latencies_ms": dict(forecast.latencies_ms) if forecast else None,
-    }
-
-
-def _gain_values(gain: Gain | None) -> dict[str, Any]:
-    interval = gain.interval if gain else None
-    return {
-        "gain": gain.estimate if gain else None,
-        "gain_interval": [interval.low, interval.high] if interval else None,
-    }
-
-
-def _runner_up_document(runner_up: RunnerUp) -> dict[str, Any]:
-    return {
-        **result_document.entry(runner_up.point),
-        "confirmation": result_document.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
-        "less_throughput": runner_up.loss,
-        "less_throughput_interval": result_document.interval_document(runner_up.interval),
-        "missed": runner_up.missed or None,
-    }

@@ -1,4 +1,4 @@
-"""Explains a run: its bottleneck, the binding constraint, the effects of changes, and the runner-up."""
+"""Explain a run: its bottleneck, the binding constraint, the effects of changes, and the runner-up."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ def find_runner_up(run: FinishedRun) -> RunnerUp | None:
 
 
 def _throughput_loss(best: Point, second: Point) -> float:
+    """Return the share of the throughput of ``best`` that ``second`` lacks."""
     return 1 - second.throughput_infer_per_sec / best.throughput_infer_per_sec
 
 
@@ -207,6 +208,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
 
 
 def _bottleneck(subject: StageBreakdown, changes: ChangeForecasts | None) -> Bottleneck:
+    """Return the bottleneck of ``subject``; the forecasts tell stages apart that last long without limiting it."""
     if changes is None:
         return find_bottleneck(subject, None)
     gains = {remedy.kind: remedy.gain for remedy in changes.remedies}
@@ -294,6 +296,7 @@ def _collect_forecasts(
 def _predicted_latencies(
     forecaster: Forecaster, tried: Sequence[Candidate], problem: Problem, outcome: Outcome
 ) -> tuple[PredictedLatency, ...]:
+    """Return the latencies that ``forecaster`` predicts, each with its lowest value of ``tried`` and as measured."""
     # the simulator forecasts the lowest latency with one request in flight: where that is measured, it is known
     unmeasured = [
         candidate for candidate in tried if not (problem.is_simulated and find_measurement(outcome, candidate, 1))
@@ -346,5 +349,6 @@ def _thinned(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _unfinished(run: FinishedRun) -> str:
+    """Return a sentence that says why ``run`` is incomplete; empty for one that ended normally."""
     text = remark(run)
     return f"{text[0].upper()}{text[1:]}." if text else ""

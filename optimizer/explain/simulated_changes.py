@@ -108,6 +108,7 @@ class SimulatedForecaster:
     def _best_within(
         self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad], sla: Sla
     ) -> Forecast | None:
+        """Return the forecast of ``loads`` with the most throughput within the bounds; None if none meets them."""
         bounds_ms = {name: sla.latency_bound_ms(name) for name in self.latencies}
         met = [
             forecast
@@ -117,6 +118,7 @@ class SimulatedForecaster:
         return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
     def _forecasts(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> list[Forecast]:
+        """Return the simulation of each of ``loads`` by ``model``, corrected by the measurements."""
         corrections = [self._corrections.get(candidate, self._default_correction) for candidate, _ in loads]
         logs = self._simulate(model, loads) + np.array(corrections)
         log_means = log_loads(loads, self._request_batch_size) - logs[:, 0]
@@ -143,6 +145,7 @@ class SimulatedForecaster:
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
 
     def _scaled_model(self, time_share: float, network_share: float) -> DynamicBatchingModel:
+        """Return the fitted model with its batch times and the times outside the server multiplied by the shares."""
         times, overheads = self._model.times, self._model.overheads
 
         def scaled_times(settings: ExecutionSettings) -> ServiceTimes:

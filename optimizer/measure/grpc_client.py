@@ -150,6 +150,7 @@ class GrpcClient:
 
     @contextlib.contextmanager
     def _translated_errors(self) -> Iterator[None]:
+        """Raise CallError for an error of tritonclient or gRPC in the context."""
         try:
             yield
         except InferenceServerException as error:

@@ -140,6 +140,7 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _open(self, timeout_seconds: float = CALL_SECONDS, connections: int = 1) -> Iterator[Any]:
+        """Yield a client of tritonclient with this many ``connections``. Raise CallError for its errors."""
         tls_arguments = {} if self._context is None else {"ssl": True, "ssl_context_factory": self._make_context}
         try:
             with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
@@ -173,6 +174,7 @@ def _parsed(document: Any, message: Any) -> Any:
 
 
 def _inputs(request: ModelInferRequest) -> list[InferInput]:
+    """Return the inputs of a gRPC message as tritonclient's HTTP client takes them."""
     from optimizer.model.input_data import from_bytes
 
     inputs = []

@@ -205,6 +205,10 @@ class ConcurrencySearch:
         return max(met, default=None)
 
     def _step_up(self, low: int) -> int | None:
+        """Return a concurrency above ``low``, the highest measured one, which meets the bounds; None to end there.
+
+        Its latency is expected at STEP_UP_TARGET of the bound, if latency grows in proportion to concurrency.
+        """
         share = self.rules.sla.share_of_bound(self.latest[low])
         if low >= self.rules.max_concurrency or share > CLOSE_TO_BOUND_SHARE or self._is_saturated():
             return None
@@ -212,6 +216,10 @@ class ConcurrencySearch:
         return min(max(low + 1, round(low * factor)), self.rules.max_concurrency)
 
     def _step_down(self, high: int) -> int | None:
+        """Return a concurrency below ``high``, the lowest measured one, which misses the bounds; None below 1.
+
+        Its latency is expected at STEP_DOWN_TARGET of the bound.
+        """
         if high == 1:
             return None  # one request at a time is too slow already
         share = self.rules.sla.share_of_bound(self.latest[high])
@@ -222,6 +230,11 @@ class ConcurrencySearch:
         return max(1, min(high - 1, math.floor(STEP_DOWN_TARGET * high / share)))
 
     def _between(self, low: int, high: int) -> int | None:
+        """Return a concurrency between ``low``, which meets the bounds, and ``high``, which misses them.
+
+        The latency is interpolated linearly. None ends the search, because both are close or ``low`` is close to a
+        bound.
+        """
         if high - low <= max(1, RESOLUTION * low):
             return None
         below = self.rules.sla.share_of_bound(self.latest[low])
@@ -329,6 +342,10 @@ class RateSearch:
         return self._load(top * max(floor / answered, RATE_MARGIN_FACTOR))
 
     def _below(self, high: float) -> float:
+        """Return a rate below ``high``, the lowest measured one, which misses the bounds.
+
+        It is just below the capacity if ``high`` is above it.
+        """
         answered = self._answered_rate(high)
         return CAPACITY_SHARE * answered if 0 < answered < CAPACITY_SHARE * high else high / MIN_STEP
 

@@ -51,6 +51,7 @@ class ConcurrentLoadGenerator:
         return combine(measurements) if len(measurements) == len(results) else None
 
     def _run_all(self, endpoint: Endpoint, action: Callable[[LoadGenerator, Endpoint], T]) -> list[T]:
+        """Return what ``action`` returns for each model; all run at the same time. Raises the first error."""
         endpoints = [endpoint, *endpoint.concurrent_models]
         with ThreadPoolExecutor(len(endpoints)) as pool:
             futures = [pool.submit(action, self.generators[model.model], model) for model in endpoints]
@@ -106,6 +107,7 @@ class _TimedMeasurement(NamedTuple):
 
     @property
     def begin_s(self) -> float:
+        """The begin of the measurement, in the same clock."""
         return self.end_s - (self.measurement.measure_seconds or 0.0)
 
 

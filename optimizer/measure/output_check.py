@@ -181,6 +181,7 @@ class BaselineOutputCheck:
         return REQUESTS
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
+        """Return the serialized requests of the check. Raises DeploymentError or BadInputError if there are none."""
         from optimizer.model.inference_requests import generate_request_inputs, input_tensors, to_message
 
         metadata, max_batch_size = server_calls.model_metadata(endpoint), endpoint.largest_request
@@ -241,12 +242,14 @@ class SequenceOutputCheck(BaselineOutputCheck):
 
     @property
     def _steps(self) -> int:
+        """The number of requests in each sequence of the check."""
         return min(self.sequence_length, MAX_STEPS)
 
     def _distinct_requests(self) -> int:
         return SEQUENCES * self._steps
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
+        """Return the requests of whole sequences."""
         requests = super()._requests(endpoint)
         return requests[: max(1, len(requests) // self._steps) * self._steps]
 

@@ -215,6 +215,7 @@ def find_difference(
 def _difference(
     name: str, expected: OutputTensor, actual: OutputTensor | None, tolerance: Tolerance, magnitude: float
 ) -> OutputDifference | None:
+    """Return the largest difference of the output ``name``; None if it is equal. ``actual`` is None if missing."""
     if actual is None:
         return OutputDifference(math.inf, math.inf, f"{name} is missing")
     if actual.datatype != expected.datatype:

@@ -1,4 +1,4 @@
-"""The closed-loop load generator: run perf_analyzer and turn its output into a measurement."""
+"""The load generator that runs perf_analyzer in a closed loop and turns its output into a measurement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 # error of servers before 2.34 to requests of a newer perf_analyzer
-REFUSED = "parameter keys starting with 'triton_' are reserved"
+RESERVED_KEY_ERROR = "parameter keys starting with 'triton_' are reserved"
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class FallbackRunner:
         runner = LocalRunner(self.libraries, self.variables)
         if self._older_binary is None:
             done = runner(command)
-            if REFUSED not in done.output:
+            if RESERVED_KEY_ERROR not in done.output:
                 return done
             self._older_binary = self.older()
         return runner(replace(command, arguments=[str(self._older_binary), *command.arguments[1:]]))
@@ -175,6 +175,7 @@ def connection_arguments(connection: Connection) -> list[str]:
 
 
 def _tls_files(tls: Tls) -> dict[str, Path]:
+    """Return the PEM files of ``tls`` by the names of SSL_FLAGS, without those that are not given."""
     files = {"ca": ca_file(tls), "cert": tls.cert, "key": tls.key}
     return {name: file for name, file in files.items() if file is not None}
 
@@ -325,6 +326,7 @@ class PerfAnalyzer:
         return measurement, read_windows(done.output)
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
+        """Return the server's statistics of the model; the time counts as that of the server."""
         with self.stopwatch.count("server"):
             return read_statistics(endpoint)
 

@@ -80,10 +80,10 @@ def _columns(outputs: Mapping[str, Array], labels: Array) -> tuple[Array, Array]
 
 
 LABELS = "labels"
-MAX_REQUEST = 64  # samples
+MAX_REQUEST_SAMPLES = 64
 IN_FLIGHT = 16
 TIMEOUT_SECONDS = 60.0  # limit for a request that is sent alone; others get more if that one is slow
-_MAX_MESSAGE = 200
+_MAX_MESSAGE_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -106,23 +106,17 @@ class Scorer:
             DeploymentError: The server failed a request, or the score is not a finite number.
             BadInputError: The samples do not fit the model, or the metric failed.
         """
-        from optimizer.model.inference_requests import input_tensors, to_message
+        from optimizer.model.inference_requests import input_tensors
 
-        largest = endpoint.largest_request  # 0: no batch dimension, so each sample is a request
+        largest = endpoint.largest_request
         inputs = self._inputs_for(input_tensors(server_calls.model_metadata(endpoint), largest, ()))
-        size = min(max(largest, 1), MAX_REQUEST)
-
-        def messages() -> Iterator[bytes]:
-            for i in range(0, len(self.labels), size):
-                samples = {name: array[i : i + size] if largest else array[i] for name, array in inputs.items()}
-                yield to_message(endpoint.model, samples)
-
+        alone = islice(self._messages(endpoint, inputs), 1)
         started = time.monotonic()
-        first = server_calls.infer(endpoint, islice(messages(), 1), in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+        first = server_calls.infer(endpoint, alone, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * IN_FLIGHT * (time.monotonic() - started))
 
         def send(in_flight: int) -> list[bytes]:
-            remaining = islice(messages(), 1, None)
+            remaining = islice(self._messages(endpoint, inputs), 1, None)
             return server_calls.infer(endpoint, remaining, in_flight=in_flight, timeout_seconds=timeout_seconds)
 
         responses = first + server_calls.send_as_queue_permits(send, IN_FLIGHT)
@@ -130,7 +124,21 @@ class Scorer:
         join = np.concatenate if largest else np.stack
         return self._score({name: join([part[name] for part in parts]) for name in parts[0]})
 
+    def _messages(self, endpoint: Endpoint, inputs: Mapping[str, Array]) -> Iterator[bytes]:
+        """Yield serialized requests with all samples; each has a single one if the model has no batch dimension."""
+        from optimizer.model.inference_requests import to_message
+
+        largest = endpoint.largest_request  # 0 without a batch dimension
+        size = min(max(largest, 1), MAX_REQUEST_SAMPLES)
+        for i in range(0, len(self.labels), size):
+            samples = {name: array[i : i + size] if largest else array[i] for name, array in inputs.items()}
+            yield to_message(endpoint.model, samples)
+
     def _score(self, outputs: dict[str, Array]) -> float:
+        """Return the metric of the outputs.
+
+        Raises BadInputError if the metric fails, DeploymentError if the score is not finite.
+        """
         try:
             with contextlib.redirect_stdout(sys.stderr):  # standard output may hold a JSON document
                 score = float(self.metric(outputs, self.labels))
@@ -170,6 +178,7 @@ def read_scorer(section: ScoreSection) -> Scorer:
 
 
 def _load_metric(metric: MetricFunction, name: str) -> ScoreFunction:
+    """Return the user's function, called ``name`` in errors. Raises BadInputError if its module cannot be loaded."""
     spec = importlib.util.spec_from_file_location(f"tritune_metric_{metric.file.stem}", metric.file)
     assert spec is not None
     assert spec.loader is not None
@@ -186,4 +195,4 @@ def _load_metric(metric: MetricFunction, name: str) -> ScoreFunction:
 
 def _metric_error(name: str, error: BaseException) -> BadInputError:
     kind = "" if isinstance(error, BadInputError) else f"{type(error).__name__}: "
-    return BadInputError(f"metric {name}: {kind}{one_line(str(error), _MAX_MESSAGE)}")
+    return BadInputError(f"metric {name}: {kind}{one_line(str(error), _MAX_MESSAGE_LENGTH)}")

@@ -93,6 +93,7 @@ def model_metadata(endpoint: Endpoint) -> ModelMetadataResponse:
 
 @contextmanager
 def _client(endpoint: Endpoint) -> Iterator[ServerClient]:
+    """Yield a client of ``endpoint``. Raise ServerCrashed or DeploymentError for a CallError of the context."""
     with closing(open_client(endpoint.connection)) as client:
         try:
             yield client

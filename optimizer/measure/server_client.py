@@ -170,6 +170,7 @@ def ca_file(tls: Tls) -> Path | None:
 
 
 def _read_pem(path: Path) -> str:
+    """Return the text of a PEM file. Raises BadInputError if it is none, or has a damaged certificate."""
     try:
         text = read_bytes(path, MAX_PEM_BYTES, _PEM_HINT).decode("ascii", errors="replace")
         if "-----BEGIN " not in text:

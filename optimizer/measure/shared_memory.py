@@ -47,7 +47,7 @@ def new_name() -> str:
 
 
 @contextlib.contextmanager
-def region(name: str, size: int, contents: bytes = b"") -> Iterator[None]:
+def shared_region(name: str, size: int, contents: bytes = b"") -> Iterator[None]:
     """Create the region ``name`` of ``size`` bytes, which begins with ``contents``, and remove it at the end.
 
     Its memory is reserved at once, because the kernel kills a server that writes to memory that is not available.
@@ -68,6 +68,7 @@ def region(name: str, size: int, contents: bytes = b"") -> Iterator[None]:
 
 
 def _write(path: Path, size: int, contents: bytes) -> None:
+    """Create ``path`` with ``size`` bytes of reserved memory that begin with ``contents``. Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, size)
@@ -99,6 +100,7 @@ def claimed(patterns: Sequence[str]) -> Iterator[None]:
 
 
 def _wait_until_free(patterns: Sequence[str]) -> None:
+    """Wait until no region has a name of ``patterns``. Raises EnvironmentFault after FREE_SECONDS."""
     deadline = time.monotonic() + FREE_SECONDS
     while existing := [
         path for path in SHARED_MEMORY_FOLDER.iterdir() if any(fnmatchcase(path.name, name) for name in patterns)
@@ -136,7 +138,7 @@ def check_is_shared(endpoint: Endpoint, connect: Callable[[Connection], RegionCl
     ``connect`` returns a client of the server.
     """
     name = new_name()
-    with closing(connect(endpoint.connection)) as client, region(name, PROBE_BYTES):
+    with closing(connect(endpoint.connection)) as client, shared_region(name, PROBE_BYTES):
         try:
             unregister_leftovers(client)
             client.register_shared_memory(name, PROBE_BYTES)
@@ -203,7 +205,7 @@ def in_shared_memory(
         clients = [stack.enter_context(closing(connect(server))) for server in servers]
         regions = ((inputs_name, len(contents), contents), (outputs_name, count * slot_bytes, b""))
         for region_name, size, begin in regions:
-            stack.enter_context(region(region_name, size, begin))
+            stack.enter_context(shared_region(region_name, size, begin))
             for client in clients:
                 stack.enter_context(_registered(client, region_name, size, outgoing_requests))
         yield outgoing_requests
@@ -211,6 +213,10 @@ def in_shared_memory(
 
 @contextlib.contextmanager
 def _registered(client: RegionClient, name: str, size: int, outgoing_requests: OutgoingRequests) -> Iterator[None]:
+    """Let the server map the region ``name`` within the context, and after it if a request is unanswered.
+
+    Raises MeasurementError if the server refuses it.
+    """
     try:
         client.register_shared_memory(name, size)
     except CallError as error:
@@ -285,4 +291,5 @@ def _refer(parameters: object, region: str, size: int, offset: int) -> None:
 
 
 def _aligned(size: int) -> int:
+    """Return ``size`` rounded up to a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT

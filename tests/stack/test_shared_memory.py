@@ -31,7 +31,7 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLo
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import open_client
-from optimizer.measure.shared_memory import check_is_shared, region
+from optimizer.measure.shared_memory import check_is_shared, shared_region
 from tests.command_fixtures import HANG_SECONDS, Sandbox, Tune, eventually
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
 from tests.stack_fixtures import embedded_model
@@ -236,7 +236,7 @@ def test_the_check_removes_what_a_killed_run_left_on_the_server(protocol: Protoc
     left = f"tritune_{str(replace(this_process(), pid=process.pid)).replace('-', '_')}_1_inputs"
     connection = endpoint.connection_for_load(protocol)
     with contextlib.closing(open_client(connection)) as client:
-        with region(left, 4096):
+        with shared_region(left, 4096):
             client.register_shared_memory(left, 4096)
         assert left in client.shared_memory()
         check_is_shared(replace(endpoint, remote=connection))

@@ -159,6 +159,7 @@ class RecordedArrivals:
         return self.classes.numbers[(self._start(seed) + np.arange(count)) % len(self.intervals)]
 
     def _start(self, seed: int) -> int:
+        """Return the index of the interval with which the plan for ``seed`` starts."""
         chosen = int(np.random.default_rng(seed).integers(len(self.intervals)))
         return chosen if self.start is None else self.start
 
@@ -171,6 +172,7 @@ class RecordedArrivals:
 
 
 def _count(rate: float, seconds: float) -> int:
+    """Return the expected number of requests, at least one."""
     return max(1, round(rate * seconds))
 
 
@@ -269,6 +271,10 @@ def _parse_cell(column: str, cell: str) -> float:
 
 
 def _recorded_classes(name: str, table: list[dict[str, float]], lines: list[int]) -> RecordedClasses:
+    """Return the classes of the rows of ``table``, which are in these ``lines`` of the file.
+
+    Raises BadInputError if there are too many sizes or classes.
+    """
     class_numbers: dict[tuple[int, int], int] = {}
     numbers, first_lines = np.empty(len(table), dtype=np.int64), list[int]()
     for i, values in enumerate(table):

@@ -177,9 +177,9 @@ class LoadClientGenerator:
         """Return ``count`` measurements of ``seconds`` each from one uninterrupted load; one if it is an overload.
 
         There are fewer, longer ones if few requests of a model that streams have ended in a closed loop. There are
-        fewer if an open loop would have more requests than a measurement may have. The load is
-        not interrupted, because a slowly growing queue would shrink between the measurements, and because each start
-        of the client costs time.
+        fewer if an open loop would have more requests than a measurement may have. The load is not interrupted,
+        because a slowly growing queue would shrink between the measurements, and because each start of the client
+        costs time.
         """
         return self._measure(endpoint, load, seconds * count, math.inf, count)
 
@@ -338,6 +338,7 @@ class LoadClientGenerator:
         return self._messages[key]
 
     def _make_messages(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
+        """Return the requests of this load. Raises BadInputError, MeasurementError or ServerCrashed."""
         try:
             metadata = server_calls.model_metadata(endpoint)
         except DeploymentError as error:

@@ -176,6 +176,7 @@ class Channel:
 
     @property
     def unanswered(self) -> int:
+        """The number of calls that have not ended."""
         return len(self.calls) - self.ended
 
 
@@ -277,9 +278,11 @@ class LoadClient:
 
     @property
     def _in_flight(self) -> int:
+        """The number of unanswered requests, including those of the warm-up."""
         return len(self._sent_ns) + self._warm_ups - self._answers
 
     def _now_ns(self) -> int:
+        """Return the nanoseconds since the start of the load; those of the clock until that start is set."""
         return self._network.monotonic_ns() - self._start_ns
 
     @property
@@ -307,6 +310,7 @@ class LoadClient:
         return (self._now_ns() - started_ns) / 1e9
 
     def _send_and_receive(self, detector: OverloadDetector) -> None:
+        """Send requests when they are due and handle answers, until the load is over or a request fails."""
         watch_ns = 0
         while not self._error:
             now_ns = self._now_ns()
@@ -343,6 +347,7 @@ class LoadClient:
         return channel
 
     def _record_sent(self, now_ns: int) -> None:
+        """Record that the next request was sent at ``now_ns`` and is unanswered."""
         self._sent_ns.append(now_ns)
         self._answered_ns.append(NEVER)
 
@@ -390,6 +395,7 @@ class LoadClient:
         self._answered_ns[number] = now_ns
 
     def _flush(self) -> None:
+        """Write as much of each outbox as its socket accepts."""
         for channel in self._channels:
             if outbox := channel.http2.outbox:
                 with contextlib.suppress(BlockingIOError):

@@ -110,6 +110,7 @@ def _client_limit_seconds(plan: SendPlan) -> float:
 
 
 def _client_environment(connection: Connection) -> dict[str, str]:
+    """Return the environment of the client process, which has the headers because they are secrets."""
     return {
         **os.environ,
         HEADERS_VARIABLE: json.dumps(connection.sent_headers),
@@ -124,6 +125,7 @@ def _client_module(plan: SendPlan) -> str:
 
 
 def _client_failure(done: FinishedProcess) -> str:
+    """Return why the client process has no record: it did not end in time, or with an error."""
     if done.exit_code is None:
         return f"the load generator's client did not end within {done.seconds:.0f} s"
     last_line = one_line(printed_lines(done.output)[-1], 200)

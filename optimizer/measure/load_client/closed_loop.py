@@ -81,6 +81,7 @@ class AnsweredRequests:
 
     @property
     def seconds(self) -> float:
+        """The time that counts."""
         return (self.end_ns - self.begin_ns) / 1e9
 
     @property

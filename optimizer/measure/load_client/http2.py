@@ -148,6 +148,7 @@ class Http2Connection:
         return None
 
     def _receive_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> str | None:
+        """Return what ``_receive_frame`` returns for a frame of headers, of which only the trailers matter."""
         if kind == HEADERS:
             if flags & (PADDED | PRIORITY):
                 raise ConnectionError(NO_TRITONSERVER)
@@ -159,6 +160,7 @@ class Http2Connection:
         return call_error(self._block)
 
     def _apply_settings(self, payload: bytes) -> None:
+        """Apply the server's limits to open calls and to later ones, and send data that they now permit."""
         for name, value in _SETTING.iter_unpack(payload):
             if name == INITIAL_WINDOW_SIZE:
                 for stream in self._unsent:
@@ -188,6 +190,7 @@ class Http2Connection:
         return self._open[stream][0] if stream in self._open else stream // 2
 
     def _forget(self, stream: int) -> None:
+        """Drop the part of the request on ``stream`` that was not sent."""
         self._unsent.pop(stream, None)
         self._windows.pop(stream, None)
 
@@ -274,6 +277,7 @@ def call_status(trailers: Mapping[bytes, bytes]) -> str:
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes | memoryview) -> bytes:
+    """Return an HTTP/2 frame of the type ``kind``."""
     return _FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 

@@ -120,9 +120,11 @@ class SentRequests:
 
     @property
     def span_seconds(self) -> float:
+        """The time that counts."""
         return self.end_seconds - self.begin_seconds
 
     def late_share(self, limit_ms: float = LATE_MS) -> float:
+        """Return the share of the requests that were sent more than ``limit_ms`` after their planned time, 0 to 1."""
         return float(np.mean(self.late_by_ms > limit_ms))
 
     def on_time(self) -> SentRequests:

@@ -129,6 +129,7 @@ class StreamTimes:
     arrivals_ms: Arrays
 
     def take(self, selection: Selection) -> StreamTimes:
+        """Return the times of the selected requests."""
         return StreamTimes(
             self.ttft_ms[selection],
             self.itl_ms[selection],
@@ -138,6 +139,7 @@ class StreamTimes:
         )
 
     def by_timing(self) -> dict[Timing, FloatArray]:
+        """Return the times of all requests in ms, by their kind."""
         return {TTFT: self.ttft_ms, ITL: self.itl_ms}
 
     @property
@@ -165,6 +167,7 @@ def _count_tokens(messages: tuple[bytes, ...], token_output: str) -> IntArray:
 
 
 def _tokens(response: ModelInferResponse, token_output: str) -> int:
+    """Return the tokens of a response, see ``StreamedRequests.decode``; _NO_OUTPUTS without outputs."""
     if not response.outputs:
         return _NO_OUTPUTS
     if not token_output:

@@ -123,6 +123,7 @@ class StreamingClient(LoadClient):
         self._longest_ns = max(self._longest_ns, now_ns - self._sent_ns[number])
 
     def _note_begun(self, request: int, now_ns: int) -> None:
+        """Record ``now_ns`` as the time of the first response to ``request``, unless there was an earlier one."""
         if self._begun_ns[request] == NEVER:
             self._begun_ns[request] = now_ns
             self._begun_count += 1

@@ -17,8 +17,8 @@ from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Point
-from optimizer.explain.explain_report import document
 from optimizer.explain.explanation import Explanation, explain
+from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import OtherSla, Remedy
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.replay import DiscardingRecord, recorded_problem

@@ -18,8 +18,8 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
-from optimizer.explain.explain_report import document
 from optimizer.explain.explanation import explain
+from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import Forecast, Gain, compute_gain
 from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
 from optimizer.plan.evidence import choose_configurations

@@ -18,8 +18,8 @@ from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_bottleneck
-from optimizer.explain.explain_report import document
 from optimizer.explain.explanation import explain
+from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import Forecast, Gain, compute_gain, forecast_other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.results.finished_run import read_run

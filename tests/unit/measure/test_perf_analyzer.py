@@ -18,7 +18,13 @@ from optimizer.core.process import FinishedProcess
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.model_statistics import add_statistics, executions_by_size, mean_batch_size, with_statistics
-from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
+from optimizer.measure.perf_analyzer import (
+    RESERVED_KEY_ERROR,
+    FallbackRunner,
+    LocalRunner,
+    PerfAnalyzer,
+    PerfAnalyzerCommand,
+)
 from optimizer.measure.perf_output import read_windows
 from optimizer.store.trials_table import TrialsTable
 from tests.inference_server import FakeInferenceServer
@@ -120,7 +126,7 @@ def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp
         requested.append("fetched")
         return write_program(tmp_path / "older", "#!/bin/sh\necho measured $1\n")
 
-    refusal = f"Thread [0] had error: {REFUSED} for Triton usage"
+    refusal = f"Thread [0] had error: {RESERVED_KEY_ERROR} for Triton usage"
     newer = write_program(tmp_path / "newer", f'#!/bin/sh\necho "{refusal}"; exit 99\n')
     runner = FallbackRunner(tmp_path, fetch_older)
     for _ in range(2):

@@ -18,7 +18,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.measure.score import BUILT_IN_METRICS, MAX_REQUEST, Scorer, accuracy, auc, read_scorer
+from optimizer.measure.score import BUILT_IN_METRICS, MAX_REQUEST_SAMPLES, Scorer, accuracy, auc, read_scorer
 from optimizer.model import recorded_samples
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import ScoreSection
@@ -170,7 +170,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("max_batch_size", "largest"), [(8, 8), (1000, MAX_REQUEST), (1, 1)])
+@pytest.mark.parametrize(("max_batch_size", "largest"), [(8, 8), (1000, MAX_REQUEST_SAMPLES), (1, 1)])
 def test_all_samples_are_sent_in_order_in_requests_of_allowed_size(max_batch_size: int, largest: int) -> None:
     server = FakeInferenceServer(classifier, max_batch_size=max_batch_size)
     assert score_of(scorer(), server) == 1.0

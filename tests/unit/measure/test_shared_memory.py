@@ -23,7 +23,7 @@ from optimizer.measure.shared_memory import (
     in_shared_memory,
     new_name,
     output_bytes,
-    region,
+    shared_region,
     unregister_leftovers,
 )
 from optimizer.model.inference_requests import to_message
@@ -62,7 +62,7 @@ def no_region_is_left() -> Iterator[None]:
 
 
 def test_a_region_is_private_and_has_its_memory() -> None:
-    with region(name := new_name(), 10_000, b"abc"):
+    with shared_region(name := new_name(), 10_000, b"abc"):
         status = (SHARED_MEMORY_FOLDER / name).stat()
         assert status.st_mode & 0o777 == 0o600
         assert status.st_size == 10_000
@@ -73,7 +73,7 @@ def test_a_region_is_private_and_has_its_memory() -> None:
 def test_memory_that_is_not_available_is_a_measurement_error() -> None:
     with (
         pytest.raises(MeasurementError, match=r"/dev/shm has no space for [\d,.]+ MiB .*--shared-memory none"),
-        region(new_name(), 1 << 50),
+        shared_region(new_name(), 1 << 50),
     ):
         pytest.fail("there is no such machine")
 

@@ -18,8 +18,9 @@ from rich.console import Console
 from objectives.metrics import Forecast, Measurement
 from optimizer.cli.report import main
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.explain.explain_report import document, print_explanation
+from optimizer.explain.explain_report import print_explanation
 from optimizer.explain.explanation import explain
+from optimizer.explain.explanation_document import document
 from optimizer.results.finished_run import read_run
 from optimizer.results.forecast_accuracy import check_forecasts
 from optimizer.results.report.plots import MAX_FORECASTS, forecasts

@@ -14,8 +14,8 @@ import pytest
 
 from optimizer.cli.explain import main
 from optimizer.core.errors import BadInputError
-from optimizer.explain.explain_report import document
 from optimizer.explain.explanation import explain
+from optimizer.explain.explanation_document import document
 from optimizer.results.finished_run import read_run
 from optimizer.results.report.content import report_section
 from optimizer.results.shared_memory_effect import FILE, SharedMemoryEffect, paired_ratio, read_effect, write_effect
