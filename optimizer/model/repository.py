@@ -304,11 +304,7 @@ def read_source(
     tuned, by default the largest step that batches. Raises BadInputError if a model is missing or they do not fit
     together.
     """
-    for flag, names in {"bls-composing-models": composing, "concurrent-models": concurrent}.items():
-        if name in names:
-            raise BadInputError(f"--{flag} {name}: {name} is the tuned model itself; leave it out")
-    if set(variants) == {name}:
-        raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
+    _refuse_tuned_model(name, composing, variants, concurrent)
     top = read(name)
     if concurrent and top.is_streaming:
         raise BadInputError(
@@ -327,9 +323,8 @@ def read_source(
     variant_configs = _read_variants(top, read, variants)
     facts = dict(top.facts)
     if parts:
-        facts["model_bytes"] = sum(int(part.facts.get("model_bytes", 0)) for part in parts.values()) or int(
-            facts.get("model_bytes", 0)
-        )
+        part_bytes = sum(int(part.facts.get("model_bytes", 0)) for part in parts.values())
+        facts["model_bytes"] = part_bytes or int(facts.get("model_bytes", 0))
     return replace(
         top,
         facts=facts,
@@ -338,6 +333,17 @@ def read_source(
         concurrent=tuple(dict.fromkeys(concurrent)),
         variants=variant_configs,
     )
+
+
+def _refuse_tuned_model(
+    name: str, composing: Sequence[str], variants: Sequence[str], concurrent: Sequence[str]
+) -> None:
+    """Raise BadInputError if an option for other models names only the tuned model ``name`` itself."""
+    for flag, names in {"bls-composing-models": composing, "concurrent-models": concurrent}.items():
+        if name in names:
+            raise BadInputError(f"--{flag} {name}: {name} is the tuned model itself; leave it out")
+    if set(variants) == {name}:
+        raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
 
 
 def _read_variants(

@@ -107,7 +107,7 @@ class ReportSection:
         front_title: The axes of the front.
         streaming: The times of a model that streams, by load.
         stages: The mean time of a request in each stage.
-        forecasts: The search's forecasts and what was measured.
+        forecasts: The search's forecasts, compared with the measurements.
         sensitivity: The configurations one step from the best one.
         sensitivity_sentence: The largest effect among these.
         is_simulated: Whether the simulator of the dynamic batcher describes the model.

@@ -187,7 +187,7 @@ class SharedWorkers(StudyWorkers):
         self._end(self.number, has_confirmed=is_done and self._confirms)
 
     def _enter(self, role: Mapping[str, Any]) -> None:
-        """Register this worker under a new number; ``role`` has its user attributes besides those of the process."""
+        """Register this worker under a new number; ``role`` has its attributes that are not those of the process."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._role, self._has_entered = role, True
