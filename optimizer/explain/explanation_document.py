@@ -45,6 +45,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
 
 
 def _forecasts_document(checks: Sequence[CheckedForecast]) -> dict[str, Any] | None:
+    """Return how many measured values were within their forecast intervals; None without forecasts."""
     if not checks:
         return None
     return {
@@ -115,6 +116,7 @@ def _entry(point: Point | None) -> dict[str, Any] | None:
 
 
 def _forecast_values(forecast: Forecast | None) -> dict[str, Any]:
+    """Return a forecast with null values if no load meets the bounds."""
     return {
         "configuration": configuration_text.configuration(forecast.candidate) if forecast else None,
         "concurrency": forecast.concurrency if forecast else None,

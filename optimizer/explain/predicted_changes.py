@@ -98,6 +98,7 @@ class SurrogateForecaster:
         return replace(forecast, samples=best_throughputs / time_share)
 
     def _forecast(self, candidate: Candidate, logs: FloatArray, concurrency: int) -> Forecast:
+        """Return the forecast with ``logs`` [1 + latencies]: log throughput and log latencies in seconds."""
         throughput, *latencies_s = np.exp(logs).tolist()
         return Forecast(
             candidate,

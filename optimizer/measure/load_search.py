@@ -142,6 +142,7 @@ class ConcurrencySearch:
         return None if concurrency is None else LoadPoint(self.rules.request_batch_size, concurrency)
 
     def _next_concurrency(self) -> int | None:
+        """Return the concurrency to measure next, which may be a repetition; None if the search is over."""
         rules, latest = self.rules, self.latest
         if rules.only_concurrencies:
             return next((concurrency for concurrency in rules.only_concurrencies if concurrency not in latest), None)

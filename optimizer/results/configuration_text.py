@@ -146,6 +146,7 @@ def change_lines(before: Candidate, after: Candidate) -> list[str]:
 
 
 def _changes(old: dict[str, list[str]], new: dict[str, list[str]]) -> Iterator[str]:
+    """Yield the lines of the fields that differ, with ``- `` or ``+ `` before them."""
     for name in _merge_order(old, new):
         removed, added = old.get(name, []), new.get(name, [])
         if removed == added:
@@ -225,6 +226,7 @@ def _is_batcher_default(path: str, value: FieldValue) -> bool:
 
 
 def _batching_lines(candidate: Candidate) -> list[str]:
+    """Return the lines of ``dynamic_batching``: one line for a single setting, else one for each."""
     inside = []
     if candidate.max_queue_delay_us:
         inside.append(f"max_queue_delay_microseconds: {candidate.max_queue_delay_us}")

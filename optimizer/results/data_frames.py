@@ -85,6 +85,7 @@ def confirmations_frame(confirmed: Sequence[ConfirmedLoad]) -> pd.DataFrame:
 
 
 def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
+    """Return the row of a candidate and load that fresh servers measured."""
     document = result_document.confirmation(confirmed)
     throughput_low, throughput_high = result_document.interval_document(confirmed.throughput)
     latency_low, latency_high = result_document.interval_document(confirmed.latency_ms)
@@ -137,6 +138,7 @@ def _frame(rows: Iterable[Row], columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _typed(name: str, values: Any) -> Any:
+    """Return the column ``name`` with its type, which is the same in all frames."""
     if name == "preferred_batch_sizes":
         return values
     if name in _TYPES:

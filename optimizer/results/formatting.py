@@ -58,6 +58,7 @@ def estimate(value: float | None, bounds: ConfidenceInterval | None, unit: str =
 
 
 def _with_interval(value: float, low: float, high: float) -> str:
+    """Return the text of ``estimate`` for a value with a known interval."""
     nearer, farther = sorted((value - low, high - value))
     if math.isinf(farther):
         return f"{approximate(value)} (at least {approximate(low)})"

@@ -99,6 +99,7 @@ def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:
 
 
 def _may_meet_bound_undisturbed(measurement: Measurement, bound: Constraint) -> bool:
+    """Return whether ``measurement`` could meet ``bound`` on an undisturbed machine, see ``may_meet_undisturbed``."""
     free_share = 1 - (measurement.other_cpu_share or 0.0)
     metric = METRICS[bound.metric]
     value = metric.value(measurement)

@@ -77,6 +77,7 @@ class PlainObserver(QuietObserver):
         )
 
     def _describe_trial(self, trial: Trial) -> str:
+        """Return the metrics of the trial, or of its newest fresh server, or why there are none."""
         if trial.status == "failed":
             return f"failed: {trial.reason}"
         if self._roles.get(trial.number) == "confirm":
@@ -245,6 +246,7 @@ class LiveObserver:
         return table
 
     def _row(self, role: str, trial: Trial) -> tuple[RenderableType, ...]:
+        """Return the cells of a trial: number, configuration, throughput, latency and number of loads."""
         name = Text(configuration_text.configuration(trial.candidate))
         if role not in ("", "search"):
             name = Text.assemble((f"{role.replace('_', ' ')}: ", "bold"), name)
@@ -266,6 +268,7 @@ class LiveObserver:
         return str(trial.number), name, *(Text(formatting.number(value), style) for value in values), loads
 
     def _running_line(self) -> RenderableType:
+        """Return the line on the trial that changed last, with its newest measurement."""
         if not self._running:
             return Text("")
         trial = self._running[-1].trial
@@ -277,6 +280,7 @@ class LiveObserver:
         return Text.assemble(("now          ", "bold"), f"trial {trial.number}: {state}")
 
     def _best_lines(self) -> list[RenderableType]:
+        """Return two lines: the best performance so far and its configuration."""
         if self._best is None:
             within = formatting.bounds(self._problem.sla)
             nothing = f"nothing within {within} yet" if self._finished and within else "nothing measured yet"
@@ -289,6 +293,7 @@ class LiveObserver:
         ]
 
     def _time_left(self) -> RenderableType:
+        """Return the progress bar of the budget, with the elapsed time and the number of trials."""
         total = max(self._budget.seconds, 1e-9)
         left_seconds = min(max(0.0, self._budget.seconds_left()), total)
         elapsed = formatting.clock(time.monotonic() - self._started)

@@ -132,6 +132,7 @@ def effect_of_trial(folder: Path, trial: int) -> SharedMemoryEffect | None:
 
 
 def _effect(document: Mapping[str, Any]) -> SharedMemoryEffect:
+    """Return the effect in a document. Raises ValueError, KeyError, TypeError or OverflowError if it is damaged."""
     pairs = tuple((float(without), float(with_it)) for without, with_it in document["throughputs_infer_per_sec"])
     if len(pairs) < 2 or not all(1 / MAX_NUMBER < value < MAX_NUMBER for pair in pairs for value in pair):
         raise ValueError(

@@ -37,6 +37,7 @@ def answer(outcome: Outcome, problem: Problem) -> str:
 
 
 def _answer(outcome: Outcome, problem: Problem) -> str:
+    """Return the answer without the name of the model, see ``answer``."""
     goal, best = formatting.bounds(problem.sla), outcome.recommended
     if best is None and outcome.inconclusive is not None:
         measured = "no measurement" if goal and outcome.inconclusive.kind != "unstable" else "no stable measurement"
@@ -327,6 +328,7 @@ def _step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, 
 
 
 def _deployment(folder: str | Path, *, can_serve: bool) -> NextStep:
+    """Return the step that deploys the recommendation of the run in ``folder``."""
     run = shlex.quote(show_path(folder))
     files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]
     into = " --out tuned_models" if len(files) > 1 else ""  # a single file goes to standard output

@@ -157,6 +157,7 @@ def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recom
 
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
+    """Print the recommendation next to the baselines, with one row for each metric if the columns do not fit."""
     headers, rows = outcome_values.comparison_headers(outcome, problem), outcome_values.comparisons(outcome, problem)
     *unbroken, _ = zip(headers, *rows, strict=True)
     width = sum(max(map(len, column)) + 2 for column in unbroken) + MIN_GAIN_WIDTH
@@ -172,6 +173,7 @@ def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> 
 
 
 def _print_details(console: Console, outcome: Outcome, problem: Problem, run: RunDetails) -> None:
+    """Print all metrics, the verdict, the Pareto front, the model, the machine and the extent of the search."""
     point = outcome.recommended or outcome.closest
     if point is not None:
         for label, text in (*point_lines(outcome, point, problem), *summary.verdict_lines(outcome)):

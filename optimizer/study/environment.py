@@ -258,6 +258,7 @@ class Environment:
         return CombinedOutputCheck({task.source.name: check, **other_checks})
 
     def _make_telemetry(self, task: Task) -> Telemetry:
+        """Return the telemetry of processes, GPUs and an engine, as far as the target and the model have them."""
         placement = self.placement(task)
         gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
         processes = ProcessTelemetry(

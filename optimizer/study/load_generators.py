@@ -177,6 +177,7 @@ def perf_analyzer_identity(options: RunOptions, task: Task, on_progress: Callabl
 def _make_own_client(
     options: RunOptions, task: Task, folder: RunFolder, cpus: frozenset[int], stopwatch: Stopwatch
 ) -> LoadClientGenerator:
+    """Return the generator that starts tune's own client: for an open loop, for sequences, or for a closed loop."""
     default_ms = RATE_WINDOW_MS if task.problem.open_loop else FIRST_WINDOW_MS
     if task.source.is_streaming:
         default_ms = STREAM_WINDOW_MS

@@ -84,12 +84,14 @@ class _Finder:
     start_server: bool
 
     def of_named_profile(self, profile: Profile) -> NamedModel:
+        """Return the model of ``profile``, whose section ``gpu`` applies if a GPU serves it."""
         on_gpu = self.serving.reaches("onnxruntime")
         if isinstance(profile.model, StoredModel):  # all others are ONNX
             on_gpu = self.serving.stored_on_gpu(profile.model.repository, profile.model.name)
         return self._of_profile(profile.for_hardware(gpu=on_gpu))
 
     def of_model_analyzer(self, file: Path) -> NamedModel:
+        """Return the model of Model Analyzer's ``file``, with a profile that has its settings."""
         from optimizer.model.model_analyzer.reader import build_profile, read_model_analyzer
 
         mapped, repository = read_model_analyzer(file, self.options.model), Path(self.options.model_repository or ".")
@@ -99,6 +101,7 @@ class _Finder:
         return replace(self._of_profile(profile), notes=tuple(map(str, mapped.notes)))
 
     def of_repository(self, repository: Path, name: str) -> NamedModel:
+        """Return the model ``name`` in ``repository``, with the other models that the options name."""
         batch = self._request_sizes()
         source = read_source(
             partial(self._read_stored_model, repository, largest_batch=max(DEFAULT_LARGEST_BATCH, batch.largest)),
@@ -110,6 +113,7 @@ class _Finder:
         return NamedModel(source, batch)
 
     def of_onnx_file(self, path: Path) -> NamedModel:
+        """Return the model of an ONNX file, which gets a configuration of its own also in a repository."""
         _refuse_other_models(self.options)
         batch = self._request_sizes()
         if (model := _model_of_version(path)) is not None:
@@ -120,6 +124,7 @@ class _Finder:
         return NamedModel(self._read_onnx_file(path, max(DEFAULT_LARGEST_BATCH, batch.largest)), batch, file=path)
 
     def _of_profile(self, profile: Profile) -> NamedModel:
+        """Return the model of ``profile``. Raises BadInputError if its space or its requests do not fit the model."""
         options, model, batch = self.options, profile.model, self._request_sizes(profile.request.batch_size)
         section = profile.space or SpaceSection()
         _check_space(section, profile, self.serving.gpu_count)
@@ -167,6 +172,7 @@ class _Finder:
         return read_bare_onnx(file, gpu=on_gpu, largest_batch=largest_batch, cache=cache_folder())
 
     def _build_model(self, model: BuiltModel, largest_batch: int) -> ModelSource:
+        """Return a built-in model, built in the cache if it is not there."""
         from optimizer.model.builders import build
 
         built = build(

@@ -76,6 +76,7 @@ def problem_document(task: Task) -> dict[str, Any]:
 
 
 def _tokens_document(tokens: TokenRequests) -> dict[str, dict[str, Any]]:
+    """Return the numbers of tokens of prompts and outputs for run.json."""
     return {
         name: {
             "smallest": lengths.smallest,
@@ -225,6 +226,7 @@ class RunRecord:
             self._write_info(status, "", document)
 
     def _write_info(self, status: str, reason: str, document: Mapping[str, Any]) -> None:
+        """Write run.json, with secrets replaced. ``document`` is that of ``--json``, empty without a result."""
         options = replace(
             self.environment.options,
             storage=self.environment.options.storage and redact(self.environment.options.storage),

@@ -190,6 +190,7 @@ def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[
 
 
 def _print_configuration(console: Console, configuration_cells: Sequence[SweepCell], is_by_request: bool) -> None:
+    """Print the cells of one configuration: a table for each request batch size, or one by that size."""
     for size, group in groupby(
         configuration_cells, key=lambda cell: None if is_by_request else cell.load.request_batch_size
     ):

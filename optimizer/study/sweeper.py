@@ -256,6 +256,7 @@ class _SweepSession:
         return SweepResult(status, self._plan, cells, self._folder, document)
 
     def _measure(self, make_observer: Callable[[SweepPlan], ProgressObserver]) -> None:
+        """Start the server and measure the missing loads. The notes on its deployments are kept if this fails."""
         environment, task, plan, folder = self._environment, self._task, self._plan, self._folder
         server, loads = describe_server(environment.options), formatting.count(len(plan), "measurement")
         environment.on_progress(f"sweeping {task.problem.model} on {server}: {loads}; results in {folder.path}")

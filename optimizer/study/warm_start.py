@@ -117,6 +117,7 @@ def load_for_recording(path_or_run: str | None, problem: Problem) -> tuple[Trans
 
 
 def _read_source(name: str, table: Path, folder: Path) -> WarmStartSource:
+    """Return the trials of ``table``, of a run or recorded, with the fingerprint in run.json of ``folder``."""
     run_table = read_run_table(table)
     if run_table is None:
         recording = read_recording(table)

@@ -402,6 +402,7 @@ class LoadClient:
                     del outbox[: channel.socket.send(outbox)]
 
     def _write_record(self, folder: Path) -> None:
+        """Write the record: the times of each request, and how the load ended."""
         planned_ns = self._planned()
         unsent = [NEVER] * (len(planned_ns) - len(self._sent_ns))
         facts = {

@@ -65,6 +65,7 @@ class OpenLoopGenerator(LoadClientGenerator):
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
+        """Measure whole periods of the arrivals, at most MAX_PLANNED requests in all."""
         period_seconds = self.arrivals.times.period_at(load.request_rate)
         window_seconds = self.arrivals.times.whole_periods(seconds / parts, load.request_rate)
         lead_in_seconds = max(LEAD_IN_SECONDS, self.arrivals.times.lead_in_at(load.request_rate))
@@ -147,6 +148,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
+        """Measure once, and repeat it with more time if no request was answered."""
         while True:
             schedule = Schedule(
                 seconds=seconds,

@@ -100,6 +100,7 @@ class StreamingClient(LoadClient):
         self._begun_ns.append(NEVER)
 
     def _receive(self, channel: Channel, data: bytes, now_ns: int) -> None:
+        """Record the responses in ``data`` and the calls that end with it."""
         assert isinstance(channel.http2, StreamingConnection), "_connection_type"
         ended, messages = channel.http2.receive(data), channel.http2.messages
         if ended or messages:

@@ -188,6 +188,7 @@ def _adapt(root: ElementTree.Element, mark: str) -> None:
 
 
 def _describe(root: ElementTree.Element, drawn: Drawing, mark: str, kind: str) -> None:
+    """Make the SVG ``root`` an image of the page's width, with a title and a description for screen readers."""
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     described = {"aria-labelledby": f"{mark}-title", "aria-describedby": f"{mark}-desc"}

@@ -365,6 +365,7 @@ def _best_shown_load(trial: Trial, points: Sequence[Point], outcome: Outcome, pr
 
 
 def _trial_row(best: BestLoad, metrics: Sequence[str], remark: str) -> tuple[str, ...]:
+    """Return the cells of a trial in the table of trials."""
     trial, point = best.trial, best.point
     loads = str(len({load for load, _ in trial.measurements}))
     configuration = configuration_text.configuration(trial.candidate)
@@ -376,6 +377,7 @@ def _trial_row(best: BestLoad, metrics: Sequence[str], remark: str) -> tuple[str
 
 
 def _trial_remark(best: BestLoad, problem: Problem, outcome: Outcome) -> str:
+    """Return why a trial has no values, or where it was measured and why it is not recommended."""
     trial, point = best.trial, best.point
     reasons = [trial.reason, *(measurement.reason for _, measurement in trial.measurements)]
     if trial.status == "failed" or point is None:

@@ -74,6 +74,7 @@ class BatchRunner:
         return self.record
 
     def _run_minimums(self) -> None:
+        """Search for each entry that has not begun, with at most an equal share of the time and MINIMUM_TRIALS."""
         max_seconds = search_seconds(self.record.budget_seconds) / len(self.record.entries)
         for index, entry in enumerate(self.record.entries):
             if entry.state == "waiting":
@@ -82,6 +83,7 @@ class BatchRunner:
                 self._step(index, seconds, max_trials=MINIMUM_TRIALS)
 
     def _allocate(self) -> None:
+        """Give the rest of the search time to one entry after another, until no search can use it."""
         while self._search_seconds_left() > 0:
             states = [self._state(index) for index in range(len(self.record.entries))]  # the estimates take time, too
             chosen = next_allocation(states, self._search_seconds_left())
@@ -96,6 +98,7 @@ class BatchRunner:
         return search_seconds(self.record.budget_seconds) - self.record.spent_seconds
 
     def _confirm(self) -> None:
+        """Confirm each searched entry; those that are left share the remaining time equally."""
         pending = [index for index, entry in enumerate(self.record.entries) if entry.state == "searched"]
         for done, index in enumerate(pending):
             left_seconds = self.record.budget_seconds - self.record.spent_seconds

@@ -42,6 +42,7 @@ def _read_target(value: object) -> dict[str, Any]:
 
 
 def _read_options(value: object, allowed: Sequence[str]) -> dict[str, Any]:
+    """Return ``value``, a mapping of options. Raises ValueError for another value, or an option not ``allowed``."""
     if not isinstance(value, dict):
         raise ValueError(f"{format_value(value)} is not a mapping of options of `tune run`")
     for name, setting in value.items():

@@ -188,6 +188,7 @@ def open_cluster(
 def _environment_of(
     info: WorkerInfo, options: RunOptions, share: TrialShare, stopwatch: Stopwatch, on_progress: Callable[[str], None]
 ) -> Environment:
+    """Return the environment of the driver, which describes the node of the worker with ``info``."""
     server, client = info.placement.server, info.placement.client
     note = ShareOfNode(str(share), 0 if server & client else len(client))
     return Environment(

@@ -111,6 +111,7 @@ def pin(cpus: frozenset[int]) -> None:
 
 
 def _try_to_hold(count: int, machine: CpuTopology, folder: Path) -> HeldCpus | None:
+    """Return the locks of ``count`` CPUs; None if too few are free. One process at a time chooses."""
     with (folder / "choosing").open("a") as choosing, contextlib.ExitStack() as undo:
         fcntl.flock(choosing, fcntl.LOCK_EX)
         free: dict[int, TextIO] = {}

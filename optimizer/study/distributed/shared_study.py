@@ -75,6 +75,7 @@ class Heartbeat:
         self._thread.join(JOIN_SECONDS)
 
     def _send(self) -> None:
+        """Send heartbeats until ``stop``, and note when the last gap between two of them ended."""
         while not self._stopped.wait(self._every_seconds):
             with contextlib.suppress(*storage_errors()):
                 # not retried: this thread neither waits for the database nor reports its loss

@@ -161,6 +161,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _reporting_faults(self) -> Iterator[None]:
+        """Report a TuneError of the context as WorkerFailed."""
         try:
             yield
         except TuneError as error:

@@ -240,6 +240,7 @@ class WorkerPool:
                 self._start_worker(node)
 
     def _start_worker(self, node: ClusterNode) -> None:
+        """Start a worker on ``node``, with a share of it that Ray reserves."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor = self._actor.options(
