@@ -16,10 +16,10 @@ from optimizer.results.report.figure_style import (
     LIGHT,
     STAGE_COLOURS,
     Drawing,
-    fit,
     legend_above,
     new_figure,
     report_style,
+    set_margins,
     svg,
 )
 
@@ -48,7 +48,7 @@ def write_plot(path: Path, cases: Sequence[BoundedTable], methods: Sequence[str]
         left.set_title("mean regret")
         left.set_xlabel("deployments")
         right.set_xlabel("seconds of deploying and measuring")
-        fit(figure, legend_above(figure, left, columns=9))
+        set_margins(figure, legend_above(figure, left, columns=9))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(svg(Drawing(path.stem, "mean regret", "", figure)))
 

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from kept import all_cells, read_kept
 from optimizer.results.report.figure_style import (
-    LABELS,
-    LEGEND_ROW,
+    LABELS_HEIGHT,
+    LEGEND_ROW_HEIGHT,
     LIGHT,
-    MARGIN,
     PALETTE,
+    TOP_MARGIN,
     Drawing,
-    fit,
+    format_thousands,
     legend_above,
     new_figure,
     report_style,
+    set_margins,
     svg,
-    thousands,
 )
 from published import Row, published
 from side_by_side import HIGHER_IS_BETTER, number, ratio
@@ -127,7 +127,7 @@ def draw_throughput(
     else:
         axes.set_ylim(0, 1.15 * highest)
     axes.minorticks_off()
-    thousands(axes, x=False)
+    format_thousands(axes, x=False)
 
 
 def mark_group(source: str, name: str) -> str:
@@ -180,7 +180,7 @@ def draw_pairs(axes: Axes, pairs: Sequence[Pair], title: str, shown: Callable[[f
     axes.spines["left"].set_visible(False)
     axes.set_title(title)
     axes.minorticks_off()
-    thousands(axes)
+    format_thousands(axes)
     place_legend: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "borderaxespad": 0.0}
     axes.legend(ncols=2, fontsize=10, handletextpad=0.1, columnspacing=1.0, **place_legend)
 
@@ -200,12 +200,12 @@ def two_panels() -> tuple[Figure, Axes, Axes]:
 
 def arrange(figure: Figure, upper: float, lower: float, legend_rows: int = 0) -> None:
     """Set the heights of the two panels, in inches, and the margins."""
-    top = MARGIN + LEGEND_ROW * legend_rows + 0.3
-    figure.set_size_inches(WIDTH, top + upper + GAP + lower + LABELS)
+    top = TOP_MARGIN + LEGEND_ROW_HEIGHT * legend_rows + 0.3
+    figure.set_size_inches(WIDTH, top + upper + GAP + lower + LABELS_HEIGHT)
     grid = figure.axes[0].get_gridspec()
     assert grid is not None
     grid.set_height_ratios([upper, lower])
-    fit(figure, legend_rows)
+    set_margins(figure, legend_rows)
     figure.subplots_adjust(hspace=2 * GAP / (upper + lower))
 
 

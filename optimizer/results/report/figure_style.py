@@ -1,4 +1,4 @@
-"""Style of the plots: colours, axes, legends, a layout for narrow screens, and figures as PNG or as SVG of a page."""
+"""Style of the plots: colours, axes, legends, and figures as PNG or as SVG of a page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import io
 import logging
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from xml.etree import ElementTree
 
 import numpy as np
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# name -> (on a light page, on a dark page); all light colours differ, because `_adapt` replaces them in figures
+# name -> (on a light page, on a dark page); light colours differ, because `_adapt_to_page` replaces them in figures
 PALETTE: Mapping[str, tuple[str, str]] = {
     "page": ("#ffffff", "#14171b"),
     "ink": ("#1b1f24", "#e8ebee"),
@@ -154,7 +153,7 @@ def inline(drawn: Drawing, prefix: str, kind: str) -> str:
         marks = [] if element is None else list(element.iter(f"{{{_SVG}}}use")) or _paths(element)
         for mark_of_value, label in zip(marks, labels, strict=False):
             ElementTree.SubElement(mark_of_value, "title").text = label
-    _adapt(root, mark)
+    _adapt_to_page(root, mark)
     _describe(root, drawn, mark, kind)
     return ElementTree.tostring(root, encoding="unicode")
 
@@ -164,7 +163,7 @@ def _paths(element: ElementTree.Element) -> list[ElementTree.Element]:
     return [path for path in element.iter(f"{{{_SVG}}}path") if path.get("id") is None]
 
 
-def _adapt(root: ElementTree.Element, mark: str) -> None:
+def _adapt_to_page(root: ElementTree.Element, mark: str) -> None:
     """Remove namespaces, style sheets and unused ids, and replace colours by CSS variables of the page."""
     for definitions in list(root.iter(f"{{{_SVG}}}defs")):
         for sheet in definitions.findall(f"{{{_SVG}}}style"):
@@ -201,10 +200,10 @@ def _describe(root: ElementTree.Element, drawn: Drawing, mark: str, kind: str) -
 
 LOG_FROM_RATIO = 30.0  # ratio of the latencies above which their axis is logarithmic
 FINE_TICKS_RATIO = 2000.0  # ratio up to which there is room for ticks at 1, 2 and 5 of each decade
-FAR = 3.0  # a bound this many times beyond all points is not drawn, because it would squeeze them
+FAR_BOUND = 3.0  # a bound this many times beyond all points is not drawn, because it would squeeze them
 MAX_DOTS = 3000  # per group; more would overlap
-CELL = 1.5  # initial size, in units of the SVG, of a cell in which one dot is kept
-MARGIN, LEGEND_ROW, LABELS = 0.1, 0.27, 0.62  # inches
+FIRST_CELL = 1.5  # initial size, in units of the SVG, of a cell in which one dot is kept
+TOP_MARGIN, LEGEND_ROW_HEIGHT, LABELS_HEIGHT = 0.1, 0.27, 0.62  # inches
 LABEL_DISTANCE = 21 / 72  # inches from an x axis to its label, below the texts of the ticks
 LEGEND_LOOK: Mapping[str, Any] = {
     "loc": "upper left",
@@ -214,10 +213,10 @@ LEGEND_LOOK: Mapping[str, Any] = {
     "fontsize": 10,
 }
 
-Placed = tuple[Point, float, float]
+PlacedPoint: TypeAlias = tuple[Point, float, float]  # a point with its x and y
 
 
-def thousands(axes: Axes, *, x: bool = True) -> None:
+def format_thousands(axes: Axes, *, x: bool = True) -> None:
     """Write numbers of the y axis, and of the x axis, with thousands separators."""
     from matplotlib.ticker import FuncFormatter
 
@@ -227,7 +226,7 @@ def thousands(axes: Axes, *, x: bool = True) -> None:
         axes.xaxis.set_major_formatter(formatter)
 
 
-def log_latency(axes: Axes, values_ms: Sequence[float]) -> None:
+def set_latency_axis(axes: Axes, values_ms: Sequence[float]) -> None:
     """Set the x axis for latencies: from 0, or logarithmic if the values are far apart."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -242,11 +241,11 @@ def log_latency(axes: Axes, values_ms: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def bound_lines(axes: Axes, sla: Sla, metric: str, *, vertical: bool = False) -> None:
+def draw_bounds(axes: Axes, sla: Sla, metric: str, *, vertical: bool = False) -> None:
     """Draw the bounds on ``metric``, with a label for the legend, unless they are far beyond all points."""
     for constraint in sla:
         low, high = axes.get_xlim() if vertical else axes.get_ylim()
-        if constraint.metric != metric or constraint.bound > FAR * high:
+        if constraint.metric != metric or constraint.bound > FAR_BOUND * high:
             continue
         limits, line = (axes.set_xlim, axes.axvline) if vertical else (axes.set_ylim, axes.axhline)
         limits(low, max(high, 1.06 * constraint.bound))
@@ -259,9 +258,9 @@ def dot_size(count: int) -> float:
     return 22.0 if count <= 300 else 7.0
 
 
-def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
+def visible_dots(axes: Axes, dots: Sequence[PlacedPoint]) -> list[PlacedPoint]:
     """Return ``dots`` without those that are hidden by others. The limits of the axes must be set before."""
-    kept, cell = list(dots), CELL
+    kept, cell = list(dots), FIRST_CELL
     if not kept:
         return kept
     positions = axes.transData.transform(np.array([(x, y) for _, x, y in dots])) * 72 / axes.figure.dpi
@@ -278,7 +277,9 @@ def draw_dots(axes: Axes, places: Iterable[tuple[float, float]], **look: Any) ->
     axes.scatter(x, y, **look)
 
 
-def bars(axes: Axes, corners: Sequence[tuple[float, float, float, float]], colour: str, gid: str, label: str) -> None:
+def draw_bars(
+    axes: Axes, corners: Sequence[tuple[float, float, float, float]], colour: str, gid: str, label: str
+) -> None:
     """Draw a bar for each (left, low, right, high); ``gid`` is their group's, ``label`` their text in the legend."""
     from matplotlib.collections import PolyCollection
 
@@ -288,7 +289,7 @@ def bars(axes: Axes, corners: Sequence[tuple[float, float, float, float]], colou
 
 
 def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:
-    """Add a legend above all panels; return the number of its rows, for which `fit` makes room."""
+    """Add a legend above all panels; return the number of its rows, for which `set_margins` makes room."""
     entries: dict[str, Any] = {}
     for panel in axes:
         handles, labels = panel.get_legend_handles_labels()
@@ -297,20 +298,20 @@ def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:
     return math.ceil(len(entries) / columns)
 
 
-def no_marks(axes: Axes) -> None:
+def hide_right_ticks(axes: Axes) -> None:
     """Hide ticks and labels on the right side."""
     axes.tick_params(right=False, labelright=False)
 
 
-def fit(figure: Figure, legend_rows: int = 0, *, right: float = 0.15) -> None:
-    """Set fixed margins for labels and legend, which is faster than measuring text."""
+def set_margins(figure: Figure, legend_rows: int = 0, *, right: float = 0.15) -> None:
+    """Set fixed margins for labels and legend, which is faster than measuring text; ``right`` is in inches."""
     width, height = figure.get_size_inches()
     titles = any(axes.get_title(loc="left") for axes in figure.axes)
-    top = MARGIN + LEGEND_ROW * legend_rows + (0.3 if titles else 0.1)
+    top = TOP_MARGIN + LEGEND_ROW_HEIGHT * legend_rows + (0.3 if titles else 0.1)
     figure.subplots_adjust(
         left=0.95 / width,
         right=1 - right / width,
-        bottom=LABELS / height,
+        bottom=LABELS_HEIGHT / height,
         top=1 - top / height,
         wspace=0.22,
         hspace=0.5,
@@ -331,104 +332,3 @@ def place_labels(figure: Figure) -> None:
         axes.xaxis.set_label_coords(0.5, 0, axes.transAxes + below)
         if not has_y_labels:
             axes.yaxis.set_label_coords(0, 0.5)
-
-
-# -- the layout for a narrow screen: panels below each other, and a legend of at most two columns -----------------
-
-NARROW_WIDTH = 5.4  # inches; text is then about as large as that of the page on a telephone
-LEFT, RIGHT, RIGHT_AXIS = 0.95, 0.2, 0.95  # margins in inches, the last one for a second axis
-PANEL, SMALL_PANEL, GAP, SMALL_GAP = 2.3, 1.5, 0.9, 0.62  # heights of panels and of the space between them
-MAX_LARGE = 3  # more panels are small
-MAX_LABEL_LENGTH = 26  # characters of a legend of two columns
-TITLE_SIZE, MIN_SIZE = 9.5, 6.5  # points
-MAX_LETTERS = 40  # characters that fit below a panel at full size, with the space between the texts
-
-
-def make_narrow(figure: Figure) -> None:
-    """Change the layout of ``figure``, whose colours, limits and tooltips stay."""
-    legend_rows = _rearrange_legend(figure)
-    panels = _panels(figure)
-    grid = panels[0][0].get_gridspec()
-    has_titles = any(axes.get_title(loc="left") for axes in figure.axes)
-    top = MARGIN + LEGEND_ROW * legend_rows + (0.3 if has_titles else 0.1)
-    for axes in figure.axes:
-        axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=TITLE_SIZE)
-    if grid is None or grid.ncols == 1:
-        _narrow_column(figure, top)
-    else:
-        _stack_panels(figure, panels, top)
-
-
-def _narrow_column(figure: Figure, top: float) -> None:
-    """Reduce the width of panels that are below each other; ``top`` is the upper margin in inches."""
-    width, height = figure.get_size_inches()
-    margins = figure.subplotpars
-    left, bottom, old_top = margins.left * width, margins.bottom * height, (1 - margins.top) * height
-    height += top - old_top
-    figure.set_size_inches(NARROW_WIDTH, height)
-    figure.subplots_adjust(
-        left=left / NARROW_WIDTH,
-        right=1 - RIGHT / NARROW_WIDTH,
-        top=1 - top / height,
-        bottom=bottom / height,
-    )
-
-
-def _stack_panels(figure: Figure, panels: Sequence[Sequence[Axes]], top: float) -> None:
-    """Arrange the panels of several columns in one; ``top`` is the upper margin in inches."""
-    panel, gap = (PANEL, GAP) if len(panels) <= MAX_LARGE else (SMALL_PANEL, SMALL_GAP)
-    height = top + len(panels) * panel + (len(panels) - 1) * gap + LABELS
-    figure.set_size_inches(NARROW_WIDTH, height)
-    has_second_axis = any(len(group) > 1 for group in panels)
-    cells = figure.add_gridspec(
-        len(panels),
-        1,
-        left=LEFT / NARROW_WIDTH,
-        right=1 - (RIGHT_AXIS if has_second_axis else RIGHT) / NARROW_WIDTH,
-        top=1 - top / height,
-        bottom=LABELS / height,
-        hspace=gap / panel,
-    )
-    first_axes, last_axes = panels[0][0], panels[-1][-1]
-    for row, group in enumerate(panels):
-        for axes in group:
-            axes.set_subplotspec(cells[row, 0])
-        group[0].tick_params(labelleft=True)
-        _shrink_labels(group[0])
-        for second in group[1:]:
-            second.spines["right"].set_visible(True)
-            second.tick_params(right=False, labelright=True)
-            second.set_ylabel(last_axes.get_ylabel(), color=last_axes.yaxis.label.get_color())
-            group[0].set_ylabel(first_axes.get_ylabel())
-
-
-def _shrink_labels(axes: Axes) -> None:
-    """Write the texts below a panel smaller if they would overlap."""
-    texts = axes.get_xticklabels()
-    longest = max((len(line) for text in texts for line in text.get_text().split("\n")), default=0)
-    if (needed := longest * len(texts)) > MAX_LETTERS:
-        for text in texts:
-            text.set_fontsize(max(float(text.get_fontsize()) * MAX_LETTERS / needed, MIN_SIZE))
-
-
-def _panels(figure: Figure) -> list[list[Axes]]:
-    """Return the visible panels, each with the axes that share its place."""
-    groups = defaultdict[int, "list[Axes]"](list)
-    for axes in figure.axes:
-        spec = axes.get_subplotspec()
-        if axes.get_visible():
-            groups[-1 if spec is None else spec.num1].append(axes)
-    return list(groups.values())
-
-
-def _rearrange_legend(figure: Figure) -> int:
-    """Put the legend into fewer columns and return the number of its rows; 0 without a legend."""
-    if not figure.legends:
-        return 0
-    legend = figure.legends[0]
-    handles: list[Any] = list(legend.legend_handles)
-    labels = [text.get_text() for text in legend.get_texts()]
-    legend.remove()
-    columns = 2 if max(map(len, labels), default=0) <= MAX_LABEL_LENGTH else 1
-    figure.legend(handles, labels, ncols=columns, **LEGEND_LOOK)
-    return math.ceil(len(labels) / columns)

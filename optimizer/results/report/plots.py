@@ -19,18 +19,18 @@ from optimizer.results.report.figure_style import (
     LIGHT,
     ROLE_COLOURS,
     Drawing,
-    Placed,
-    bars,
-    bound_lines,
+    PlacedPoint,
     dot_size,
+    draw_bars,
+    draw_bounds,
     draw_dots,
-    fit,
+    format_thousands,
     legend_above,
-    log_latency,
     new_figure,
     place_labels,
-    placed,
-    thousands,
+    set_latency_axis,
+    set_margins,
+    visible_dots,
 )
 from optimizer.results.report.parameter_effects import ParameterSample, label, varied
 from optimizer.results.report.tables import drawable
@@ -57,10 +57,10 @@ def pareto(run: FinishedRun) -> Drawing | None:
         return None
     figure = new_figure(5.4)
     axes = figure.subplots()
-    log_latency(axes, [x for _, x, _ in dots])
+    set_latency_axis(axes, [x for _, x, _ in dots])
     axes.set_ylim(0, 1.08 * max(y for *_, y in dots))
     labels = _draw_point_groups(axes, dots, front, latency.name, dot_size(len(points)))
-    fresh = placed(axes, [dot for dot in dots if outcome.confirmation_of(dot[0])])
+    fresh = visible_dots(axes, [dot for dot in dots if outcome.confirmation_of(dot[0])])
     if fresh:
         ring = {"facecolors": "none", "edgecolors": LIGHT["front"]}
         draw_dots(axes, [(x, y) for _, x, y in fresh], s=85, marker="s", label="on fresh servers", **ring)
@@ -68,12 +68,12 @@ def pareto(run: FinishedRun) -> Drawing | None:
         if point is not None and (x := drawable(point, latency)) and (y := drawable(point, throughput)):
             ring = {"facecolors": "none", "edgecolors": ROLE_COLOURS[role]}
             draw_dots(axes, [(x, y)], s=190, linewidths=2.2, zorder=5, label=role, **ring)
-    bound_lines(axes, run.problem.sla, latency.name, vertical=True)
-    bound_lines(axes, run.problem.sla, throughput.name)
+    draw_bounds(axes, run.problem.sla, latency.name, vertical=True)
+    draw_bounds(axes, run.problem.sla, throughput.name)
     axes.set_xlabel(f"{formatting.latency_label(latency.name)} of a request (ms)")
     axes.set_ylabel(f"{formatting.metric_label(throughput.name)} ({throughput.unit})")
-    thousands(axes)
-    fit(figure, legend_above(figure, axes))
+    format_thousands(axes)
+    set_margins(figure, legend_above(figure, axes))
     description = f"{len(dots):,} measured points, {len(front):,} of them on the Pareto front: no other has more "
     description += "throughput at less latency."
     if outcome.recommended is not None:
@@ -83,7 +83,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
 
 
 def _draw_point_groups(
-    axes: Axes, dots: Sequence[Placed], front: Collection[Point], latency: str, size: float
+    axes: Axes, dots: Sequence[PlacedPoint], front: Collection[Point], latency: str, size: float
 ) -> dict[str, list[str]]:
     """Draw the points of the front with a line, the unstable ones and the others. Return the tooltips by gid."""
     groups = {
@@ -98,7 +98,7 @@ def _draw_point_groups(
     }
     labels = {}
     for name, group in groups.items():
-        if kept := placed(axes, group):
+        if kept := visible_dots(axes, group):
             draw_dots(axes, [(x, y) for _, x, y in kept], gid=name, **looks[name])
             labels[name] = [_tooltip(point, latency) for point, *_ in kept]
     line = groups["front"]
@@ -122,7 +122,7 @@ def load(run: FinishedRun) -> Drawing | None:
     left, right = figure.subplots(1, 2)
     labels = draw_lines(run, left, lines, metric, "latency")
     labels |= draw_lines(run, right, lines, throughput, "throughput")
-    fit(figure, legend_above(figure, left))
+    set_margins(figure, legend_above(figure, left))
     described = "; ".join(f"{role}: {_ends(line, metric.name)}" for role, line in lines.items())
     return Drawing("load", "Latency and throughput against load", f"{described}.", figure, labels)
 
@@ -158,13 +158,13 @@ def draw_lines(
         axes.plot(loads, values, gid=f"{prefix}-{index}", **look)
         labels[f"{prefix}-{index}"] = [f"{role}: {formatting.performance(point, latency)}" for point in line]
     if metric.timing:
-        bound_lines(axes, run.problem.sla, metric.name)
+        draw_bounds(axes, run.problem.sla, metric.name)
     name = formatting.latency_label(metric.name) if metric.timing else formatting.metric_label(metric.name)
     axes.set_title(f"{name} ({metric.unit})")
     axes.set_xlabel(tables.axis_of_loads(run))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    thousands(axes)
+    format_thousands(axes)
     return labels
 
 
@@ -178,15 +178,15 @@ def progress(run: FinishedRun) -> Drawing | None:
     axes = figure.subplots()
     axes.set_xlim(0, 1.03 * search.ends)
     axes.set_ylim(0, 1.1 * rising[-1][1])
-    met = placed(axes, [(step.point, step.at, step.value) for step in search.steps if step.value is not None])
+    met = visible_dots(axes, [(step.point, step.at, step.value) for step in search.steps if step.value is not None])
     legend = "within the SLA" if run.problem.sla else "measured"
     draw_dots(axes, [(x, y) for _, x, y in met], c=LIGHT["dot"], s=dot_size(len(met)), label=legend, gid="met")
     times, values = [0.0, *(at for at, _ in rising), search.ends], [0.0, *(v for _, v in rising), rising[-1][1]]
     axes.step(times, values, where="post", color=LIGHT["good"], linewidth=2, label="best so far")
     axes.set_xlabel(search.unit)
     axes.set_ylabel("throughput (infer/s)")
-    thousands(axes)
-    fit(figure, legend_above(figure, axes))
+    format_thousands(axes)
+    set_margins(figure, legend_above(figure, axes))
     when = f"{formatting.number(rising[-1][0])} of {formatting.number(search.ends)} {search.unit}"
     description = f"The search found its best throughput, {formatting.number(rising[-1][1])} infer/s, after {when}"
     description += (
@@ -210,7 +210,7 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
         corners = [
             (x - half, check.low / check.expected, x + half, check.high / check.expected) for x, check in shown
         ]
-        bars(axes, corners, LIGHT["rule"], f"forecast-{name}", "95 % interval of the forecast")
+        draw_bars(axes, corners, LIGHT["rule"], f"forecast-{name}", "95 % interval of the forecast")
         for is_inside, colour, place in ((True, "good", "inside"), (False, "bad", "outside")):
             group = [(x, check) for x, check in shown if check.is_inside is is_inside]
             gid, text = f"{name}-{place}", f"measured, {place}"
@@ -222,8 +222,8 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
         axes.set_xlabel("measurements with a forecast, in their order")
         axes.set_xlim(0, len(metric_checks) + 1)
         axes.set_ylim(0, 1.08 * max(max(check.high, check.measured) / check.expected for _, check in shown))
-        thousands(axes)
-    fit(figure, legend_above(figure, *panels))
+        format_thousands(axes)
+    set_margins(figure, legend_above(figure, *panels))
     return Drawing("forecasts", "Forecasts of the search and its measurements", str(checks), figure, labels)
 
 
@@ -238,6 +238,7 @@ def _tooltip(point: Point, latency: str = "latency-p95") -> str:
 
 
 def _ends(line: Sequence[Point], metric: str) -> str:
+    """Return the performance at the lowest and at the highest load of a line."""
     shown = [line[0]] if len(line) == 1 else [line[0], line[-1]]
     return " to ".join(formatting.performance(point, metric) for point in shown)
 
@@ -298,7 +299,7 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     has_bounds = bool(run.problem.sla)
     name = f"throughput{' within the SLA' if has_bounds else ''} (infer/s)"
     figure.supylabel(name, x=0.005, fontsize=11, color=LIGHT["quiet"])
-    fit(figure, legend_above(figure, panels.flat[0]))
+    set_margins(figure, legend_above(figure, panels.flat[0]))
     figure.subplots_adjust(wspace=0.08, bottom=0.35 / figure.get_figheight())
     described = formatting.count(len(meeting), "configuration")
     if has_bounds:
@@ -338,15 +339,17 @@ def _draw_slice(
     axes.set_xticks(ticks, names, fontsize=10 if len("  ".join(names)) <= MAX_LETTERS else 8)
     axes.set_xlim(-0.6, len(choices) - 0.4)
     axes.grid(visible=False, axis="x")
-    thousands(axes, x=False)
+    format_thousands(axes, x=False)
     return [_tooltip(samples[index].point) for index in np.flatnonzero(neighbours).tolist()]
 
 
 def _differs_only_in(sample: ParameterSample, chosen: Mapping[str, object] | None, name: str) -> bool:
+    """Return whether ``sample`` has the values ``chosen`` of all parameters but ``name``; False if these are None."""
     return chosen is not None and all(sample.values[other] == chosen[other] for other in chosen if other != name)
 
 
 def _best(samples: Sequence[ParameterSample], name: str) -> object:
+    """Return the value of the parameter ``name`` in the sample with the most throughput."""
     return max(samples, key=lambda sample: sample.throughput).values[name]
 
 

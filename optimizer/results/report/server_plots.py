@@ -22,14 +22,14 @@ from optimizer.results.report.figure_style import (
     ROLE_COLOURS,
     STAGE_COLOURS,
     Drawing,
-    bars,
-    bound_lines,
+    draw_bars,
+    draw_bounds,
     draw_dots,
-    fit,
+    format_thousands,
+    hide_right_ticks,
     legend_above,
     new_figure,
-    no_marks,
-    thousands,
+    set_margins,
 )
 from optimizer.results.report.plots import draw_lines, load_lines
 
@@ -65,17 +65,17 @@ def stages(run: FinishedRun) -> Drawing | None:
         axes.set_ylim(0, highest_bar)
         line = _draw_throughput(axes, points)
         line.set_ylim(0, highest_throughput)
-        thousands(axes, x=False)
+        format_thousands(axes, x=False)
         if panel:
             axes.tick_params(labelleft=False)
         if panel < len(panels) - 1:
-            no_marks(line)
+            hide_right_ticks(line)
         else:
             line.spines["right"].set_visible(True)
             line.set_ylabel("throughput (infer/s)", color=LIGHT["front"])
     row[0].set_ylabel("mean time of a request (ms)")
     figure.supxlabel(tables.axis_of_loads(run), fontsize=11, color=LIGHT["quiet"])
-    fit(figure, legend_above(figure, row[0], line, columns=4), right=0.95)
+    set_margins(figure, legend_above(figure, row[0], line, columns=4), right=0.95)
     described = "; ".join(f"{role} {_longest_stages(points[-1])}" for role, points in panels.items())
     return Drawing("stages", "Where the time of a request goes", f"At the highest load: {described}.", figure, labels)
 
@@ -88,7 +88,7 @@ def _draw_throughput(axes: Axes, points: Sequence[Point]) -> Axes:
     look: dict[str, Any] = {"color": LIGHT["front"], "marker": "o", "markeredgecolor": LIGHT["page"]}
     line.plot(throughputs, linewidth=2, label="throughput (right)", **look)
     line.grid(visible=False)
-    thousands(line, x=False)
+    format_thousands(line, x=False)
     return line
 
 
@@ -104,7 +104,7 @@ def _stack(axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[st
         tops = bottoms + values
         places = zip(range(len(points)), bottoms.tolist(), tops.tolist(), strict=True)
         gid = f"stage-{panel}-{name.replace(' ', '-')}"
-        bars(axes, [(x - 0.36, low, x + 0.36, high) for x, low, high in places], colour, gid, name)
+        draw_bars(axes, [(x - 0.36, low, x + 0.36, high) for x, low, high in places], colour, gid, name)
         labels[gid] = [
             f"{name} at {formatting.load(point.load)}: {formatting.number(ms)} ms"
             for point, ms in zip(points, values.tolist(), strict=True)
@@ -153,7 +153,7 @@ def batches(run: FinishedRun) -> Drawing | None:
         described.append(f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / executions:.0f} %)")
     column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
     figure.supylabel("share of executions (%)", x=0.005, fontsize=11, color=LIGHT["quiet"])
-    fit(figure)
+    set_margins(figure)
     return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure, labels)
 
 
@@ -178,7 +178,7 @@ def _draw_batch_sizes(
     shapes = [
         (bar * width + unit / 2, 0.0, (bar + 1) * width + unit / 2, share) for bar, share in sorted(shares.items())
     ]
-    bars(axes, shapes, ROLE_COLOURS[role], gid, role)
+    draw_bars(axes, shapes, ROLE_COLOURS[role], gid, role)
     axes.set_ylim(0, 1.05 * max(shares.values()))
     return [_batch_label(bar, width, unit, share) for bar, share in sorted(shares.items())]
 
@@ -219,13 +219,13 @@ def noise(run: FinishedRun) -> Drawing | None:
     latency = confirmations[0].latency
     titles = {"throughput": "throughput (infer/s)", latency: f"{formatting.latency_label(latency)} (ms)"}
     for axes, (metric_name, title) in zip(panels, titles.items(), strict=True):
-        bound_lines(axes, run.problem.sla, metric_name)
+        draw_bounds(axes, run.problem.sla, metric_name)
         axes.set_title(title)
         axes.set_xticks(range(len(confirmations)), names)
         axes.set_xlim(-0.6, len(confirmations) - 0.4)
         axes.grid(visible=False, axis="x")
-        thousands(axes, x=False)
-    fit(figure, legend_above(figure, *panels))
+        format_thousands(axes, x=False)
+    set_margins(figure, legend_above(figure, *panels))
     description = f"{'; '.join(described)}."
     return Drawing("noise", "Windows of the confirmation on fresh servers", description, figure, labels)
 
@@ -260,6 +260,7 @@ def _draw_windows(
 
 
 def _longest_stages(point: Point) -> str:
+    """Return the two longest stages of a request at ``point``, in words."""
     values = tables.stages_ms(point) or []
     longest = sorted(zip(values, STAGES.values(), strict=True), reverse=True)[:2]
     stages = " and ".join(f"{formatting.number(ms)} ms {name}" for ms, name in longest)
@@ -285,7 +286,7 @@ def response_times(run: FinishedRun) -> Drawing | None:
         labels |= draw_lines(run, axes, points_by_role, METRICS[name], name)
         axes.set_ylim(0, min(axes.get_ylim()[1], MAX_BOUNDS * run.problem.sla.latency_bound_ms(name)))
         described += [f"{role}: {_ends(line, METRICS[name])}" for role, line in points_by_role.items()]
-    fit(figure, legend_above(figure, *panels))
+    set_margins(figure, legend_above(figure, *panels))
     title = "Times of a streamed request against load"
     return Drawing("response-times", title, f"{'; '.join(described)}.", figure, labels)
 
@@ -297,6 +298,7 @@ def _shown_metric(run: FinishedRun, timing: Timing) -> Metric:
 
 
 def _ends(line: Sequence[Point], metric: Metric) -> str:
+    """Return the values of ``metric`` at the lowest and at the highest load of a line, with these loads."""
     ends = line[:1] if len(line) == 1 else (line[0], line[-1])
     values = " to ".join(formatting.value_of(point, metric.name) for point in ends)
     return f"{formatting.short_metric(metric.name)} {values} (load {formatting.load(ends[0].load)}" + (
@@ -319,7 +321,7 @@ def timeline(run: FinishedRun) -> Drawing | None:
     draw_dots(left, zip(times_ms, numbers, strict=True), gid="responses", label="response", **look)
     left.set_xlim(0, 1.06 * max(times_ms[-1], 1e-6))
     left.set_ylim(0, 1.08 * len(times_ms))
-    bound_lines(left, run.problem.sla, _shown_metric(run, TTFT).name, vertical=True)
+    draw_bounds(left, run.problem.sla, _shown_metric(run, TTFT).name, vertical=True)
     left.set_title("responses received")
     left.set_xlabel("ms after the request was sent")
     texts = (f"response {number}: {formatting.number(ms)} ms" for number, ms in zip(numbers, times_ms, strict=True))
@@ -332,7 +334,7 @@ def timeline(run: FinishedRun) -> Drawing | None:
         draw_dots(right, zip(numbers[1:], gaps_ms, strict=True), gid="gaps", label=text, **look)
         right.axhline(mean_ms, color=LIGHT["good"], linewidth=2, label="its mean, the inter-token latency")
         right.set_ylim(0, 1.15 * max(gaps_ms.max(), 1e-6))
-        bound_lines(right, run.problem.sla, _shown_metric(run, ITL).name)
+        draw_bounds(right, run.problem.sla, _shown_metric(run, ITL).name)
         labels["gaps"] = [
             f"{formatting.number(ms)} ms before response {n}" for n, ms in zip(numbers[1:], gaps_ms, strict=True)
         ]
@@ -340,8 +342,8 @@ def timeline(run: FinishedRun) -> Drawing | None:
     right.set_title("time between responses (ms)")
     right.set_xlabel("number of the response")
     for axes in (left, right):
-        thousands(axes)
-    fit(figure, legend_above(figure, left, right, columns=3))
+        format_thousands(axes)
+    set_margins(figure, legend_above(figure, left, right, columns=3))
     return Drawing("timeline", "Timeline of one request", f"{description}.", figure, labels)
 
 
