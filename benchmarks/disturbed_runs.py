@@ -130,17 +130,9 @@ class DisturbedServer:
         return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, PROBE_NOISE))
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
-        with self._deployed(candidate, DEPLOY_SECONDS) as endpoint:
-            yield endpoint
-
-    def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-        return self._deployed(candidate, self.start_seconds)
-
-    @contextlib.contextmanager
-    def _deployed(self, candidate: Candidate, seconds: float) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with self.stack.deploy(candidate) as endpoint:
-            self.seconds += seconds
+            self.seconds += self.start_seconds if fresh else DEPLOY_SECONDS
             self.server = self.noise.normal(0, SERVER_NOISE)
             yield endpoint
 

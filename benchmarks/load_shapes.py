@@ -82,7 +82,7 @@ def main() -> None:
 def served(prepared: Task, candidate: Candidate, folder: Path) -> Iterator[Endpoint]:
     """Yield ``candidate`` on a server of its own."""
     target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", on_progress=print_progress))
-    with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:
+    with contextlib.closing(target), target.deploy(candidate, fresh=True) as endpoint:
         yield endpoint
 
 

@@ -201,7 +201,7 @@ def _measure(
     """Return the windows on a fresh server, as the confirmation takes them, and the speed probe in ms."""
     known = Measurement(entrant.throughput_infer_per_sec)
     planned = plan_server(Point(0, entrant.candidate, entrant.load, known), entrant.load, None)
-    with target.deploy_fresh(entrant.candidate) as endpoint:
+    with target.deploy(entrant.candidate, fresh=True) as endpoint:
         probe_ms = 1000 * speed.probe()
         generator.warm_up(endpoint, entrant.load)
         return generator.measure_windows(endpoint, entrant.load, planned.window_seconds, planned.windows), probe_ms

@@ -164,15 +164,12 @@ class DriftingServer:
         return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, self.machine.probe_noise))
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with self.stack.deploy(candidate) as endpoint:
             self.seconds += DEPLOY_SECONDS
             self.deployment = self.noise.normal(0, DEPLOYMENT_NOISE)
             self.slowness.append(self.machine.slope * self._step() if self.machine.has_steps else 0.0)
             yield endpoint
-
-    def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-        return self.deploy(candidate)
 
     def close(self) -> None: ...
 

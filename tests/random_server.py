@@ -54,14 +54,11 @@ class RandomServer:
         self.deployed: list[Candidate] = []
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
-        yield Endpoint("drawn", candidate)
-
-    @contextlib.contextmanager
-    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
-        if candidate in self.broken:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
+        if fresh and candidate in self.broken:
             raise DeploymentError("config.pbtxt does not load")
-        self.deployed.append(candidate)
+        if fresh:
+            self.deployed.append(candidate)
         yield Endpoint("drawn", candidate)
 
     def close(self) -> None: ...

@@ -65,7 +65,7 @@ class NoisyServer(RecordedServer):
         self._server = np.zeros(2)
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with super().deploy(candidate) as endpoint:
             self._deployments[candidate] += 1
             self._measured.clear()

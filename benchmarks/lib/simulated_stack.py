@@ -43,11 +43,8 @@ class SimulatedStack:
     _known: dict[tuple[Candidate, int], Measurement] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         yield Endpoint(self.server.name, candidate)
-
-    def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-        return self.deploy(candidate)
 
     def close(self) -> None: ...
 

@@ -112,7 +112,7 @@ def _measure(
         load_generator = replace(perf_analyzer_for(task, installed, log), window_ms=window_ms)
         source = replace(task.source, config=config)
         target = EmbeddedTarget(source, TargetSettings(Path(scratch, "server.log"), on_progress=on_progress))
-        with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:
+        with contextlib.closing(target), target.deploy(candidate, fresh=True) as endpoint:
             load_generator.warm_up(endpoint, LoadPoint(batch, result.concurrency))
             for concurrency in loads(result.concurrency):
                 try:

@@ -54,20 +54,16 @@ class Searcher(Protocol):
 class Target(Protocol):
     """Deploys candidates on a server: embedded, local, in Docker, remote, recorded or simulated."""
 
-    def deploy(self, candidate: Candidate) -> AbstractContextManager[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> AbstractContextManager[Endpoint]:
         """Serve ``candidate`` within the context. The endpoint is ready and serves exactly that configuration.
 
-        Called once for each trial. A target may reuse a running server and reload only the model.
+        Called once for each trial: a target may reuse a running server and reload only the model. Called with
+        ``fresh`` for confirmations: the candidate is served as in production, on a new server, from the
+        ``config.pbtxt`` that tritune writes.
 
         Raises:
             DeploymentError: This candidate cannot be served; the trial fails and the search continues.
             ServerFault: The server cannot serve any candidate; the run ends.
-        """
-
-    def deploy_fresh(self, candidate: Candidate) -> AbstractContextManager[Endpoint]:
-        """Serve ``candidate`` as production does: on a new server, from the ``config.pbtxt`` that tritune writes.
-
-        Called for confirmations. Raises the errors of ``deploy``.
         """
 
     def close(self) -> None:

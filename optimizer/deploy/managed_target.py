@@ -332,17 +332,19 @@ class ManagedTarget:
         self._loader = ModelLoader(server, folder, settings)
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
-        """Serve ``candidate`` and yield where it is reached. Raises DeploymentError, ServerCrashed or ServerFault."""
-        with self._serving(candidate) as endpoint:
-            yield endpoint
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
+        """Serve ``candidate`` and yield where it is reached.
 
-    @contextlib.contextmanager
-    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
-        """Serve ``candidate`` on a fresh server from config.pbtxt on disk, which proves that the file loads."""
-        self.stop()
-        with self._serving(candidate, from_files=True) as endpoint:
+        With ``fresh`` a new server reads config.pbtxt from disk, which proves that the file loads. Raises
+        DeploymentError, ServerCrashed or ServerFault.
+        """
+        if fresh:
+            self.stop()
+        endpoint = self.serve(candidate, from_files=fresh)
+        try:
             yield endpoint
+        except ServerCrashed as error:
+            raise self.stop_after_crash(error) from error
 
     def close(self) -> None:
         """Stop the server and remove the copy of the repository; interrupts are delayed until that is done."""
@@ -414,14 +416,6 @@ class ManagedTarget:
     def stop_after_crash(self, error: ServerCrashed) -> ServerCrashed:
         """Stop the server after ``error`` of the load generator; return the error with the last one in its log."""
         return self._server.stop_after_crash(error.doing, str(error) if self._server.responds() else "")
-
-    @contextlib.contextmanager
-    def _serving(self, candidate: Candidate, *, from_files: bool = False) -> Iterator[Endpoint]:
-        endpoint = self.serve(candidate, from_files=from_files)
-        try:
-            yield endpoint
-        except ServerCrashed as error:
-            raise self.stop_after_crash(error) from error
 
 
 def exports_metrics(source: ModelSource) -> bool:

@@ -82,8 +82,14 @@ class RemoteTarget:
         return self._server.version()
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
-        """Serve ``candidate`` and yield where it is reached. Raises DeploymentError or ServerFault."""
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
+        """Serve ``candidate`` and yield where it is reached. Raises DeploymentError or ServerFault.
+
+        With ``fresh`` the models are unloaded first; the server itself is not restarted.
+        """
+        if fresh:
+            with self._stopwatch.count("server"), _as_server_fault():
+                self._unload([*self.source.models])
         if candidate.server_cpus is not None:
             raise DeploymentError(f"the CPUs of the server at {self.connection.address} cannot be changed")
         with self._stopwatch.count("server"):
@@ -98,14 +104,6 @@ class RemoteTarget:
             raise ServerFault(
                 f"the server at {self.connection.address} no longer answers ({error}); start it again"
             ) from error
-
-    @contextlib.contextmanager
-    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
-        """Serve ``candidate`` after unloading the models; the server itself is not restarted."""
-        with self._stopwatch.count("server"), _as_server_fault():
-            self._unload([*self.source.models])
-        with self.deploy(candidate) as endpoint:
-            yield endpoint
 
     def close(self) -> None:
         """Restore the models that the server had. Raises ServerFault if that fails."""

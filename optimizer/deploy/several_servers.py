@@ -36,37 +36,18 @@ class ServerProcesses:
         return self._targets[0].server_version
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
-        """Serve ``candidate``. Raises the errors of ``ManagedTarget.deploy``."""
-        with self._serving(candidate) as endpoint:
-            yield endpoint
-
-    @contextlib.contextmanager
-    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
-        """Serve ``candidate`` on fresh servers from config.pbtxt on disk."""
-        for target in self._targets:
-            target.stop()
-        with self._serving(candidate, from_files=True) as endpoint:
-            yield endpoint
-
-    def close(self) -> None:
-        """Stop all servers and remove their copies of the repository."""
-        with contextlib.ExitStack() as closing:
-            for target in self._targets:
-                closing.callback(target.close)
-
-    @contextlib.contextmanager
-    def _serving(self, candidate: Candidate, *, from_files: bool = False) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
+        """Serve ``candidate``, as ``ManagedTarget.deploy`` on each server. Raises the errors of that function."""
         count = candidate.server_processes
         active_targets = self._targets[:count]
-        for target in self._targets[count:]:
+        for target in self._targets if fresh else self._targets[count:]:
             target.stop()
         for position, target in enumerate(active_targets):  # they start at the same time
             target.launch(candidate, position)
         endpoints = []
         for number, target in enumerate(active_targets, 1):
             try:
-                endpoints.append(target.serve(candidate, from_files=from_files))
+                endpoints.append(target.serve(candidate, from_files=fresh))
             except TuneError as error:
                 if count == 1:  # it needs no number
                     raise
@@ -75,6 +56,12 @@ class ServerProcesses:
             yield replace(endpoints[0], replicas=tuple(endpoints[1:]))
         except ServerCrashed as error:
             raise _stop_after_crash(error, active_targets) from error
+
+    def close(self) -> None:
+        """Stop all servers and remove their copies of the repository."""
+        with contextlib.ExitStack() as closing:
+            for target in self._targets:
+                closing.callback(target.close)
 
 
 def _stop_after_crash(error: ServerCrashed, active_targets: Sequence[ManagedTarget]) -> ServerCrashed:

@@ -311,8 +311,7 @@ class CandidateMeasurer:
     def _deploy_and_measure(self, progress: _Progress, next_load: Callable[[Trial], LoadPoint | None]) -> None:
         """Deploy the candidate once and measure it; each measurement is in ``progress`` at once."""
         started, is_warm, progress.load = time.monotonic(), False, None
-        deploy = self.target.deploy_fresh if self.fresh else self.target.deploy
-        with deploy(progress.trial.candidate) as endpoint:
+        with self.target.deploy(progress.trial.candidate, fresh=self.fresh is not None) as endpoint:
             if not self.fresh:
                 seconds = endpoint.deploy_seconds
                 seconds = round(time.monotonic() - started, 3) if seconds is None else seconds

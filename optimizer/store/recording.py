@@ -152,7 +152,7 @@ class RecordedServer:
         }
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         trial = self._trials.get(candidate)
         if trial is None:
             raise DeploymentError(f"not in the table: {candidate}")
@@ -160,9 +160,6 @@ class RecordedServer:
             raise DeploymentError(trial.reason, lacks_gpu_memory=trial.lacks_gpu_memory)
         seconds = DEPLOY_SECONDS if trial.deploy_seconds is None else trial.deploy_seconds
         yield Endpoint("recorded", candidate, deploy_seconds=seconds)
-
-    def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-        return self.deploy(candidate)
 
     def close(self) -> None:
         """Do nothing: a table holds no resources."""

@@ -107,7 +107,7 @@ def recommended_server(
     with (
         folder.locked(),  # so that `tune runs --delete` refuses the run
         environment.open_target(task, folder, choose_ports(), arguments) as target,
-        target.deploy_fresh(candidate) as endpoint,
+        target.deploy(candidate, fresh=True) as endpoint,
     ):
         yield RecommendedServer(endpoint, folder, tuple(served_models(task.source, candidate).configs))
 

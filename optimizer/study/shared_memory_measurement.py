@@ -47,7 +47,10 @@ def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None]) 
             for generator_options in (without, shared)
         ]
         on_progress(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
-        with environment.open_target(task, folder) as target, target.deploy_fresh(point.candidate) as endpoint:
+        with (
+            environment.open_target(task, folder) as target,
+            target.deploy(point.candidate, fresh=True) as endpoint,
+        ):
             pairs = _measure(endpoint, point.load, generators)
         effect = SharedMemoryEffect(
             trial=point.trial,

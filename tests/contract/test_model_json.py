@@ -63,13 +63,8 @@ class ModelJsonContract:
 
     def test_the_model_reads_the_values_of_the_candidate(self, target: Target, reader: ModelSource) -> None:
         original = reader.folder("reader").joinpath("1", "model.json").read_text()
-        for deploy, limit, expected in (
-            (target.deploy, 128, 128),
-            (target.deploy, None, 64),
-            (target.deploy_fresh, 96.5, 96.5),
-            (target.deploy_fresh, None, 64),
-        ):
-            with deploy(with_limit(limit)) as endpoint:
+        for fresh, limit, expected in ((False, 128, 128), (False, None, 64), (True, 96.5, 96.5), (True, None, 64)):
+            with target.deploy(with_limit(limit), fresh=fresh) as endpoint:
                 assert served_limit(self.address(endpoint)) == expected
         assert reader.folder("reader").joinpath("1", "model.json").read_text() == original
 

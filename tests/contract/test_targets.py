@@ -58,7 +58,7 @@ class TargetContract:
         raise NotImplementedError
 
     def test_a_fresh_server_runs_exactly_the_candidate(self, target: Target) -> None:
-        with target.deploy_fresh(GOOD[2]) as endpoint:
+        with target.deploy(GOOD[2], fresh=True) as endpoint:
             assert endpoint.candidate == GOOD[2]
             assert self.serving(target, endpoint) in (GOOD[2], None)
 
@@ -161,7 +161,7 @@ class TestServerProcesses(TargetContract):
     @pytest.mark.parametrize("fresh", [False, True])
     def test_each_server_runs_exactly_the_candidate(self, processes: ServerProcesses, fresh: bool) -> None:
         candidate = replace(GOOD[2], fields=((SERVER_PROCESSES, 2),))
-        with (processes.deploy_fresh if fresh else processes.deploy)(candidate) as endpoint:
+        with processes.deploy(candidate, fresh=fresh) as endpoint:
             assert len({server.server_pid for server in endpoint.servers}) == 2
             for server in endpoint.servers:
                 assert server.candidate == candidate

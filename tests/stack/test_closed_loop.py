@@ -220,7 +220,7 @@ def test_perf_analyzer_agrees_unless_it_sends_another_load(
         for name, other in (("same", perf_analyzer), ("more", MoreLoad(perf_analyzer)))
     }
     for server in range(1, COMPARED_SERVERS + 1):
-        with sleeper.deploy_fresh(ALONE) as endpoint:
+        with sleeper.deploy(ALONE, fresh=True) as endpoint:
             for name, measurer in measurers.items():
                 measurer.warm_up(endpoint, load, is_fresh=True)
                 fresh = FreshServer(server, error)

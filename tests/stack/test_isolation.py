@@ -111,10 +111,11 @@ def test_every_thread_of_a_pinned_server_stays(mlp: ModelSource, tmp_path: Path,
 def test_a_candidate_chooses_the_cpus_of_its_server(embedded: EmbeddedTarget) -> None:
     chosen = [ONE, usable_cpus(), None]
     seen = []
-    for deploy in (embedded.deploy, embedded.deploy_fresh):
+    for fresh in (False, True):
         for cpus in chosen:
             cpu_fields = () if cpus is None else ((SERVER_CPUS, format_cpus(cpus)),)
-            with deploy(replace(CANDIDATE, fields=((THREADS, "1"), *cpu_fields))) as endpoint:
+            candidate = replace(CANDIDATE, fields=((THREADS, "1"), *cpu_fields))
+            with embedded.deploy(candidate, fresh=fresh) as endpoint:
                 assert endpoint.server_pid is not None
                 seen.append(set(affinities(endpoint.server_pid)))
     assert seen == 2 * [{cpus or usable_cpus()} for cpus in chosen]

@@ -319,7 +319,7 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
     target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with (
         contextlib.closing(target),
-        target.deploy_fresh(candidate) as endpoint,
+        target.deploy(candidate, fresh=True) as endpoint,
         InferenceServerClient(endpoint.grpc) as client,
     ):
         assert client.is_model_ready("mlp")

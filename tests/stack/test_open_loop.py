@@ -259,5 +259,7 @@ def test_a_killed_client_is_reported_and_leaves_no_files(
             lenient.measure(endpoint, at(100), seconds=5.0)
         assert not isinstance(caught.value, ServerCrashed)
         assert {path.name for path in tmp_path.iterdir()} == {"client.log", "commands.log"}
-    with sleeper.deploy_fresh(MLP) as endpoint:  # the end of the client has cancelled requests, see OpenLoopClient
+    with sleeper.deploy(
+        MLP, fresh=True
+    ) as endpoint:  # the end of the client has cancelled requests, see OpenLoopClient
         assert lenient.measure(endpoint, at(100), seconds=1.0).requests

@@ -95,7 +95,7 @@ def test_an_ensemble_takes_no_more_than_its_steps(chain: EmbeddedTarget) -> None
 
 
 def test_models_load_from_the_handed_out_files(chain: EmbeddedTarget) -> None:
-    with chain.deploy_fresh(Candidate(4, True, fields=((COUNT, 2),))) as endpoint:
+    with chain.deploy(Candidate(4, True, fields=((COUNT, 2),)), fresh=True) as endpoint:
         assert (endpoint.model, endpoint.batcher, endpoint.largest_request) == ("chain", "second", 4)
         assert served(endpoint, "first").instance_group[0].count == 2
         assert served(endpoint, "second").max_batch_size == 4
@@ -218,8 +218,8 @@ def test_candidates_are_warmed_up_without_response_cache(tmp_path: Path) -> None
     candidate = Candidate(8, True, preferred_batch_sizes=(4,))
     assert served_models(source, candidate).configs["plain"].response_cache.enable
     with contextlib.closing(target):
-        for deploy in (target.deploy, target.deploy_fresh):
-            with deploy(candidate) as endpoint:
+        for fresh in (False, True):
+            with target.deploy(candidate, fresh=fresh) as endpoint:
                 now = served(endpoint, "plain")
                 assert [sample.batch_size for sample in now.model_warmup] == [1, 4, 8]
                 assert list(now.model_warmup[0].inputs["x"].dims) == [4]

@@ -78,8 +78,7 @@ def test_the_former_configuration_is_restored(
     production: RunningServer, before: ModelConfig | None, tmp_path: Path, *, is_fresh: bool
 ) -> None:
     target = attached(production, tmp_path)
-    deploy = target.deploy_fresh if is_fresh else target.deploy
-    with contextlib.closing(target), deploy(TUNED) as endpoint:
+    with contextlib.closing(target), target.deploy(TUNED, fresh=is_fresh) as endpoint:
         now = production.serving()
         assert now is not None
         assert model_config.differences(TUNED, now) == []
@@ -446,11 +445,11 @@ def test_an_ensemble_and_its_steps_are_served_and_restored(
     chained: RunningServer, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
     with contextlib.closing(attached(chained, tmp_path)) as target:
-        for deploy, candidate, batch_sizes in (
-            (target.deploy, SMALL, (4, 2, 2)),
-            (target.deploy_fresh, LARGE, (32, 16, 16)),  # larger than the steps that the ensemble loads itself
+        for fresh, candidate, batch_sizes in (
+            (False, SMALL, (4, 2, 2)),
+            (True, LARGE, (32, 16, 16)),  # larger than the steps that the ensemble loads itself
         ):
-            with deploy(candidate) as endpoint:
+            with target.deploy(candidate, fresh=fresh) as endpoint:
                 assert (endpoint.model, endpoint.batcher) == ("chain", "second")
                 assert endpoint.largest_request == batch_sizes[-1]
                 assert sizes(chained) == batch_sizes

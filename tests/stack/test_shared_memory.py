@@ -161,7 +161,7 @@ def clients() -> list[psutil.Process]:
 @pytest.mark.parametrize("generator", ["perf_analyzer", "closed loop", "open loop"], indirect=True)
 def test_a_killed_client_leaves_nothing(generator: Any, wide: EmbeddedTarget, tmp_path: Path) -> None:
     """The regions stay registered if requests may be in flight, but no file is left."""
-    with wide.deploy_fresh(WIDE) as endpoint:
+    with wide.deploy(WIDE, fresh=True) as endpoint:
 
         def kill() -> None:
             eventually(lambda: own_regions() and clients(), HANG_SECONDS)

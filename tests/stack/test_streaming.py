@@ -98,7 +98,7 @@ def test_an_error_in_the_middle_of_a_stream_fails_the_measurement(streamer: Embe
 def test_a_server_killed_while_it_streams_is_reported(streamer: EmbeddedTarget, tmp_path: Path) -> None:
     generator = new(ClosedLoopGenerator, tmp_path, 20)
     with (
-        streamer.deploy_fresh(CANDIDATE) as endpoint,
+        streamer.deploy(CANDIDATE, fresh=True) as endpoint,
         once_loaded(endpoint, 10, lambda: tell_server(endpoint, signal.SIGKILL)),
         pytest.raises(ServerCrashed, match="no longer answers"),
     ):

@@ -549,11 +549,11 @@ class ServerOnceOutOfMemory(LoadDependentServer):
     is_left = True
 
     @contextlib.contextmanager
-    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
-        if len(self.deployed) > LOOKS[0] and self.is_left:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
+        if fresh and len(self.deployed) > LOOKS[0] and self.is_left:
             self.is_left = False
             raise DeploymentError("failed to load: CUDA out of memory", lacks_gpu_memory=True)
-        with super().deploy_fresh(candidate) as endpoint:
+        with super().deploy(candidate, fresh=fresh) as endpoint:
             yield endpoint
 
 

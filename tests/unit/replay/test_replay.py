@@ -467,7 +467,7 @@ class CountedServer(RecordedServer):
         self.loads: list[tuple[Candidate, LoadPoint]] = []
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         self.deployed.append(candidate)
         with super().deploy(candidate) as endpoint:
             yield endpoint

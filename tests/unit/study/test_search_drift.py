@@ -50,7 +50,7 @@ class DriftingServer(RecordedServer):
         return 0.04 * self.slowness
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with super().deploy(candidate) as endpoint:
             self.deployments += 1
             yield endpoint

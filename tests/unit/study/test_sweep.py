@@ -385,7 +385,7 @@ class Server(RecordedServer):
         self._warm_up_crashes, self._slow = list(warm_up_crashes), slow
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         self.deployments.append(candidate)
         if len(self.deployments) in self._slow:
             raise DeploymentError("loading took longer than 120 s")
@@ -421,7 +421,7 @@ class ServerOnCpu(Server):
     """A server that puts the instances of DYNAMIC on the CPU although there is a GPU."""
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with super().deploy(candidate) as endpoint:
             yield replace(endpoint, fell_back_to_cpu=candidate == DYNAMIC)
 

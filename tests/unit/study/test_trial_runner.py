@@ -137,7 +137,7 @@ class ServerOnCpu(RecordedServer):
     """A server that puts the instances of PLAIN on the CPU although there is a GPU."""
 
     @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with super().deploy(candidate) as endpoint:
             yield replace(endpoint, fell_back_to_cpu=candidate == PLAIN)
 
@@ -247,7 +247,7 @@ def test_a_baseline_that_the_server_refuses_is_bad_input(study: Session, known_t
         refused = BASELINE
 
         @contextlib.contextmanager
-        def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
             if candidate == self.refused:
                 raise ModelRefused("load failed for model 'known': no such weights")
             with super().deploy(candidate) as endpoint:
