@@ -16,6 +16,7 @@ import argparse
 import math
 import os
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +38,7 @@ from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.load_client import arrivals
 from optimizer.plan.evidence import SAFE, Evidence, Slowdown, collect_evidence
-from optimizer.plan.fleet import Fleet, bisected, estimate_replicas
+from optimizer.plan.fleet import Fleet, estimate_replicas
 from optimizer.plan.replica import fit_replica
 from optimizer.plan.traffic import Balancer, PoissonTraffic
 from optimizer.simulator.scenario import OpenLoopLoad, Overheads, Scenario
@@ -223,7 +224,8 @@ class Truth:
         failed, step = met - 1, 1
         while failed > 0 and self.meets(rate, failed):
             met, failed, step = failed, max(0, failed - step), 2 * step
-        return bisected(failed, met, lambda count: self.meets(rate, count))
+        fewer = range(failed + 1, met)
+        return fewer.start + bisect_left(fewer, True, key=lambda count: self.meets(rate, count))
 
     def rate_of_one(self, guess: float) -> float:
         low, high = 0.3 * guess, 1.5 * guess

@@ -19,7 +19,7 @@ from scipy import special
 from objectives.arrays import FloatArray
 from optimizer.core.trial import LoadPoint
 from optimizer.plan.evidence import Slowdown
-from optimizer.plan.fleet import Fleet
+from optimizer.plan.fleet import ARRIVAL_SEED, Fleet
 from optimizer.plan.traffic import HOURS, Day, RecordedTraffic
 from optimizer.results.autoscaling import (
     DEFAULT_MAX_REPLICAS,
@@ -266,7 +266,7 @@ def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, pods: int) 
     rows = []
     for share in LOADS:
         rate = share * capacity
-        arrivals_s = fleet.traffic.replica_arrivals_s(rate * pods, pods, fleet.balancer, REQUESTS, fleet.seed)
+        arrivals_s = fleet.traffic.replica_arrivals_s(rate * pods, pods, fleet.balancer, REQUESTS, ARRIVAL_SEED)
         simulated = replica.serve(arrivals_s, slowdown)
         ms_factor = 1e3 * replica.latency_ratio * slowdown.latency_factor
         quantiles_ms = [ms_factor * getattr(simulated, name) for name in LATENCY_LEVELS]

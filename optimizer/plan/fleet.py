@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from optimizer.core.errors import BadInputError
@@ -13,6 +14,7 @@ from optimizer.plan.traffic import Balancer, RecordedTraffic, Traffic
 from optimizer.simulator.scenario import SimulationResult
 
 MAX_REPLICAS = 100_000
+ARRIVAL_SEED = 1
 REQUESTS, MIN_REQUESTS, MAX_REQUESTS = 40_000, 1000, 400_000  # per replica in a simulation
 MAX_SIMULATED_SECONDS = 1e7  # the duration of a simulation is proportional to the simulated time
 MIN_DURATION_IN_BOUNDS = 50  # a queue needs time to fill: a simulation lasts at least as many times the bound
@@ -25,18 +27,17 @@ SECONDS_AN_HOUR = 3600.0
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """Replicas that share ``traffic``; ``seed`` is the seed of the arrivals."""
+    """Replicas that share ``traffic``. A simulation has ``requests`` per replica."""
 
     replica: Replica
     traffic: Traffic
     balancer: Balancer
-    seed: int = 1
     requests: int = REQUESTS
 
     def simulate(self, rate: float, replicas: int, slowdown: Slowdown) -> SimulationResult:
         """Return how each of ``replicas`` behaves while the fleet gets ``rate`` requests per second."""
         requests = self._request_count(rate, replicas)
-        arrivals_s = self.traffic.replica_arrivals_s(rate, replicas, self.balancer, requests, self.seed)
+        arrivals_s = self.traffic.replica_arrivals_s(rate, replicas, self.balancer, requests, ARRIVAL_SEED)
         # a replica that gets a request every few hours is idle in between, and also if they come more often
         if arrivals_s[-1] > 2 * MAX_SIMULATED_SECONDS:
             arrivals_s = arrivals_s * (MAX_SIMULATED_SECONDS / arrivals_s[-1])
@@ -107,7 +108,8 @@ class Fleet:
         failed = max(0, math.ceil(needed) - 1)
         for count in _upwards(failed + 1, highest) if sufficient is None else [sufficient]:
             if self.meets(rate, count, slowdown):
-                return bisected(failed, count, lambda replicas: self.meets(rate, replicas, slowdown))
+                fewer = range(min(failed + 1, count), count)
+                return fewer.start + bisect_left(fewer, True, key=lambda number: self.meets(rate, number, slowdown))
             failed = count
         return None
 
@@ -137,17 +139,6 @@ def _upwards(first: int, last: int) -> Iterator[int]:
     while count <= last:
         yield count
         count = max(count + 1, math.floor(count * STEP))
-
-
-def bisected(failed: int, met: int, meets: Callable[[int], bool]) -> int:
-    """Return the smallest number that meets the bounds.
-
-    The search is a bisection between ``failed``, which misses them, and ``met``, which meets them.
-    """
-    while met - failed > 1:
-        middle = (failed + met) // 2
-        failed, met = (failed, middle) if meets(middle) else (middle, met)
-    return met
 
 
 @dataclass(frozen=True, slots=True)

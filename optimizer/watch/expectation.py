@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -273,13 +274,11 @@ def simulate_closed_loops(replica: Replica, rate: float, slowdown: Slowdown) -> 
         simulated[concurrency] = replica.serve_closed_loop(concurrency, slowdown)
         return simulated[concurrency].throughput_infer_per_sec >= rate * replica.request_batch_size
 
-    low, high = 0, replica.saturating_concurrency
-    if not serves(high):
-        return [simulated[high]]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if serves(middle) else (middle, high)
-    return [simulated[concurrency] for concurrency in (low, high) if concurrency in simulated]
+    fullest = replica.saturating_concurrency
+    if not serves(fullest):
+        return [simulated[fullest]]
+    lowest = 1 + bisect_left(range(1, fullest), True, key=serves)
+    return [simulated[concurrency] for concurrency in (lowest - 1, lowest) if concurrency in simulated]
 
 
 def derive_expectation(run: FinishedRun) -> Expectation:
