@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from objectives import batch_stats
 from objectives.metrics import Measurement
@@ -128,15 +128,7 @@ def _candidate(row: TrialRow, fields: tuple[tuple[str, FieldValue], ...], *, has
     batching = row.dynamic_batching
     if batching is None:
         batching = row.max_batch_size > 0 and (row.max_queue_delay_us is not None or not has_delays)
-    plain = Candidate(
-        max_batch_size=row.max_batch_size,
-        dynamic_batching=batching and not row.has_delay_off,
-        max_queue_delay_us=row.max_queue_delay_us or 0,
-        preferred_batch_sizes=row.preferred_batch_sizes,
-        instance_count=row.instance_count,
-        fields=fields,
-    )
-    return normalize(plain)
+    return normalize(replace(row.candidate(fields), dynamic_batching=batching and not row.has_delay_off))
 
 
 def _configuration_key(row: TrialRow, fields: Sequence[tuple[str, FieldValue]]) -> Hashable:

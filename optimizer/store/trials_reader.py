@@ -18,7 +18,7 @@ from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes, show_path
-from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS, Candidate, FieldValue
 from optimizer.options.values import MAX_CPU_COUNT, MAX_INT32
 
 MAX_BYTES = 64 << 20  # of a table, which is read into memory and may come from anywhere
@@ -248,6 +248,17 @@ class TrialRow:
     is_failed: bool
     lacks_gpu_memory: bool
     cpu_count: int | None
+
+    def candidate(self, fields: tuple[tuple[str, FieldValue], ...]) -> Candidate:
+        """Return the candidate with these ``fields``, without dynamic batching if the row does not mention it."""
+        return Candidate(
+            max_batch_size=self.max_batch_size,
+            dynamic_batching=self.dynamic_batching is True,
+            max_queue_delay_us=self.max_queue_delay_us or 0,
+            preferred_batch_sizes=self.preferred_batch_sizes,
+            instance_count=self.instance_count,
+            fields=fields,
+        )
 
 
 def read_rows(table: CsvTable) -> list[TrialRow]:

@@ -21,7 +21,7 @@ from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.core.trial import Candidate, Crash, FieldValue, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import Crash, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH
 from optimizer.store.trials_reader import (
     COLUMNS,
@@ -217,7 +217,7 @@ def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Seq
         if trial is None:
             cells = [(path, texts[path][i]) for path in paths]
             fields = tuple((path, choice_by_text[path].get(text, text)) for path, text in cells if text)
-            trial = Trial(row.trial, _candidate(row, fields))
+            trial = Trial(row.trial, row.candidate(fields))
         trials[row.trial] = _with_row(trial, row, _load(table, i, row))
     return [trials[number] for number in sorted(trials)]
 
@@ -256,17 +256,6 @@ def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, o
         **{name: getattr(measurement, name) for name in MEASUREMENT_COLUMNS},
         **forecast_cells(measurement),
     }
-
-
-def _candidate(row: TrialRow, fields: tuple[tuple[str, FieldValue], ...]) -> Candidate:
-    return Candidate(
-        max_batch_size=row.max_batch_size,
-        dynamic_batching=row.dynamic_batching is True,
-        max_queue_delay_us=row.max_queue_delay_us or 0,
-        preferred_batch_sizes=row.preferred_batch_sizes,
-        instance_count=row.instance_count,
-        fields=fields,
-    )
 
 
 def _int_if_whole(size: float) -> float:
