@@ -22,6 +22,7 @@ from optimizer.model.input_data import (
     compatible,
     from_bytes,
     parse_entries,
+    to_bytes,
 )
 from optimizer.options.run_options import GENERATED_DATA
 
@@ -89,16 +90,14 @@ def generate_request_inputs(
 def to_message(model: str, inputs: Mapping[str, Array], priority: int = 0) -> bytes:
     """Return the serialized ModelInferRequest; a ``priority`` of 0 is the default level of the model."""
     from tritonclient.grpc.service_pb2 import ModelInferRequest
-    from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+    from tritonclient.utils import np_to_triton_dtype
 
     request = ModelInferRequest(model_name=model)
     if priority:
         request.parameters["priority"].uint64_param = priority
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
-        strings = array.dtype == np.object_
-        raw = serialize_byte_tensor(array).item() if strings and array.size else array.tobytes()
-        request.raw_input_contents.append(raw)
+        request.raw_input_contents.append(to_bytes(array))
     return bytes(request.SerializeToString())
 
 

@@ -150,6 +150,14 @@ def compatible(shape: Sequence[int], model_shape: Sequence[int]) -> bool:
     return same_rank and all(model_size in (-1, size) for model_size, size in zip(model_shape, shape, strict=True))
 
 
+def to_bytes(array: Array) -> bytes:
+    """Return the row-major little-endian bytes of ``array``, which ``from_bytes`` reads."""
+    from tritonclient.utils import serialize_byte_tensor
+
+    is_text = array.dtype == np.object_ and array.size
+    return bytes(serialize_byte_tensor(array).item()) if is_text else array.tobytes()
+
+
 def from_bytes(dtype: np.dtype[Any], raw: bytes) -> Array:
     """Return the flat array with the row-major little-endian bytes ``raw``; strings are an object array of bytes.
 
@@ -263,11 +271,7 @@ class ValueGenerator:
 
 
 def _encode(array: Array, with_shape: bool) -> dict[str, object]:
-    from tritonclient.utils import serialize_byte_tensor
-
-    strings = array.dtype == np.object_ and array.size
-    raw = serialize_byte_tensor(array).item() if strings else np.ascontiguousarray(array).tobytes()
-    content = {"b64": base64.b64encode(raw).decode()}
+    content = {"b64": base64.b64encode(to_bytes(array)).decode()}
     return {"content": content, "shape": list(array.shape)} if with_shape else {**content}
 
 

@@ -278,7 +278,7 @@ def _mismatch(declared: ModelInput | ModelOutput, tensor: ValueInfoProto, *, bat
     if not isinstance(declared, ModelInput) or not tensor.type.tensor_type.HasField("shape"):
         return ""
     dims = list(declared.reshape.shape if declared.HasField("reshape") else declared.dims)
-    expected = [dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.type.tensor_type.shape.dim]
+    expected = _sizes(tensor)
     full = [-1, *dims] if batched else dims
     if len(full) == len(expected) and all(a == b or -1 in (a, b) for a, b in zip(full, expected, strict=True)):
         return ""
@@ -313,6 +313,11 @@ def _shape(tensor: ValueInfoProto, which: str) -> list[int]:
         )
     if not tensor.type.tensor_type.HasField("shape"):
         raise BadInputError(f"{which} has no shape in the graph; write it into config.pbtxt")
+    return _sizes(tensor)
+
+
+def _sizes(tensor: ValueInfoProto) -> list[int]:
+    """Return the shape of the tensor, with -1 for each dynamic dimension."""
     return [dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.type.tensor_type.shape.dim]
 
 
