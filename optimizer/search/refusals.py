@@ -88,11 +88,12 @@ class RefusalForecast:
         result = np.ones(len(loads))
         if not indices:
             return result
+        from scipy.special import ndtr  # slow to import
+
         rates = throughputs()[indices] / self._problem.request_batch_size
         shares = self._simulated([loads[i] for i in indices], rates, self.missed_share)
         slack = self._log(np.array([self.permitted])) - self._log(shares) - self._bias
-        scaled = slack / (math.sqrt(2) * self._std)
-        result[indices] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
+        result[indices] = ndtr(slack / self._std)
         return result
 
     def _learn(self, points: Sequence[Point]) -> None:
