@@ -219,11 +219,8 @@ class RemoteServer:
 
     def check(self) -> None:
         """Raise EnvironmentFault unless models can be loaded and unloaded on the server; nothing is changed."""
-        try:
-            self._client.check()
-        except CallError as error:
-            raise self._fault(error) from error
         with self._calling():
+            self._client.check()
             self._client.unload(NO_MODEL)  # the server checks its mode before it looks for the model
 
     def check_has(self, models: list[str]) -> None:
