@@ -246,5 +246,5 @@ def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
             if text.startswith("#!"):
                 path.chmod(0o755)
         except OSError as error:
-            raise output_error(path, error, "--out") from None
+            raise output_error(path, error) from None
         print(show_path(path))

@@ -79,6 +79,6 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         try:
             replace_file(file, content)
         except OSError as error:
-            raise output_error(file, error, "--out") from None
+            raise output_error(file, error) from None
     print(show_path(path))
     print(show_path(schema))

@@ -130,11 +130,11 @@ def check_disk_space(folder: Path) -> None:
             scratch.unlink(missing_ok=True)
 
 
-def output_error(path: Path, error: OSError, flag: str) -> TuneError:
-    """Return the error to raise if writing ``path``, which the user chose with ``flag``, failed with ``error``."""
+def output_error(path: Path, error: OSError) -> TuneError:
+    """Return the error to raise if writing ``path``, which the user chose with ``--out``, failed with ``error``."""
     if error.errno in DISK_FAULTS:
         return write_error(path, error, "run the command again")
-    return BadInputError(f"cannot write {show_path(path)}: {error.strerror}; give another place with {flag}")
+    return BadInputError(f"cannot write {show_path(path)}: {error.strerror}; give another place with --out")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:

@@ -280,14 +280,14 @@ def names_file(text: str) -> bool:
     return not re.match(r"[0-9+-]|lognormal:", text.strip())
 
 
-def parse_token_lengths(text: str, folder: Path = Path()) -> SizeDistribution:
-    """Return the distribution in ``text``; a relative path begins in ``folder``.
+def parse_token_lengths(text: str) -> SizeDistribution:
+    """Return the distribution in ``text``.
 
     Raises ValueError (one line, without ``text`` itself), and BadInputError for a file that cannot be read.
     """
     words = text.strip()
     if names_file(words):
-        return _of_file(folder / words)
+        return _of_file(Path(words))
     if match := _RANGE.fullmatch(words):
         low, high = int(match[1][:20]), int((match[2] or match[1])[:20])
         if not 1 <= low <= high <= MAX_TOKENS:

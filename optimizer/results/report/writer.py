@@ -180,5 +180,5 @@ def _write(path: Path, content: str | bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     except OSError as error:
-        raise output_error(path, error, "--out") from error
+        raise output_error(path, error) from error
     return path
