@@ -1,4 +1,4 @@
-"""Print the structure of the source: the packages' import levels and the files that the SLA crosses.
+"""Print the structure of the source: its size, the packages' import levels and the files that the SLA crosses.
 
 Run it from the repository root: ``python tests/structure.py``.
 """
@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import re
+import statistics
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +46,30 @@ OTHER_COMMANDS = re.compile(
 )
 
 Imports = dict[str, set[str]]
+# Tokens that do not make a line a line of code.
+LAYOUT = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+
+
+def source_files() -> Iterator[Path]:
+    """Yield the files of ``objectives`` and ``optimizer``."""
+    for top in ("objectives", "optimizer"):
+        yield from sorted((ROOT / top).rglob("*.py"))
+
+
+def code_lines(source: str) -> int:
+    """Return the number of lines of ``source`` with a token of code, without comments and docstrings."""
+    docstrings, lines = set[int](), set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body and ast.get_docstring(node, clean=False) is not None else None
+            docstrings |= set(range(first.lineno, (first.end_lineno or 0) + 1)) if first else set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in LAYOUT:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
 
 
 def imports_of(source: str, module: str, *, package: bool = False) -> set[str]:
@@ -62,12 +90,11 @@ def imports_of(source: str, module: str, *, package: bool = False) -> set[str]:
 def project_imports() -> Imports:
     """Return the imports of each module of ``objectives`` and ``optimizer``."""
     imports: Imports = {}
-    for top in ("objectives", "optimizer"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            is_package = parts[-1] == "__init__"
-            module = ".".join(parts[:-1] if is_package else parts)
-            imports[module] = imports_of(path.read_text(encoding="utf-8"), module, package=is_package)
+    for path in source_files():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        imports[module] = imports_of(path.read_text(encoding="utf-8"), module, package=is_package)
     return imports
 
 
@@ -136,12 +163,11 @@ def sla_files() -> dict[Path, list[str]]:
     about the verdict. The last ones are returned with the question, such as ``.is_met``.
     """
     files = {}
-    for top in ("objectives", "optimizer"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            names = sla_names(path.read_text(encoding="utf-8"))
-            if names and not OTHER_COMMANDS.match(module):
-                files[path.relative_to(ROOT)] = names
+    for path in source_files():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        names = sla_names(path.read_text(encoding="utf-8"))
+        if names and not OTHER_COMMANDS.match(module):
+            files[path.relative_to(ROOT)] = names
     return files
 
 
@@ -174,6 +200,10 @@ def _reach(start: str, graph: Imports) -> set[str]:
 
 def main() -> None:
     """Print the figures."""
+    sources = [path.read_text(encoding="utf-8") for path in source_files()]
+    print(f"source files: {len(sources)}")
+    print(f"lines of code, without comments and docstrings: {sum(map(code_lines, sources)):,}")
+    print(f"lines of the median file: {statistics.median(len(source.splitlines()) for source in sources):g}")
     imports = project_imports()
     print(f"import levels between packages: {package_levels(imports)}")
     print(f"imports of a later package: {len(upward_imports(imports))}")
