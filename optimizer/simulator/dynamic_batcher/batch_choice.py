@@ -17,7 +17,7 @@ def choose_alike(state: State, scenario: ScenarioRow, arrays: Arrays) -> tuple[i
     This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike. Return
     the number of requests that join the payload, and the time to wait instead (0: do not wait).
     """
-    limit, samples, size = scenario.limit, scenario.unit_samples, state.current_size
+    limit, size = scenario.limit, state.current_size
     take = min(state.queue_tail - state.queue_head, limit - size)
     more = state.queue_tail - state.queue_head > take  # the next request does not fit
     total = size + take
@@ -28,7 +28,7 @@ def choose_alike(state: State, scenario: ScenarioRow, arrays: Arrays) -> tuple[i
     else:
         # The first request beyond the largest preferred size selects the batch without it. Triton does not compare
         # the first request of a new payload, and treats a selected batch of 0 requests as none.
-        beyond = max(state.largest // samples + 1 - size, 1)
+        beyond = max(state.largest_units + 1 - size, 1)
         if size + beyond == 1:
             beyond = 2
         examined = take + (1 if more else 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from optimizer.simulator.compilation import Records, inlined
 from optimizer.simulator.dynamic_batcher import queue
 from optimizer.simulator.dynamic_batcher.batch_choice import choose_alike, choose_different
+from optimizer.simulator.dynamic_batcher.cyclic_tables import next_mixed_request
 from optimizer.simulator.dynamic_batcher.instances import notify_instance
 from optimizer.simulator.dynamic_batcher.interval import watch_queue
 from optimizer.simulator.dynamic_batcher.records import (
@@ -20,6 +21,7 @@ from optimizer.simulator.dynamic_batcher.records import (
     Request,
     ScenarioRow,
     State,
+    Tables,
 )
 from optimizer.simulator.scenario import REJECTED
 
@@ -31,7 +33,7 @@ def arrive(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
     """Put the next request into the queue or, without dynamic batching, into a payload of its own."""
     number, request = state.arrived, arrays.flight[IN_TRANSIT, state.arrived & state.mask]
     if not state.alike:
-        _complete(state, scenario, arrays.tables.mix, request)
+        _complete(state, scenario, arrays.tables, request)
     units = 1 if state.alike else request.units
     if number < len(arrays.requests):
         log = arrays.requests[number]
@@ -61,11 +63,11 @@ def arrive(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
 
 
 @inlined
-def _complete(state: State, scenario: ScenarioRow, mix: Records, request: Request) -> None:
+def _complete(state: State, scenario: ScenarioRow, tables: Tables, request: Request) -> None:
     """Set the number, size, shape and level of the next request to arrive."""
     request.number, request.units, request.shape, request.level = state.arrived, 1, 0, 0
     if scenario.mix_from < scenario.mix_to:
-        mixed = mix[scenario.mix_from + state.arrived % (scenario.mix_to - scenario.mix_from)]
+        mixed = next_mixed_request(state, scenario, tables)
         request.units, request.shape = mixed.units, mixed.shape
         if state.has_levels:
             request.level = mixed.level

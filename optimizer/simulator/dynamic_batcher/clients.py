@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from optimizer.simulator.compilation import inlined
+from optimizer.simulator.dynamic_batcher.cyclic_tables import next_gap
 from optimizer.simulator.dynamic_batcher.interval import count_latency
 from optimizer.simulator.dynamic_batcher.records import FOREVER, IN_TRANSIT, Arrays, ScenarioRow, State
 
@@ -26,7 +27,7 @@ def send_first(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
 @inlined
 def _send(state: State, scenario: ScenarioRow, arrays: Arrays, sent: int) -> None:
     request = arrays.flight[IN_TRANSIT, state.issued & state.mask]
-    gap = scenario.spacing + arrays.tables.gaps[state.issued % len(arrays.tables.gaps)]
+    gap = scenario.spacing + next_gap(state, arrays.tables)
     state.last_arrival = max(sent + scenario.send, state.last_arrival + gap)
     request.sent, request.arrived = sent, state.last_arrival
     state.issued += 1

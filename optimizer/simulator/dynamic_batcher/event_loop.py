@@ -127,6 +127,7 @@ def _prepare(state: State, scenario: ScenarioRow, arrays: Arrays) -> None:
         arrays.preferred_up_to,
         arrays.next_preferred_size,
     )
+    state.largest_units = state.largest // scenario.unit_samples
     state.mask = arrays.flight.shape[1] - 1
     _compare_requests(state, scenario, arrays.tables.policies)
     state.current = state.unmergeable = state.cycle_instance = state.last_ended_instance = state.slot_deadline = NONE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from optimizer.simulator.compilation import Records, compiled, inlined
+from optimizer.simulator.dynamic_batcher.cyclic_tables import next_factor
 from optimizer.simulator.dynamic_batcher.interval import count_execution
 from optimizer.simulator.dynamic_batcher.records import (
     EXECUTING,
@@ -104,10 +105,10 @@ def _merge_payloads(state: State, scenario: ScenarioRow, payloads: Records) -> t
 @inlined
 def _start_execution(state: State, scenario: ScenarioRow, arrays: Arrays, j: int) -> None:
     """Let instance ``j`` execute its batch from now on."""
-    instance, factors = arrays.instances[j], arrays.tables.factors
+    instance = arrays.instances[j]
     state.busy += 1
     _rescale(state, scenario, arrays, state.busy - 1, j)
-    instance.factor = factors[state.runs % len(factors)]
+    instance.factor = next_factor(state, arrays.tables)
     row = scenario.services_from + (instance.units - 1) * scenario.services_stride
     span = arrays.tables.services[row + state.busy - 1] * instance.factor
     instance.state, instance.event_at = EXECUTING, state.now + max(int(span + 0.5), 1)

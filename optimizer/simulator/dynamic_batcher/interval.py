@@ -80,30 +80,34 @@ def write_result(state: State, latencies: Ints, result: ResultRow) -> None:
     result.overloaded = state.overloaded and state.refusals == 0
     result.rejected = state.rejected - state.rejected_before
     result.timed_out = state.timed_out - state.timed_out_before
-    # from the highest to the lowest: no element up to the rank of a percentile is larger than the one at this rank
-    result.latency_p99, stop = _percentile(latencies, 99.0, state.measured, state.measured)
-    result.latency_p95, stop = _percentile(latencies, 95.0, state.measured, stop)
-    result.latency_p90, stop = _percentile(latencies, 90.0, state.measured, stop)
-    result.latency_p50, stop = _percentile(latencies, 50.0, state.measured, stop)
+    # in ascending order: no element from the rank of a percentile on is smaller than the one at this rank
+    measured = latencies[: state.measured]
+    result.latency_p50, rank = _percentile(measured, 50.0, 0)
+    result.latency_p90, rank = _percentile(measured, 90.0, rank)
+    result.latency_p95, rank = _percentile(measured, 95.0, rank)
+    result.latency_p99, rank = _percentile(measured, 99.0, rank)
 
 
 @inlined
-def _percentile(latencies: Ints, percent: float, measured: int, stop: int) -> tuple[float, int]:
-    """Return the element at the nearest rank (halves rounded up), and the index after it; NaN without elements."""
-    if measured == 0:
-        return np.nan, stop
-    rank = int(percent / 100.0 * (measured - 1) + 0.5)
-    partition(latencies, rank, stop)
-    return float(latencies[rank]), rank + 1
+def _percentile(latencies: Ints, percent: float, start: int) -> tuple[float, int]:
+    """Return a percentile and its rank, the nearest one with halves rounded up; NaN without latencies.
+
+    No latency before the index ``start`` may be larger than one from there on.
+    """
+    if len(latencies) == 0:
+        return np.nan, start
+    rank = int(percent / 100.0 * (len(latencies) - 1) + 0.5)
+    partition(latencies, start, rank)
+    return float(latencies[rank]), rank
 
 
 @compiled
-def partition(values: Ints, rank: int, stop: int) -> None:
-    """Reorder ``values[:stop]`` so that ``values[rank]`` is not smaller than any before it or larger than any after.
+def partition(values: Ints, start: int, rank: int) -> None:
+    """Reorder ``values[start:]`` so that ``values[rank]`` is not smaller than any before it or larger than any after.
 
     This is Hoare's selection algorithm. ``np.partition`` would do, but Numba takes 6 s to compile it.
     """
-    low, high = 0, stop - 1
+    low, high = start, len(values) - 1
     while low < high:
         pivot = values[(low + high) // 2]
         i, j = low, high

@@ -170,6 +170,7 @@ class State:
     has_levels: bool  # the queue has several priority levels
     timeout: int  # the longest one of a request in the queue; 0: no request expires
     largest: int  # preferred size in samples
+    largest_units: int  # the most units that do not exceed it
     mask: int  # maps a number to its slot in a ring buffer
     queue_place: int  # the first index of ``flight`` of the queue
     payload_place: int  # the same of payloads
@@ -188,6 +189,10 @@ class State:
     total: int  # requests of an open loop
     last_arrival: int
     last_response: int
+    # the next elements of the tables
+    gap_index: int
+    factor_index: int
+    mix_index: int
     # the queue
     queue_head: int
     queue_tail: int

@@ -1032,14 +1032,14 @@ def test_without_a_folder_for_its_lock_the_loop_is_compiled(tmp_path: Path, monk
 
 @given(st.lists(st.integers(0, 20), min_size=1), st.data())
 def test_numbers_are_partitioned_at_a_rank(numbers: list[int], data: st.DataObject) -> None:
-    stop = data.draw(st.integers(1, len(numbers)))
-    rank = data.draw(st.integers(0, stop - 1))
+    start = data.draw(st.integers(0, len(numbers) - 1))
+    rank = data.draw(st.integers(start, len(numbers) - 1))
     values = np.array(numbers)
-    partition(values, rank, stop)
-    assert values[rank] == sorted(numbers[:stop])[rank]
-    assert max(values[: rank + 1]) == values[rank] == min(values[rank:stop])
-    assert sorted(values[:stop]) == sorted(numbers[:stop])
-    assert values[stop:].tolist() == numbers[stop:]
+    partition(values, start, rank)
+    assert values[rank] == sorted(numbers[start:])[rank - start]
+    assert max(values[start : rank + 1]) == values[rank] == min(values[rank:])
+    assert sorted(values[start:]) == sorted(numbers[start:])
+    assert values[:start].tolist() == numbers[:start]
 
 
 def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
