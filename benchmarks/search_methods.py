@@ -40,14 +40,14 @@ from lib.search_report import (
 )
 from lib.search_runs import ReplayJob, run_all
 from optimizer.results import formatting
-from other_searchers import METHODS, REQUIREMENTS
+from other_searchers import METHODS, REQUIREMENTS, Method
 
 WHOLE_TABLE = 10_000  # more configurations than a table has
 
 
 def main() -> None:
     arguments = _arguments()
-    seeds = {method: arguments.methods[method] for method in _installed(tuple(arguments.methods))}
+    seeds = {method: arguments.methods[method] for method in installed(tuple(arguments.methods))}
     methods = tuple(seeds)
     with tempfile.TemporaryDirectory() as scratch:
         cases = list(bounded_tables(arguments.tables, Path(scratch), frozenset(arguments.only)))
@@ -140,13 +140,13 @@ def _noise(case: BoundedTable) -> Noise | None:
     return recorded_noise(case.table.stem) if case.table.parent == TABLES and recordings.exists() else None
 
 
-def _installed(methods: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the methods whose packages are installed, and name those of the others."""
+def installed(methods: tuple[str, ...], known: Mapping[str, Method] = METHODS) -> tuple[str, ...]:
+    """Return those of ``methods`` whose packages are installed, and name the packages that the others need."""
     for method in methods:
-        if missing := METHODS[method].missing_packages():
+        if missing := known[method].missing_packages():
             packages = ", ".join(missing)
             print(f"{method} is left out: it needs {packages}; pip install -r {REQUIREMENTS}", file=sys.stderr)
-    return tuple(method for method in methods if not METHODS[method].missing_packages())
+    return tuple(method for method in methods if not known[method].missing_packages())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Executable files that stand in for programs such as tritonserver and perf_analyzer."""
+"""Files that stand in for tritonserver and perf_analyzer: executable ones, and the folders of an unpacked server."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from optimizer.deploy import runtime
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -11,3 +13,12 @@ def write_program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+def unpack_empty_runtime(cache: Path) -> runtime.Runtime:
+    """Create the folders of an unpacked server in the cache folder ``cache``, without its files."""
+    unpacked = runtime.Runtime(cache / f"runtime-{runtime.TRITON_VERSION}-{runtime.WHEELS[0].sha256[:12]}")
+    unpacked.root.mkdir(parents=True)
+    if unpacked.stub_packages is not None:
+        unpacked.stub_packages.mkdir()
+    return unpacked

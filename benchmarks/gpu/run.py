@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "published_studies"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -89,14 +89,36 @@ def main() -> None:
     sys.exit(0 if all(one.cells and not one.failures for one in results) else 1)
 
 
-def measure(study: OnGpu, out: Path, work: Path, clock: Clock, *, smoke: bool) -> StudyResults:
-    """Run the steps of a study, write its files after each of them, and return its results."""
+class WriteModel(Protocol):
+    """Writes a model and its profile, see ``write_model``."""
+
+    def __call__(self, model: str, work: Path, limit: float, log: TextIO, *, smoke: bool) -> None: ...
+
+
+def write_model(model: str, work: Path, limit: float, log: TextIO, *, smoke: bool) -> None:
+    """Write ``model`` and its profile to ``work`` until ``limit``. Raises NotMeasured."""
+    work.mkdir(parents=True, exist_ok=True)
+    own = "" if smoke else f"{PROFILES[model]}\n"
+    (work / f"{model}.yaml").write_text(f"model: {{repository: models, name: {model}}}\n{own}")
+    tiny = ("--tiny",) if smoke else ()
+    _, problem = _run([sys.executable, HERE / "models.py", *tiny, model, work / "models"], limit, log)
+    if problem:
+        raise NotMeasured(problem)
+
+
+def measure(
+    study: OnGpu, out: Path, work: Path, clock: Clock, *, smoke: bool, write: WriteModel = write_model
+) -> StudyResults:
+    """Run the steps of a study, write its files after each of them, and return its results.
+
+    ``write`` writes its model.
+    """
     results = StudyResults()
     path, runs = out / f"{study.name}.log", work / "runs" / study.name
     path.unlink(missing_ok=True)
     with path.open("a+", encoding="utf-8") as log:
         with _isolated(f"python benchmarks/gpu/models.py {study.model}", results, log):
-            _write_model(study.model, work, clock.next_limit(), log, smoke=smoke)
+            write(study.model, work, clock.next_limit(), log, smoke=smoke)
         if results.failures:
             clock.steps -= len(study.steps_of(smoke=smoke))  # they are skipped: the others get their time
         for step in [] if results.failures else study.steps_of(smoke=smoke):
@@ -143,16 +165,6 @@ def _read_from(begin: int, log: TextIO) -> list[str]:
     log.flush()
     log.seek(begin)
     return [line for line in log.read().splitlines() if line.strip()]
-
-
-def _write_model(model: str, work: Path, limit: float, log: TextIO, *, smoke: bool) -> None:
-    work.mkdir(parents=True, exist_ok=True)
-    own = "" if smoke else f"{PROFILES[model]}\n"
-    (work / f"{model}.yaml").write_text(f"model: {{repository: models, name: {model}}}\n{own}")
-    tiny = ("--tiny",) if smoke else ()
-    _, problem = _run([sys.executable, HERE / "models.py", *tiny, model, work / "models"], limit, log)
-    if problem:
-        raise NotMeasured(problem)
 
 
 def _tune(arguments: Sequence[str | Path], runs: Path, limit: float, log: TextIO) -> dict[str, Any]:

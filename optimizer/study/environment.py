@@ -14,7 +14,7 @@ from optimizer.config.ort_settings import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Telemetry, TrialStore
+from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Target, Telemetry, TrialStore
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
@@ -93,13 +93,29 @@ class ServerResources:
     server_uses_gpus: bool | None
 
 
+@contextmanager
+def closed_at_end(target: Target) -> Iterator[None]:
+    """Close ``target`` at the end of the context. An error of closing is a note of an error of the context."""
+    with ExitStack() as opened:
+        opened.callback(target.close)
+        try:
+            yield
+        except TuneError as error:
+            try:
+                opened.close()
+            except TuneError as second:
+                error.add_note(str(second))
+            raise
+
+
 @dataclass(frozen=True)
 class Environment:
     """The machine, server and load generator of one run.
 
     ``hardware`` is this machine with the GPUs that serve; its CPU is described as unknown if a remote machine serves.
     ``on_progress`` gets one line for each slow preparation. On a cluster, ``node_placement`` and ``cpu_quota``
-    describe a node. Without ``node_placement``, the CPUs follow from those that this process may use.
+    describe a node. Without ``node_placement``, the CPUs follow from ``topology``; None stands for the CPUs that this
+    process may use.
     """
 
     options: RunOptions
@@ -109,6 +125,7 @@ class Environment:
     on_progress: Callable[[str], None]
     node_placement: CpuPlacement | None = None
     cpu_quota: float | None = None
+    topology: cpus.CpuTopology | None = None
 
     @classmethod
     def detect(cls, options: RunOptions, stopwatch: Stopwatch, on_progress: Callable[[str], None]) -> Environment:
@@ -202,16 +219,8 @@ class Environment:
         )
         self._ensure_openvino(task)  # a sweep may name it after ``make_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
-        with ExitStack() as opened:
-            opened.callback(target.close)
-            try:
-                yield target
-            except TuneError as error:
-                try:
-                    opened.close()
-                except TuneError as second:
-                    error.add_note(str(second))
-                raise
+        with closed_at_end(target):
+            yield target
 
     def make_measurer(self, task: Task, folder: RunFolder, table: TrialStore, observer: ProgressObserver) -> Measurer:
         """Return the measurer of ``task``. It writes to ``table`` and reports to ``observer``."""
@@ -286,7 +295,7 @@ class Environment:
         lists = [self.options.server_cpus] if self.options.server_cpus else [str(choice) for choice in choices]
         server = frozenset[int]().union(*map(parse_cpus, lists)) or None
         client = parse_cpus(self.options.client_cpus) if self.options.client_cpus else None
-        topology = cpus.read_topology(usable_cpus())
+        topology = self.topology or cpus.read_topology(usable_cpus())
         return cpus.place_server_and_client(topology, self.cpu_quota, server=server, client=client)
 
     def server_resources(self, task: Task) -> ServerResources:

@@ -27,11 +27,17 @@ MEASUREMENT_SECONDS = 1.0  # time of each measurement
 FOLDER = "explain"  # holds the logs, in the folder of the run
 
 
-def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None]) -> SharedMemoryEffect:
+def measure_shared_memory(
+    run: FinishedRun,
+    on_progress: Callable[[str], None],
+    rounds: int = ROUNDS,
+    seconds: float = MEASUREMENT_SECONDS,
+) -> SharedMemoryEffect:
     """Measure the recommendation of ``run``, or its closest candidate, with and without system shared memory in turn.
 
-    Both are measured in each round on the same fresh server, at the best load of the run. The effect is stored in the
-    folder of the run. Raises BadInputError if the run has no such point or cannot use shared memory, else as a run.
+    Both are measured for ``seconds`` in each of the ``rounds`` on the same fresh server, at the best load of the run.
+    The effect is stored in the folder of the run. Raises BadInputError if the run has no such point or cannot use
+    shared memory, else as a run.
     """
     point, options = _measured_point(run), read_stored_options(run.folder)
     _refuse_unmeasurable(run, options)
@@ -46,12 +52,12 @@ def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None]) 
             environment.make_generators(task, folder, generator_options).confirmation
             for generator_options in (without, shared)
         ]
-        on_progress(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
+        on_progress(f"measuring {configuration(point.candidate)} without and with shared memory, {rounds} rounds")
         with (
             environment.open_target(task, folder) as target,
             target.deploy(point.candidate, fresh=True) as endpoint,
         ):
-            pairs = _measure(endpoint, point.load, generators)
+            pairs = _measure(endpoint, point.load, generators, rounds, seconds)
         effect = SharedMemoryEffect(
             trial=point.trial,
             concurrency=point.load.concurrency,
@@ -94,8 +100,10 @@ def _refuse_unmeasurable(run: FinishedRun, options: RunOptions) -> None:
     run.folder.refuse_links()
 
 
-def _measure(endpoint: Endpoint, load: LoadPoint, generators: list[LoadGenerator]) -> tuple[tuple[float, float], ...]:
-    """Return the throughputs of each round in infer/s, without and with shared memory.
+def _measure(
+    endpoint: Endpoint, load: LoadPoint, generators: list[LoadGenerator], count: int, seconds: float
+) -> tuple[tuple[float, float], ...]:
+    """Return the throughputs of each of ``count`` rounds in infer/s, without and with shared memory.
 
     The order alternates, so that a drift of the machine cancels. Raises MeasurementError if a round served nothing,
     and ServerCrashed.
@@ -103,9 +111,9 @@ def _measure(endpoint: Endpoint, load: LoadPoint, generators: list[LoadGenerator
     for generator in generators:
         generator.warm_up(endpoint, load)
     rounds = []
-    for number in range(ROUNDS):
+    for number in range(count):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        served = {index: generators[index].measure(endpoint, load, MEASUREMENT_SECONDS) for index in order}
+        served = {index: generators[index].measure(endpoint, load, seconds) for index in order}
         without, with_it = (served[index].throughput_infer_per_sec for index in (0, 1))
         if not without or not with_it:
             raise MeasurementError("no request was answered in a round")

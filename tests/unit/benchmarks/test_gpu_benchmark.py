@@ -57,12 +57,12 @@ def test_the_forecasts_and_the_runs_of_a_study_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_is_listed_with_its_reason_and_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "_write_model", lambda *_, **__: None)
     refused = GpuStep("", "--no-such-option", lambda _: "")
     study = replace(BERT, steps=(refused, replace(refused, smoke="--concurrency none")))
-    results = run.measure(study, tmp_path, tmp_path / "work", run.Clock(time.monotonic() + 60, 3), smoke=True)
+    clock = run.Clock(time.monotonic() + 60, 3)
+    results = run.measure(study, tmp_path, tmp_path / "work", clock, smoke=True, write=lambda *_, **__: None)
     assert [failure.partition("`: ")[0] for failure in results.failures] == [
         f"`tune sweep {words} {RANDOM} bert.yaml" for words in ("--no-such-option", "--concurrency none")
     ]

@@ -26,7 +26,7 @@ from optimizer.deploy.perf_analyzer_release import (
 from optimizer.deploy.runtime import PINNED_PERF_ANALYZER, Runtime
 from optimizer.deploy.wheels import LOCK
 from optimizer.model.repository import PYTHON_BACKEND_VERSIONS
-from tests.programs import write_program
+from tests.programs import unpack_empty_runtime, write_program
 
 LIBPYTHON = f"libpython{runtime.running_python()}.so.1.0"
 
@@ -35,12 +35,7 @@ LIBPYTHON = f"libpython{runtime.running_python()}.so.1.0"
 def unpacked_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """Return an unpacked runtime without libpython."""
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
-    root = tmp_path / f"runtime-{runtime.TRITON_VERSION}-{runtime.WHEELS[0].sha256[:12]}"
-    root.mkdir()
-    unpacked_runtime = Runtime(root)
-    if unpacked_runtime.stub_packages is not None:
-        unpacked_runtime.stub_packages.mkdir()
-    return unpacked_runtime
+    return unpack_empty_runtime(tmp_path)
 
 
 @pytest.fixture

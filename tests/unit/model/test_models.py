@@ -27,7 +27,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.model.builders import BUILDERS, build, describe
-from optimizer.model.builders.builder import Draft, ModelFacts
+from optimizer.model.builders.builder import Draft, ModelFacts, ReferenceModel
 from optimizer.model.builders.dense import (
     CARDINALITIES,
     MLP_BUILDER,
@@ -355,14 +355,14 @@ def test_builds_at_the_same_time_build_once(tmp_path: Path) -> None:
     assert sum(line.startswith("building") for line in messages) == 1
 
 
-def test_a_failing_build_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_build_leaves_nothing_and_says_why(tmp_path: Path) -> None:
     def write(_settings: MlpSettings, draft: Draft) -> ModelFacts:
         (draft.version / "model.onnx").write_bytes(b"half")
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("optimizer.model.builders.dense.MLP_BUILDER", replace(MLP_BUILDER, write=write))
+    model = ReferenceModel(replace(MLP_BUILDER, write=write), MlpSettings(), 64, "KIND_CPU")
     with pytest.raises(EnvironmentFault, match=r"cannot build mlp in .*: No space left on device") as caught:
-        obtain(tmp_path)
+        model.find_or_build(tmp_path, lambda _: None)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("; free space there, or set TRITUNE_CACHE to another folder")
     assert list((tmp_path / "models").iterdir()) == []

@@ -102,9 +102,9 @@ def test_the_effect_of_another_trial_is_not_shown(folder: Path) -> None:
 
 
 def test_runs_that_cannot_be_measured_here_are_refused(tmp_path: Path, folder: Path) -> None:
-    at_a_rate = read_run(write_run(tmp_path / "rate", load=OPEN))
+    at_a_rate = write_run(tmp_path / "rate", load=OPEN)
     with pytest.raises(BadInputError, match="--measure: requests are sent at a rate"):
-        measure_shared_memory(at_a_rate, print)
+        main(["--measure", str(at_a_rate)])
     info = json.loads((folder / "run.json").read_text())
     info["options"] |= {"target": "remote", "url": "triton.example:8001"}
     (folder / "run.json").write_text(json.dumps(info))

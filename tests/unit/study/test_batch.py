@@ -527,16 +527,18 @@ def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchReco
     ("is_terminal", "shown"),
     [
         (True, "tuning ranker on the embedded server, for at most\n0:12 minutes: highest throughput\n"),
-        (False, "04:00:00 tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput\n"),
+        (
+            False,
+            r"\d\d:\d\d:\d\d tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput\n",
+        ),
     ],
 )
-def test_lines_are_wrapped_on_a_terminal_only(is_terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.strftime", lambda _: "04:00:00")
+def test_lines_are_wrapped_on_a_terminal_only(is_terminal: bool, shown: str) -> None:
     text = io.StringIO()
     console = Console(width=50, file=text, force_terminal=is_terminal, color_system=None)
     on_progress, _ = make_progress(console, with_time=True)
     on_progress("tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput")
-    assert text.getvalue() == shown
+    assert re.fullmatch(shown, text.getvalue())
 
 
 def test_a_long_name_breaks_in_the_table_and_the_path_of_a_log_does_not(

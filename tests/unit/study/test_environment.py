@@ -14,15 +14,12 @@ from optimizer.core.errors import ServerFault
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS
-from optimizer.deploy import target_factory
 from optimizer.deploy.target_factory import VisibleGpus
-from optimizer.machine import cpus
 from optimizer.machine.cpus import CpuPlacement, CpuTopology
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
-from optimizer.store.run_folder import RunFolder
-from optimizer.study import environment as environment_module
-from optimizer.study.environment import Environment
+from optimizer.store.recording import RecordedServer
+from optimizer.study.environment import Environment, closed_at_end
 from optimizer.study.task import Task
 from tests.repositories import write_sleeper
 
@@ -36,12 +33,11 @@ def task_with(*server_cpus: str, on_gpu: bool = False) -> Task:
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Environment:
+def environment() -> Environment:
     """An environment on a host of 16 CPUs without a quota."""
-    monkeypatch.setattr(environment_module, "usable_cpus", lambda: frozenset(range(16)))
     cores = tuple(frozenset({cpu}) for cpu in range(16))
-    monkeypatch.setattr(cpus, "read_topology", lambda _: CpuTopology(cores, (frozenset(range(16)),)))
-    return Environment(RunOptions("m"), HOST, VisibleGpus(), Stopwatch(), print)
+    topology = CpuTopology(cores, (frozenset(range(16)),))
+    return Environment(RunOptions("m"), HOST, VisibleGpus(), Stopwatch(), print, topology=topology)
 
 
 def test_server_and_load_generator_have_cpus_of_their_own(environment: Environment) -> None:
@@ -50,25 +46,25 @@ def test_server_and_load_generator_have_cpus_of_their_own(environment: Environme
     assert (server.client_shares_cpus, server.cpu_quota, server.server_uses_gpus) == (False, None, False)
 
 
-def test_an_error_of_closing_does_not_hide_the_error_before(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Target:
-        closed = 0
+class UnclosableTarget(RecordedServer):
+    """A target whose server cannot be restored when it is closed."""
 
-        def close(self) -> None:
-            self.closed += 1
-            raise ServerFault("not restored")
+    closed = 0
 
-    source = SimpleNamespace(models={})
-    task, folder = cast("Task", SimpleNamespace(**vars(task_with()), source=source)), RunFolder(tmp_path)
-    monkeypatch.setattr(target_factory, "make_target", lambda *_: Target())
-    with pytest.raises(ServerFault, match="no longer answers") as caught, environment.open_target(task, folder):
+    def close(self) -> None:
+        self.closed += 1
+        raise ServerFault("not restored")
+
+
+def test_an_error_of_closing_does_not_hide_the_error_before() -> None:
+    target = UnclosableTarget(())
+    with pytest.raises(ServerFault, match="no longer answers") as caught, closed_at_end(target):
         raise ServerFault("no longer answers")
     assert caught.value.__notes__ == ["not restored"]
-    with pytest.raises(ServerFault, match="not restored"), environment.open_target(task, folder) as target:
+    assert target.closed == 1
+    with pytest.raises(ServerFault, match="not restored"), closed_at_end(target):
         pass
-    assert cast("Target", target).closed == 1
+    assert target.closed == 2
 
 
 def test_a_quota_is_what_the_server_had(environment: Environment) -> None:

@@ -15,15 +15,15 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_PROCESSES
-from optimizer.deploy import runtime
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import IndexHintLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.model.input_data import MAX_SENT_ENTRIES
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
-from optimizer.study import load_generators
-from optimizer.study.load_generators import PerfAnalyzerReason, choose_clients, make_load_generators
+from optimizer.study.load_generators import LoadGenerators, PerfAnalyzerReason, choose_clients, make_load_generators
 from optimizer.study.task import Task
+from tests.programs import unpack_empty_runtime
 
 OPTIONS = RunOptions("m")
 SLA = Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
@@ -84,23 +84,22 @@ def test_perf_analyzer_confirms_a_load_that_the_own_client_cannot_send(
     assert perf_analyzer_reason(options, task_with()) is reason
 
 
-def test_perf_analyzer_confirms_several_models_and_large_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_perf_analyzer_confirms_several_models_and_large_data(tmp_path: Path) -> None:
     assert perf_analyzer_reason(OPTIONS, task_with(concurrent=("other",))) is PerfAnalyzerReason.SEVERAL_MODELS
-    monkeypatch.setattr(load_generators, "MAX_SENT_ENTRIES", 4)
-    assert perf_analyzer_reason(OPTIONS, task_with(data_file(tmp_path, 4))) is None
-    assert perf_analyzer_reason(OPTIONS, task_with(data_file(tmp_path, 5))) is PerfAnalyzerReason.INPUT_DATA
+    assert perf_analyzer_reason(OPTIONS, task_with(data_file(tmp_path, MAX_SENT_ENTRIES))) is None
+    large_data = data_file(tmp_path, MAX_SENT_ENTRIES + 1)
+    assert perf_analyzer_reason(OPTIONS, task_with(large_data)) is PerfAnalyzerReason.INPUT_DATA
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    installed = SimpleNamespace(perf_analyzer=tmp_path / "perf_analyzer", perf_analyzer_libraries=tmp_path)
-    monkeypatch.setattr(runtime, "ensure", lambda _: installed)
+    """Return the folder of a run on a machine whose server and perf_analyzer have been downloaded."""
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "cache"))
+    unpack_empty_runtime(tmp_path / "cache")
     return RunFolder.create(str(tmp_path), "m")
 
 
-def make(options: RunOptions, task: Task, folder: RunFolder) -> load_generators.LoadGenerators:
+def make(options: RunOptions, task: Task, folder: RunFolder) -> LoadGenerators:
     made = make_load_generators(options, task, folder, frozenset({0}), Stopwatch(), print)
     assert choose_clients(options, task).perf_analyzer_checks == (made.cross_checking is not None)
     return made
@@ -174,12 +173,9 @@ def test_the_own_client_alone_sends_several_priorities(folder: RunFolder, tmp_pa
     assert made.cross_checking is None
 
 
-def test_the_own_client_refuses_data_that_it_cannot_keep_in_memory(
-    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load_generators, "MAX_SENT_ENTRIES", 4)
-    task = task_with(data_file(tmp_path, 5), sla=Sla.from_bounds({"p99.9": 30.0}))
-    with pytest.raises(BadInputError, match=r"has more than 4 entries, .* report p99\.9, .*, so give fewer$"):
+def test_the_own_client_refuses_data_that_it_cannot_keep_in_memory(folder: RunFolder, tmp_path: Path) -> None:
+    task = task_with(data_file(tmp_path, MAX_SENT_ENTRIES + 1), sla=Sla.from_bounds({"p99.9": 30.0}))
+    with pytest.raises(BadInputError, match=r"has more than 65,536 entries, .* report p99\.9, .*, so give fewer$"):
         make(OPTIONS, task, folder)
 
 
