@@ -131,7 +131,9 @@ class TestKubernetes(EmitterContract):
             check_kubernetes(document, KUBERNETES)
 
     def test_manifests_satisfy_an_older_schema(self, tmp_path: Path) -> None:
-        for document in kubernetes.manifests(production_server(RUNS["gpu"](tmp_path))):
+        manifests = kubernetes.manifests(production_server(RUNS["gpu"](tmp_path)))
+        assert manifests
+        for document in manifests:
             check_kubernetes(document, OLDER_KUBERNETES)
 
     def test_unknown_fields_fail_the_schema(self, tmp_path: Path) -> None:

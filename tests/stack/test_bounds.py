@@ -123,6 +123,7 @@ def test_rejections_are_counted_for_each_priority(sleeper: EmbeddedTarget, tmp_p
     )
     with sleeper.deploy(TWO_LEVELS) as endpoint:
         windows = generator.measure_windows(endpoint, LoadPoint(1, request_rate=150.0), 1.0, 2)
+    assert windows
     for window in windows:
         first, second = priority_stats.from_text(window.by_priority)
         assert (first.priority, second.priority) == (1, 2)

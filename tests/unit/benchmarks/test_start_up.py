@@ -9,6 +9,9 @@ from start_up import commands
 
 
 def test_the_commands_take_the_timed_options(tmp_path: Path) -> None:
-    for command in commands(Path("results/dlrm/sample"), tmp_path)[3:]:
-        name, *words = command.words
-        import_module(f"optimizer.cli.{name}").build_parser().read(words)
+    run = Path("results/dlrm/sample")
+    timed = [command.words for command in commands(run, tmp_path) if not command.words[0].startswith("-")]
+    assert len(timed) == 4
+    for name, *words in timed:
+        arguments = import_module(f"optimizer.cli.{name}").build_parser().read(words)
+        assert repr(str(run)) in repr(arguments)

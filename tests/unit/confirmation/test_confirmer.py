@@ -920,7 +920,9 @@ def test_a_constraint_on_memory_is_part_of_the_verdict(problem: Problem, tmp_pat
 
 def test_intervals_are_finite_and_ordered(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer()
-    for confirmed in judge_confirmations(confirm(server, searched(server, LOADS), problem, tmp_path), problem):
+    judged = judge_confirmations(confirm(server, searched(server, LOADS), problem, tmp_path), problem)
+    assert judged
+    for confirmed in judged:
         for interval in (confirmed.throughput, confirmed.latency_ms):
             assert math.isfinite(interval.low)
             assert interval.low <= interval.high

@@ -152,7 +152,9 @@ def test_a_libpython_of_the_machine_is_preferred(
     packed.mkdir(parents=True)
     (packed / LIBPYTHON).touch()
     monkeypatch.delenv("PYTHONHOME", raising=False)
-    assert "PYTHONHOME" not in server_environment(unpacked_runtime, [own_libpython])
+    environment = server_environment(unpacked_runtime, [own_libpython])
+    assert "PYTHONHOME" not in environment
+    assert str(own_libpython) in environment["LD_LIBRARY_PATH"].split(":")
 
 
 def test_the_server_finds_cuda_where_only_the_loader_path_names_it(

@@ -125,6 +125,7 @@ def test_a_load_without_a_latency_counts_as_missed() -> None:
 def test_a_search_resumes_from_its_measurements() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS)
     whole = sweep(saturating_server(0.4), rules)
+    assert len(whole) > 1
     for length in range(len(whole)):
         assert ConcurrencySearch(whole[:length], rules).next_load() == whole[length][0]
 

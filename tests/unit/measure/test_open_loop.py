@@ -58,7 +58,9 @@ def test_throughput_counts_the_samples_that_were_answered(parts: int) -> None:
     sizes = np.array([1, 1, 1, 9])  # requests with nine samples are never answered
     send_record = record()
     send_record.answered_ns[np.resize(sizes, len(PLANNED)) == 9] = NEVER
-    for result in summarize_open_loop(send_record, PlannedLoad(LOAD, SECONDS, sizes), math.inf, parts):
+    results = summarize_open_loop(send_record, PlannedLoad(LOAD, SECONDS, sizes), math.inf, parts)
+    assert len(results) == parts
+    for result in results:
         assert result.throughput_infer_per_sec == pytest.approx(750, rel=0.01)
         assert result.requests == pytest.approx(1500 / parts, abs=1)
 

@@ -514,9 +514,10 @@ def test_gpu_is_requested_if_there_is_one() -> None:
 def test_every_key_of_model_analyzer_is_imported_or_noted() -> None:
     """Return the keys of Model Analyzer; its documentation names one objective more than its program."""
     more = {"`objectives`": {"cpu_free_ram"}}
-    for line in KNOWN.read_text().splitlines():
-        section, _, names = line.partition(": ")
-        assert set(SECTIONS[section]) == set(names.split()) | more.get(section, set())
+    known = dict(line.split(": ", 1) for line in KNOWN.read_text().splitlines())
+    expected = {section: set(names.split()) | more.get(section, set()) for section, names in known.items()}
+    assert {section: set(SECTIONS[section]) for section in known} == expected
+    assert SECTIONS.keys() - known.keys() == {"`model_config_parameters` of a model"}, "these are Triton's keys"
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,9 @@ def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
 
 
 def test_a_password_is_not_shown() -> None:
-    assert "geheim" not in command_line(RunOptions("m", storage="postgresql://u:geheim@host/db"))
+    shown = command_line(RunOptions("m", storage="postgresql://u:geheim@host/db"))
+    assert "geheim" not in shown
+    assert "postgresql://u:***@host/db" in shown
 
 
 @pytest.mark.parametrize(("budget_seconds", "larger"), [(20.0, "600s"), (1800.0, "3600s")])

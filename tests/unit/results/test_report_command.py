@@ -267,12 +267,14 @@ class TestDiff:
 class TestFigures:
     def test_stages_add_up_to_the_latency(self, run: Path) -> None:
         finished = read_run(run)
-        for candidate in tables.compared(finished).values():
-            for point in tables.at_loads(finished, candidate):
-                assert sum(tables.stages_ms(point) or []) == pytest.approx(point.measurement.latency_avg_ms, rel=0.1)
-                of_own_client = replace(point.measurement, client_send_ms=None, network_ms=None, client_recv_ms=None)
-                stages_ms = tables.stages_ms(replace(point, measurement=of_own_client))
-                assert sum(stages_ms or []) == pytest.approx(point.measurement.latency_avg_ms)
+        candidates = tables.compared(finished).values()
+        points = [point for candidate in candidates for point in tables.at_loads(finished, candidate)]
+        assert {point.candidate for point in points} == set(candidates)
+        for point in points:
+            assert sum(tables.stages_ms(point) or []) == pytest.approx(point.measurement.latency_avg_ms, rel=0.1)
+            of_own_client = replace(point.measurement, client_send_ms=None, network_ms=None, client_recv_ms=None)
+            stages_ms = tables.stages_ms(replace(point, measurement=of_own_client))
+            assert sum(stages_ms or []) == pytest.approx(point.measurement.latency_avg_ms)
 
     def test_batch_sizes_come_from_the_server_statistics(self, run: Path) -> None:
         finished = read_run(run)

@@ -87,7 +87,9 @@ def test_one_step_makes_unmeasured_sizes_more_uncertain() -> None:
 
 
 def test_times_never_decrease_with_the_batch_size() -> None:
-    for sample in samples({ALONE: [observed([1, 2])]}):
+    drawn = samples({ALONE: [observed([1, 2])]})
+    assert len(drawn) > 1
+    for sample in drawn:
         assert (np.diff(sample.times(ALONE).seconds[:, 0]) >= 0).all()
 
 

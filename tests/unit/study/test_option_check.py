@@ -222,4 +222,6 @@ def test_priorities_of_a_trace_are_not_mixed_with_others(repository: Path) -> No
 
 
 def test_a_streaming_model_takes_the_times_of_a_trace(repository: Path) -> None:
-    assert task(repository, "time_s\n0\n1\n5\n", "streamer").problem.request_times is not None
+    request_times = task(repository, "time_s\n0\n1\n5\n", "streamer").problem.request_times
+    assert request_times is not None
+    assert request_times.recorded_requests == 3

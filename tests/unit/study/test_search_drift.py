@@ -159,6 +159,7 @@ def test_the_best_configuration_is_measured_again_when_the_speed_has_changed(
 def test_rows_are_stored_as_measured(served: Problem, known_table: list[Trial], tmp_path: Path) -> None:
     trials, _ = search(DriftingServer(known_table), served, tmp_path)
     recorded = {trial.candidate: dict(trial.measurements) for trial in known_table}
+    assert any(trial.measurements for trial in trials)
     for trial in trials:
         for load, measurement in trial.measurements:
             factor = (measurement.speed_probe_ms or 0) / 40
