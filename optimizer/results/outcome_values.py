@@ -176,10 +176,14 @@ def header(metric: str) -> str:
 
 def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
     """Return the metrics in ``comparisons``: all bounded latencies and, for a model that streams, output tokens."""
-    goals = [*(metric.name for metric in problem.objectives), *(bound.metric for bound in problem.sla)]
-    counted = [name for name in ("goodput", "error-rate") if name in goals]
     tokens = [formatting.OUTPUT_THROUGHPUT] if outcome.is_streamed else []
-    return ["throughput", *counted, *tokens, *problem.sla.bounded_latencies]
+    return ["throughput", *counted_goals(problem), *tokens, *problem.sla.bounded_latencies]
+
+
+def counted_goals(problem: Problem) -> list[str]:
+    """Return the objectives and bounded metrics that only tune's own client counts; perf_analyzer has no counts."""
+    goals = [*(metric.name for metric in problem.objectives), *(bound.metric for bound in problem.sla)]
+    return [name for name in ("goodput", "error-rate") if name in goals]
 
 
 def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:

@@ -200,6 +200,8 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
     """Draw the measured throughputs and latencies relative to their forecasts, with the 95 % intervals."""
     if not checks.throughput:
         return None
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(3.9)
     labels: dict[str, list[str]] = {}
     panels = figure.subplots(1, 2)
@@ -221,6 +223,7 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
         axes.set_title(f"{formatting.metric_label(name)}, relative to the forecast")
         axes.set_xlabel("measurements with a forecast, in their order")
         axes.set_xlim(0, len(metric_checks) + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(0, 1.08 * max(max(check.high, check.measured) / check.expected for _, check in shown))
         format_thousands(axes)
     set_margins(figure, legend_above(figure, *panels))
@@ -259,22 +262,19 @@ def importance(shares: Mapping[str, float], trials: int) -> Drawing | None:
     """Draw the importance of the parameters. ``shares`` have the sum 1; ``trials`` is the number behind them."""
     if not shares:
         return None
-    names = [one_line(label(name), MAX_LABEL_LENGTH) for name in shares]
-    figure = new_figure(0.75 + 0.34 * len(names))
+    texts = [f"{one_line(label(name), MAX_LABEL_LENGTH)} {100 * share:.0f} %" for name, share in shares.items()]
+    figure = new_figure(0.75 + 0.34 * len(texts))
     axes = figure.subplots()
-    places = np.arange(len(names))[::-1]
+    places = np.arange(len(texts))[::-1]
     axes.barh(places, [100 * share for share in shares.values()], height=0.62, color=LIGHT["front"])
-    for place, share in zip(places.tolist(), shares.values(), strict=True):
-        axes.annotate(f"{100 * share:.0f} %", (100 * share, place), (5, -4), textcoords="offset points", fontsize=10)
-    axes.set_yticks(places, names)
-    axes.set_xlim(0, 1.08 * max(100 * share for share in shares.values()))
+    axes.set_yticks(places, texts)
     axes.grid(visible=False)
     axes.set_xlabel("importance (%)")
     width, height = figure.get_size_inches()
-    figure.subplots_adjust(left=2.9 / width, right=0.97, bottom=0.55 / height, top=1 - 0.08 / height)
+    figure.subplots_adjust(left=3.25 / width, right=0.97, bottom=0.55 / height, top=1 - 0.08 / height)
     place_labels(figure)
-    listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in zip(names, shares.values(), strict=True))
-    return Drawing("importance", "Importance of the parameters", f"From {trials:,} configurations: {listed}.", figure)
+    description = f"From {trials:,} configurations: {', '.join(texts)}."
+    return Drawing("importance", "Importance of the parameters", description, figure)
 
 
 def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | None:

@@ -154,7 +154,6 @@ def drawable(point: Point, metric: Metric) -> float | None:
 
 MAX_TRIALS = 200  # rows of the report; trials.csv has all
 MAX_FRONT_POINTS = 100
-COUNTED = ("goodput", "error-rate")  # columns of the trials if tune's own client counted them
 SAME = 0.005  # share of the throughput; a smaller difference counts as none
 
 
@@ -323,16 +322,15 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
         (_best_shown_load(trial, points[trial.number], outcome, run.problem) for trial in run.trials), key=_rank
     )
     shown = ranked[:MAX_TRIALS]
-    measurements = [best.point.measurement for best in shown if best.point is not None]
-    counted = [name for name in COUNTED if any(METRICS[name].value(m) is not None for m in measurements)]
-    bounded, goal = run.problem.sla.bounded_latencies, formatting.bounds(run.problem.sla)
-    rows = [_trial_row(best, (*counted, *bounded), _trial_remark(best, run.problem, outcome)) for best in shown]
+    metrics = [*outcome_values.counted_goals(run.problem), *run.problem.sla.bounded_latencies]
+    goal = formatting.bounds(run.problem.sla)
+    rows = [_trial_row(best, metrics, _trial_remark(best, run.problem, outcome)) for best in shown]
     recommended = outcome.recommended.trial if outcome.recommended else None
     headers = (
         ">trial",
         "configuration (batch: max_batch_size)",
         ">infer/s",
-        *(f">{outcome_values.header(metric)}" for metric in (*counted, *bounded)),
+        *(f">{outcome_values.header(metric)}" for metric in metrics),
         ">load",
         ">loads",
     )
@@ -390,13 +388,18 @@ def _trial_remark(best: BestLoad, problem: Problem, outcome: Outcome) -> str:
 
 
 def _why_lost(trial: Trial, problem: Problem, outcome: Outcome) -> str:
-    """Return why a trial with a higher throughput in the search than the recommendation lost; empty for others."""
+    """Return why a trial with a higher throughput in the search than the recommendation lost; empty for others.
+
+    Several trials may have one configuration, such as controls. Its test on fresh servers belongs to one of them.
+    """
     best, searched = outcome.recommended, SpeedCorrection().best_point(latest_points([trial]), problem.best_point)
     if best is None or searched is None or trial.number == best.trial:
         return ""
+    if trial.candidate == best.candidate:
+        return f"the recommended configuration, see trial {best.trial}"
     if searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""
-    entries = [entry for entry in outcome.confirmed_loads if entry.point.trial == trial.number]
+    entries = [entry for entry in outcome.confirmed_loads if entry.point.candidate == trial.candidate]
     missed = [entry for entry in entries if entry.error and entry.judged.verdict is not Verdict.PASS]
     if not entries:
         why = "but it was not tested on fresh servers, and the search overestimates its best configurations"

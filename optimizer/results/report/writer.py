@@ -83,8 +83,14 @@ def plot(drawn: Drawing, number: int) -> PagePlot:
 def html(sections: Sequence[ReportSection], plots: Sequence[Mapping[str, PagePlot]]) -> str:
     """Return the HTML page; ``plots`` holds the plots of each section by name."""
     templates = template_environment(Path(__file__).parent, html=True)
+    templates.filters["unbroken"] = _unbroken
     anchored = [(f"run-{number}", *pair) for number, pair in enumerate(zip(sections, plots, strict=True), start=1)]
     return templates.get_template("report.html.j2").render(sections=anchored, palette=PALETTE)
+
+
+def _unbroken(text: str) -> str:
+    """Return ``text`` without line breaks between ± and its number, which narrow cells of tables would have."""
+    return text.replace("± ", "±\N{NO-BREAK SPACE}")
 
 
 _SPECIAL = re.compile(

@@ -67,6 +67,14 @@ def test_nothing_is_drawn_or_said_without_forecasts() -> None:
     assert forecasts(checks) is None
 
 
+def test_the_measurements_are_numbered_with_whole_numbers() -> None:
+    trials = [trial(number, replace(measurement(100, 10), forecast=RIGHT)) for number in (1, 2)]
+    drawn = forecasts(check_forecasts(trials))
+    assert drawn is not None
+    for axes in drawn.figure.axes:
+        assert all(float(place).is_integer() for place in axes.get_xticks())
+
+
 def test_a_long_search_is_drawn_in_even_steps() -> None:
     trials = [trial(number, replace(measurement(100 + number / 10, 10), forecast=RIGHT)) for number in range(1000)]
     drawn = forecasts(check_forecasts(trials))

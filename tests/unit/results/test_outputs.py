@@ -500,7 +500,8 @@ class TestHtml:
         page = self.page(tmp_path, outcome(trials), trials)
         best = re.findall(r'<tr class="best">(.*?)</tr>', page)
         assert len(best) == 3  # comparison, front and trials
-        assert re.search(r'<td>recommended</td><td class="n">12,\d+ ± [\d,]+</td><td class="n">15\.\d ± ', best[0])
+        row = r'<td>recommended</td><td class="n">12,\d+ ±\xa0[\d,]+</td><td class="n">15\.\d ±\xa0[\d.]+</td>'
+        assert re.search(row, best[0]), "an interval breaks before ± only"
         assert all('<span class="mark">recommended</span>' in row for row in best[1:])
         assert re.search(r"<td>current \(baseline\)</td>.*?<td>4\.\d+x \([\d.]+ to [\d.]+\)</td>", page)
 
@@ -516,6 +517,24 @@ class TestHtml:
         trials = [*trials_with_comparisons(), replace(other, confirmations=less)]
         page = self.page(tmp_path, outcome(trials), trials)
         assert "on fresh servers; 12,500 infer/s in the search, but less on fresh servers" in page
+        again = trial(7, other.candidate, (10, measured(12500, 14.0)))
+        page = self.page(tmp_path, outcome([*trials, again]), [*trials, again])
+        assert "<td>12,500 infer/s in the search, but less on fresh servers</td>" in page, "as for trial 6"
+
+    def test_a_further_trial_of_the_recommended_configuration_refers_to_its_test(self, tmp_path: Path) -> None:
+        trials = trials_with_comparisons()
+        result = outcome(trials)
+        assert result.recommended is not None
+        control = trial(6, result.recommended.candidate, (9, measured(12500, 14.0)))
+        page = self.page(tmp_path, outcome([*trials, control]), [*trials, control])
+        assert f"<td>the recommended configuration, see trial {result.recommended.trial}</td>" in page
+
+    def test_trials_have_a_column_of_the_goodput_only_if_it_is_a_goal(self, tmp_path: Path) -> None:
+        trials = [trial(0, BASELINE, (2, measured(2000, 10.0, goodput_infer_per_sec=1990.0)))]
+        header = '<th scope="col" class="n">goodput infer/s</th>'
+        assert header not in self.page(tmp_path, outcome(trials), trials)
+        maximized = replace(problem(), objectives=(METRICS["goodput"],))
+        assert header in self.page(tmp_path, outcome(trials), trials, maximized)
 
     def test_the_table_of_the_stages_is_collapsed(self, tmp_path: Path) -> None:
         stages = dict.fromkeys(outcome_values.STAGES, 1.0)

@@ -23,8 +23,8 @@ from optimizer.results import outcome_values
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.report import parameter_effects, tables
 from optimizer.results.report.content import config_diff, report_section
-from optimizer.results.report.figure_style import PALETTE, new_figure
-from optimizer.results.report.writer import markdown, write_page
+from optimizer.results.report.figure_style import PALETTE, make_narrow, new_figure, report_style
+from optimizer.results.report.writer import drawings, markdown, write_page
 
 SAMPLE = Path("tests/data/dlrm/sample")
 TEXTS = ("ink", "quiet", "good", "bad", "undecided", "front")  # colours of text: contrast 4.5 to 1 on page and panel
@@ -298,6 +298,17 @@ class TestFigures:
         assert sum(shares.values()) == pytest.approx(1)
         assert shares.keys() == parameter_effects.varied(finished.problem).keys()
         assert parameter_effects.importance(finished.problem, samples[:3]) == {}
+
+    def test_texts_end_within_each_plot(self, run: Path) -> None:
+        finished = read_run(run)
+        for drawn in drawings(finished, report_section(finished)):
+            for arrange in (lambda _: None, make_narrow):
+                with report_style():
+                    arrange(drawn.figure)
+                    drawn.figure.draw_without_rendering()
+                    extent, size = drawn.figure.get_tightbbox(), drawn.figure.get_size_inches()
+                assert extent.x0 >= 0, drawn.name
+                assert extent.x1 <= size[0], drawn.name
 
     def test_each_parameter_that_varies_has_the_cost_of_a_step(self, run: Path) -> None:
         finished = read_run(run)
