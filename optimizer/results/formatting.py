@@ -106,6 +106,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration, rounded to seconds, in the units that it needs: 25 s, 3 min, 1 min 40 s, 2 h 5 min."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [f"{amount} {unit}" for amount, unit in ((hours, "h"), (minutes, "min"), (rest, "s")) if amount]
+    return " ".join(parts) or "0 s"
+
+
 def count(amount: int, noun: str) -> str:
     """Return the amount with its noun: 1 instance, or 2,000 instances."""
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"

@@ -56,7 +56,7 @@ def action_of(mode: RunMode, spent_seconds: float) -> str:
 
 def start_line(action: str, problem: Problem, options: RunOptions, seconds: float, folder: Path) -> str:
     """Return the line for ``action``, such as ``tuning``, which takes at most ``seconds`` and fills ``folder``."""
-    limit = f"for at most {formatting.clock(seconds)} minutes"
+    limit = f"for at most {formatting.duration(seconds)}"
     if options.max_trials is not None:
         limit += f" and {formatting.count(options.max_trials, 'trial')}"
     return f"{action} {problem.model} on {describe_server(options)}, {limit}: {goal(problem)}; results in {folder}"

@@ -273,11 +273,11 @@ def _describe_load(run: RunPreview) -> str:
 
 def _describe_time(run: RunPreview) -> str:
     """Return the parts of the budget, in words."""
-    clock = formatting.clock
-    text = f"at most {clock(run.options.budget_seconds)} minutes"
+    duration = formatting.duration
+    text = f"at most {duration(run.options.budget_seconds)}"
     if run.confirmation_seconds:
-        tests = clock(run.confirmation_seconds)
-        text += f": {clock(run.search_seconds)} of search, {tests} of tests on fresh servers"
+        tests = duration(run.confirmation_seconds)
+        text += f": {duration(run.search_seconds)} of search, {tests} of tests on fresh servers"
     if run.options.max_trials is not None:
         text += f"; at most {formatting.count(run.options.max_trials, 'trial')}"
     return text if run.has_server else f"{text}; before, the download of the server ({SERVER_MB} MB, once)"

@@ -213,7 +213,7 @@ def _search_step(expectation: Expectation, advice: str, command: str, remark: st
     """Return a search as a step, with the cost of the earlier one, and ``remark`` as a further clause."""
     run = expectation.run
     seconds, trials = search_seconds(run), formatting.count(len(run.trials), "trial")
-    took = "" if seconds is None else f" in {formatting.clock(seconds)}"
+    took = "" if seconds is None else f" in {formatting.duration(seconds)}"
     clauses = [f"{advice}: the earlier search took {trials}{took}, with its confirmation", *filter(None, [remark])]
     return NextStep("; ".join(clauses), command)
 

@@ -56,7 +56,7 @@ def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: T
         "highest throughput within p95 <= 50 ms",
         "embedded, on ",
         "perf_analyzer over grpc, and tune's own client on fresh servers",
-        "at most 1:40 minutes: 1:00 of search, 0:40 of tests on fresh servers",
+        "at most 1 min 40 s: 1 min of search, 40 s of tests on fresh servers",
         "the download of the server",
         "max_batch_size ",
         "the configuration as given",

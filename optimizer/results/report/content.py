@@ -261,7 +261,7 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     info = run.info
     hardware, times, problem = (_mapping(info.get(name)) for name in ("hardware", "times", "problem"))
     lines = [
-        ("run", f"{run.name}, {run.status}"),
+        ("run", run.name),
         ("written", _line(info.get("written", formatting.UNKNOWN))),
     ]
     lines.append(
@@ -291,7 +291,7 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     lines.append(("space", f"{len(run.problem.space):,} configurations"))
     lines.append(("search", f"{_line(run.options.search)}, seed {run.options.seed}"))
     if isinstance(wall := times.get("wall_seconds"), (int, float)):
-        lines.append(("time", f"{formatting.clock(wall)} (minutes, seconds)"))
+        lines.append(("time", formatting.duration(wall)))
     return lines
 
 

@@ -81,7 +81,7 @@ def test_the_line_names_the_server(values: dict[str, object], server: str) -> No
     problem = drawn_problem()
     line = start_line("tuning", problem, run_options("drawn", values), 180.0, FOLDER)
     assert line == (
-        f"tuning drawn on {server}, for at most 3:00 minutes: highest throughput within {bounds(problem.sla)}; "
+        f"tuning drawn on {server}, for at most 3 min: highest throughput within {bounds(problem.sla)}; "
         "results in results/drawn/1"
     )
 
@@ -90,7 +90,7 @@ def test_the_line_has_the_limit_of_trials_and_all_objectives() -> None:
     problem = replace(drawn_problem(), objectives=(METRICS["memory"], METRICS["throughput"]), sla=Sla(()))
     line = start_line("continuing", problem, run_options("drawn", {"max-trials": 5}), 61.0, FOLDER)
     assert line == (
-        "continuing drawn on the embedded server, for at most 1:01 minutes and 5 trials: "
+        "continuing drawn on the embedded server, for at most 1 min 1 s and 5 trials: "
         "lowest memory, then highest throughput, without a bound; results in results/drawn/1"
     )
 
