@@ -269,8 +269,12 @@ def command_line(options: RunOptions) -> str:
 
 
 def command_with_larger_budget(options: RunOptions) -> str:
-    """Return ``command_line`` with twice the budget, at least with MIN_PROPOSED_SECONDS."""
-    return command_line(replace(options, budget_seconds=max(2 * options.budget_seconds, MIN_PROPOSED_SECONDS)))
+    """Return ``command_line`` with twice the budget, at least with MIN_PROPOSED_SECONDS, for any number of trials.
+
+    A limit of the trials may have ended the run as well, and would end the next one.
+    """
+    budget_seconds = max(2 * options.budget_seconds, MIN_PROPOSED_SECONDS)
+    return command_line(replace(options, budget_seconds=budget_seconds, max_trials=None))
 
 
 def option_words(values: Mapping[str, str | list[str] | bool]) -> list[str]:

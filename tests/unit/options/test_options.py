@@ -306,7 +306,7 @@ def test_a_password_is_not_shown() -> None:
 
 @pytest.mark.parametrize(("budget_seconds", "larger"), [(20.0, "600s"), (1800.0, "3600s")])
 def test_a_command_with_a_larger_budget(budget_seconds: float, larger: str) -> None:
-    command = command_with_larger_budget(RunOptions("dlrm", budget_seconds=budget_seconds))
+    command = command_with_larger_budget(RunOptions("dlrm", budget_seconds=budget_seconds, max_trials=2))
     assert shlex.split(command) == ["tune", "--budget", larger, "--seed", "0", "dlrm"]
 
 
