@@ -410,15 +410,16 @@ def _further_measuring_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     if further is None:
         return []
     deployments = formatting.count(further.deployments, "deployment")
-    after = f"after {FURTHER_SECONDS / 60:g} minutes of further measurements ({deployments})"
+    after = f"after {FURTHER_SECONDS / 60:g} more minutes of measurements ({deployments})"
     if further.sustainable_rate is not None:
         rate = _infer_rate(answer, further.sustainable_rate.safe)
-        return [("measure more", f"{rate} with {SAFE_CONFIDENCE} confidence {after}")]
+        return [("measure more", f"{after}, {rate} is expected with {SAFE_CONFIDENCE} confidence")]
     assert further.count is not None, "a further answer is one of the two"
     saved = answer.replicas - further.count.safe
     if saved <= 0:
-        return [("measure more", f"the same number of replicas {after}")]
-    text = f"{_replicas_text(answer.configuration, further.count.safe)} {after}, {saved:,} fewer"
+        return [("measure more", f"{after}, the same number of replicas is expected")]
+    replicas = _replicas_text(answer.configuration, further.count.safe)
+    text = f"{after}, {replicas} would probably be enough, {saved:,} fewer"
     if further.saved_per_hour is not None:
         monthly = HOURS_A_MONTH * further.saved_per_hour
         text += f", which saves {_cost_text(further.saved_per_hour)} per hour, {_cost_text(monthly)} per month"

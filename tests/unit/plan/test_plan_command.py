@@ -192,7 +192,7 @@ def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys
     assert main([*map(str, words)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     saved = answer["replicas"] - further["count"]["safe"]
-    assert f"{further['count']['safe']} replicas after 10 minutes of further measurements" in printed
+    assert f"deployments), {further['count']['safe']} replicas would probably be enough, {saved} fewer" in printed
     assert f"{saved} fewer, which saves {2 * saved:.2f} per hour" in printed
     (rates,) = planned(capsys, run, "--gpus", "50")["answers"]
     assert rates["further_measuring"]["sustainable_rate"]["safe"] > rates["sustainable_requests_per_sec"]["safe"]
