@@ -151,9 +151,7 @@ def _complete_requests(server: RecommendedServer, exit_seconds: float, on_progre
     try:
         interrupts.acknowledge_first()
         with interrupts.deferred():  # an interrupted rich prints the line again
-            on_progress(
-                f"completing the requests in flight for up to {exit_seconds:g} s; a second Ctrl-C stops at once"
-            )
+            on_progress(f"completing the requests in flight for up to {exit_seconds:g} s; Ctrl-C again stops at once")
         return complete_requests(server, exit_seconds)
     except KeyboardInterrupt:
         return False

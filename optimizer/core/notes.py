@@ -564,7 +564,7 @@ class UntestedServedMore(Note):
     def __str__(self) -> str:
         return (
             f"in the search, trial {self.trial} served {four_digits(self.searched_infer_per_sec)} infer/s within the "
-            "bound, but it was not tested on fresh servers; run again with a longer --budget"
+            "bound, but it was not tested on fresh servers; run again with a larger --budget"
         )
 
 

@@ -97,10 +97,12 @@ def print_unbroken(console: Console, text: str = "", style: str = "") -> None:
     console.print(Text(text, style), soft_wrap=True)
 
 
-def print_indented(console: Console, text: str, *, first_indent: str = "", indent: str = "  ") -> None:
+def print_indented(
+    console: Console, text: str, *, first_indent: str = "", indent: str = "  ", style: str = ""
+) -> None:
     """Print ``text`` with line breaks between words; ``indent`` precedes all lines but the first."""
     for line in wrap(text, console.width, first_indent=first_indent, indent=indent):
-        print_line(console, line)
+        print_line(console, line, style)
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -20,7 +20,7 @@ from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import configuration_text, formatting, result_document, summary
 from optimizer.results.no_recommendation import may_meet_undisturbed
-from optimizer.results.terminal_output import print_unbroken
+from optimizer.results.terminal_output import print_indented, print_line, print_unwrapped, print_wrapped
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_first
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 RUNNERS_UP = 2  # configurations that are measured again for comparison
-TOO_SHORT = "the time ended before its first fresh server was measured; give a longer --budget"
+TOO_SHORT = "the time ended before its first fresh server was measured; give a larger --budget"
 FOLDER, FILE = "verify", "verify.json"  # each verification has a folder of its own below that of the run
 MAX_BYTES = 1 << 20  # of verify.json, which may come from anywhere
 _TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys that identify a tested point
@@ -224,31 +224,35 @@ def print_verification(console: Console, result: VerificationResult) -> None:
     goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verified.is_undecided
     holds = "is UNDECIDED" if is_undecided else _holds(verified.holds)
     style = formatting.VERDICT_STYLES[verified.verdict]
-    print_unbroken(console, f"{problem.model}: the recommendation {holds} ({goal})", style)
+    print_indented(console, f"{problem.model}: the recommendation {holds} ({goal})", style=style)
     if verified.reason:
-        print_unbroken(console, f"because {verified.reason}")
-    print_unbroken(console)
+        print_wrapped(console, "because", verified.reason)
+    print_line(console)
     for confirmed in verified.measured:
         point = confirmed.point
         is_recommended = recommended is not None and point.trial == recommended.trial
         role = "recommended" if is_recommended else "runner-up"
         configuration = configuration_text.configuration(point.candidate)
-        print_unbroken(console, f"{role}, trial {point.trial}: {configuration}", "bold")
+        print_indented(console, f"{role}, trial {point.trial}: {configuration}", style="bold")
+        lines = [f"now  {formatting.performance(point, confirmed.latency)}"]
         if is_recommended and recommended is not None:
-            print_unbroken(console, f"  was  {formatting.performance(recommended, confirmed.latency)}")
-        print_unbroken(console, f"  now  {formatting.performance(point, confirmed.latency)}")
+            lines.insert(0, f"was  {formatting.performance(recommended, confirmed.latency)}")
         intervals = ", ".join(summary.confirmed_intervals(confirmed))
-        print_unbroken(console, f"  {formatting.verdict(confirmed)}, {intervals}")
+        for line in (*lines, f"{formatting.verdict(confirmed)}, {intervals}"):
+            print_indented(console, line, first_indent="  ", indent="    ")
     for candidate, reason in verified.failed:
-        print_unbroken(console, f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
-    print_unbroken(console)
+        failed = f"not measured: {configuration_text.configuration(candidate)}: {reason}"
+        print_indented(console, failed, style="red")
+    print_line(console)
     if verified.verdict_holds or not is_undecided:
-        print_unbroken(console, f"verdict {_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}")
+        text = f"{_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}"
+        print_wrapped(console, "verdict", text)
     for note in result.notes:
-        print_unbroken(console, f"note: {note}", "yellow")
-    print_unbroken(console, f"results {result.folder.path}")
+        print_wrapped(console, "note", note)
+    print_unwrapped(console, "results", str(result.folder.path))
     if verified.verdict_holds:
-        print_unbroken(console, f"next    deploy it: tune emit {shlex.quote(one_line(str(result.run.path)))}")
+        print_wrapped(console, "next", "deploy it:")
+        print_unwrapped(console, "", f"tune emit {shlex.quote(one_line(str(result.run.path)))}")
 
 
 def _holds(holds: bool | None) -> str:

@@ -122,7 +122,7 @@ def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem,
     assert not verification.measured
     assert verification.verdict is Verdict.UNDECIDED
     assert "could not be measured: the time ended before its first fresh server" in verification.reason
-    assert "give a longer --budget" in dict(verification.failed)[BASELINE]
+    assert "give a larger --budget" in dict(verification.failed)[BASELINE]
 
 
 def stored(verification: Verification, before: Outcome, problem: Problem) -> VerificationResult:
@@ -145,7 +145,10 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
     text = io.StringIO()
     outcome = assess(before, problem, BASELINE, FAST)
     print_verification(Console(file=text, width=80), stored(verification, outcome, problem))
-    assert "verdict holds, ranking is not decided" in text.getvalue()
+    lines = text.getvalue().splitlines()
+    assert "verdict       holds, ranking is not decided" in lines
+    assert any(line.startswith("because       the time ended") for line in lines)
+    assert max(map(len, lines)) <= 80, "no word is broken at the end of a line"
 
 
 def test_time_that_the_test_leaves_is_used_for_the_runners_up(problem: Problem, tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem
     before = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
     print_verification(Console(file=text, width=80), stored(verification, before, problem))
-    assert ("next    deploy it: tune emit r/1" in text.getvalue()) is not slow
+    assert ("next          deploy it:\n              tune emit r/1\n" in text.getvalue()) is not slow
     assert f"the recommendation {'does not hold' if slow else 'holds'}" in text.getvalue()
 
 
