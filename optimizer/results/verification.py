@@ -248,7 +248,7 @@ def print_verification(console: Console, result: VerificationResult) -> None:
         text = f"{_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}"
         print_wrapped(console, "verdict", text)
     for note in result.notes:
-        print_wrapped(console, "note", note)
+        print_wrapped(console, "note", str(note))
     print_unwrapped(console, "results", str(result.folder.path))
     if verified.verdict_holds:
         print_wrapped(console, "next", "deploy it:")

@@ -226,6 +226,13 @@ def format_thousands(axes: Axes, *, x: bool = True) -> None:
         axes.xaxis.set_major_formatter(formatter)
 
 
+def mark_whole_numbers(axes: Axes) -> None:
+    """Mark whole numbers only on the x axis, which counts something."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def set_latency_axis(axes: Axes, values_ms: Sequence[float]) -> None:
     """Set the x axis for latencies: from 0, or logarithmic if the values are far apart."""
     from matplotlib.ticker import LogLocator, NullFormatter

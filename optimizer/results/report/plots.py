@@ -26,6 +26,7 @@ from optimizer.results.report.figure_style import (
     draw_dots,
     format_thousands,
     legend_above,
+    mark_whole_numbers,
     new_figure,
     place_labels,
     set_latency_axis,
@@ -74,8 +75,10 @@ def pareto(run: FinishedRun) -> Drawing | None:
     axes.set_ylabel(f"{formatting.metric_label(throughput.name)} ({throughput.unit})")
     format_thousands(axes)
     set_margins(figure, legend_above(figure, axes))
-    description = f"{len(dots):,} measured points, {len(front):,} of them on the Pareto front: no other has more "
-    description += "throughput at less latency."
+    description = formatting.count(len(dots), "measured point")
+    if front:
+        description += f", {len(front):,} on the Pareto front: no other has more throughput at less latency"
+    description += "."
     if outcome.recommended is not None:
         description += f" Recommended: {formatting.performance(outcome.recommended, latency.name)}."
     title = f"{outcome_values.front_title(outcome)} of all measured points"
@@ -162,6 +165,8 @@ def draw_lines(
     name = formatting.latency_label(metric.name) if metric.timing else formatting.metric_label(metric.name)
     axes.set_title(f"{name} ({metric.unit})")
     axes.set_xlabel(tables.axis_of_loads(run))
+    if not run.problem.open_loop:
+        mark_whole_numbers(axes)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     format_thousands(axes)
@@ -200,8 +205,6 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
     """Draw the measured throughputs and latencies relative to their forecasts, with the 95 % intervals."""
     if not checks.throughput:
         return None
-    from matplotlib.ticker import MaxNLocator
-
     figure = new_figure(3.9)
     labels: dict[str, list[str]] = {}
     panels = figure.subplots(1, 2)
@@ -223,7 +226,7 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
         axes.set_title(f"{formatting.metric_label(name)}, relative to the forecast")
         axes.set_xlabel("measurements with a forecast, in their order")
         axes.set_xlim(0, len(metric_checks) + 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        mark_whole_numbers(axes)
         axes.set_ylim(0, 1.08 * max(max(check.high, check.measured) / check.expected for _, check in shown))
         format_thousands(axes)
     set_margins(figure, legend_above(figure, *panels))

@@ -545,6 +545,14 @@ class TestHtml:
         assert "Mean milliseconds of a request in each stage" in collapsed
         assert page.count("<details>") == 1
 
+    def test_a_single_point_is_described_and_has_whole_numbers_as_loads(self, tmp_path: Path) -> None:
+        trials = [trial(0, BASELINE, (2, measured(2000, 10.0)))]
+        page = self.page(tmp_path, outcome(trials), trials)
+        assert "1 measured point, 1 on the Pareto front: no other has more throughput at less latency. " in page
+        _, load = page.split('id="run-1-part-load"')
+        assert ">1</text>" in load
+        assert ">1.5</text>" not in load
+
     def test_batches_at_a_rate_are_described_with_the_rate(self, tmp_path: Path) -> None:
         points = ((LoadPoint(16, request_rate=400.0), measured(6400, 10.0, batch_stats="16:30:1000")),)
         trials, searched = [Trial(0, BASELINE, points)], replace(problem(), open_loop=True)
