@@ -52,7 +52,7 @@ def title(batch: BatchRecord) -> str:
 
 def totals(batch: BatchRecord) -> str:
     """Return the number of trials, the time, and the batch it is compared with, in one line."""
-    spent = f"{formatting.duration(batch.spent_seconds)} of {formatting.duration(batch.budget_seconds)} spent"
+    spent = f"{formatting.clock(batch.spent_seconds)} of {formatting.clock(batch.budget_seconds)} spent"
     trials = formatting.count(sum(entry.trials for entry in batch.entries), "configuration")
     against = f"compared with {Path(batch.previous).name}" if batch.previous else "no earlier batch to compare with"
     return f"{trials} tried, {spent}, {against}"
