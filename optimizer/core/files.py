@@ -1,4 +1,4 @@
-"""Files and folders: the cache, the package's own folders, sizes, and atomic writes of text, CSV and JSON."""
+"""Files and folders: the cache, own folders, sizes, rows of CSV, and atomic writes of text, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
-from optimizer.core.safe_text import show_path
+from optimizer.core.safe_text import decode_utf8, show_path
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of the disk, not of the path
 FREE_BYTES = 8 << 20  # more than most load generators write during a measurement
@@ -135,6 +135,22 @@ def output_error(path: Path, error: OSError) -> TuneError:
     if error.errno in DISK_FAULTS:
         return write_error(path, error, "run the command again")
     return BadInputError(f"cannot write {show_path(path)}: {error.strerror}; give another place with --out")
+
+
+def read_csv_rows(data: bytes, file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file that are not empty, each with the number of its first line.
+
+    Raises BadInputError: ``file:line: problem``.
+    """
+    reader = csv.reader(io.StringIO(decode_utf8(data, file), newline=""), strict=True)
+    before = 0
+    try:
+        for cells in reader:
+            if cells:
+                yield before + 1, cells
+            before = reader.line_num
+    except csv.Error as error:
+        raise BadInputError(f"{file}:{before + 1}: not a row of a CSV file ({error})") from None
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:

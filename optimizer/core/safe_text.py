@@ -63,6 +63,16 @@ def read_bytes(path: Path, max_bytes: int, hint: str) -> bytes:
     return data
 
 
+def decode_utf8(data: bytes, file: str) -> str:
+    """Return the text of ``file`` without a byte order mark. Raises BadInputError: ``file:line: problem``."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = f"{data[error.start]:#04x}"
+        raise BadInputError(f"{file}:{line}: byte {byte} is not UTF-8 text; save the file as UTF-8") from None
+
+
 def read_tail(path: Path, max_bytes: int, start: int = 0) -> str:
     """Return the last ``max_bytes`` of a file as text, ignoring those before offset ``start``. Raises OSError."""
     with path.open("rb") as file:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import yaml
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import decode_utf8, one_line
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 10_000
@@ -72,15 +72,7 @@ def parse(data: bytes, file: str, *, hint: str) -> LocatedValue:
     ``file`` is the name for error messages, and ``hint`` ends the message about an empty file. Raises BadInputError
     with ``file:line: problem``.
     """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        byte = f"{data[error.start]:#04x}"
-        raise BadInputError(
-            f"{one_line(file)}:{line}: byte {byte} is not UTF-8 text; save the file as UTF-8"
-        ) from None
-    return _TreeBuilder(file).build(_compose(text, file, hint), line=1, keys=())
+    return _TreeBuilder(file).build(_compose(decode_utf8(data, one_line(file)), file, hint), line=1, keys=())
 
 
 class _Composer(yaml.SafeLoader):

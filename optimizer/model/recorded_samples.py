@@ -5,7 +5,6 @@ The files may come from anywhere: their size is bounded, and pickles are refused
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from optimizer.core.errors import BadInputError
+from optimizer.core.files import read_csv_rows
 from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes, show_path
 from optimizer.model.input_data import Array, InputSample, InputTensor, compatible, from_values
 
@@ -201,7 +201,7 @@ def to_datatype(file: str, array: Array, tensor: InputTensor) -> Array:
 def read_csv_samples(path: Path, tensors: Sequence[InputTensor], optional: frozenset[str]) -> list[InputSample]:
     """Return the rows of a CSV file in order. Raises BadInputError: ``file:line: input x: …``."""
     file = show_path(path)
-    rows = _rows(file, read_bytes(path, MAX_CSV_BYTES, FEWER))
+    rows = read_csv_rows(read_bytes(path, MAX_CSV_BYTES, FEWER), file)
     _, header = next(rows, (1, []))
     columns = _columns_of(file, header, tensors)
     check_complete(file, columns, tensors, optional)
@@ -256,24 +256,6 @@ def _bounded(file: str, batches: Iterator[Any], max_bytes: int) -> Iterator[Any]
         if size > max_bytes:
             raise BadInputError(f"{file}: larger than {max_bytes >> 20} MiB when unpacked; {FEWER}")
         yield batch
-
-
-def _rows(file: str, data: bytes) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not empty, each with the number of its first line."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise BadInputError(f"{file}:{line}: is not UTF-8 text") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    before = 0
-    try:
-        for cells in reader:
-            if cells:
-                yield before + 1, cells
-            before = reader.line_num
-    except csv.Error as error:
-        raise BadInputError(f"{file}:{before + 1}: not a row of a CSV file ({error})") from None
 
 
 def _columns_of(file: str, header: Sequence[str], tensors: Sequence[InputTensor]) -> dict[str, list[int]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import math
 import re
@@ -17,6 +15,7 @@ from objectives import batch_stats, latency_sketch, priority_stats, response_tim
 from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
+from optimizer.core.files import read_csv_rows
 from optimizer.core.safe_text import is_folder, one_line, read_bytes, show_path
 from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS, Candidate, FieldValue
 from optimizer.options.values import MAX_CPU_COUNT, MAX_INT32
@@ -70,7 +69,7 @@ def read_csv(path: Path, required: Sequence[str] = (), *, drop_torn_line: bool =
     content = read_bytes(path, MAX_BYTES, "leave out what is not needed")
     if drop_torn_line:
         content = content[: content.rfind(b"\n") + 1]
-    rows = _numbered_rows(name, _decode(name, content))
+    rows = _printable_rows(name, content)
     _, header = next(rows, (0, None))
     if header is None:
         if drop_torn_line:
@@ -92,26 +91,12 @@ def read_csv(path: Path, required: Sequence[str] = (), *, drop_torn_line: bool =
     return CsvTable(name, columns, lines)
 
 
-def _decode(name: str, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise BadInputError(f"{name}:{line}: is not UTF-8 text") from None
-
-
-def _numbered_rows(name: str, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is not empty, with the line on which it begins."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    before = 0
-    try:
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            if any(cells):
-                yield before + 1, cells if "".join(cells).isprintable() else [one_line(cell) for cell in cells]
-            before = reader.line_num
-    except csv.Error as error:
-        raise BadInputError(f"{name}:{before + 1}: not a row of a CSV file ({error})") from None
+def _printable_rows(name: str, content: bytes) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row with a cell that is not empty, with the line on which it begins."""
+    for line, row in read_csv_rows(content, name):
+        cells = [cell.strip() for cell in row]
+        if any(cells):
+            yield line, cells if "".join(cells).isprintable() else [one_line(cell) for cell in cells]
 
 
 def _check_header(name: str, header: list[str], required: Sequence[str]) -> None:

@@ -203,7 +203,10 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, message
 
 def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_bytes(b"ids\n\xff")
-    assert refusal(read_csv_samples, tmp_path / "d.csv", IDS) == ":2: is not UTF-8 text"
+    assert (
+        refusal(read_csv_samples, tmp_path / "d.csv", IDS)
+        == ":2: byte 0xff is not UTF-8 text; save the file as UTF-8"
+    )
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.
         "a\nb": r"a\nb: cannot be read: No such file or directory",
         ".": ".: is a folder; give the table in it, such as ./trials.csv",
         "/dev/zero": "/dev/zero: not a file",
-        "latin": "latin:2: is not UTF-8 text",
+        "latin": "latin:2: byte 0xe9 is not UTF-8 text; save the file as UTF-8",
         "large": "large: larger than 64 MiB; leave out what is not needed",
     }.items():
         with pytest.raises(BadInputError) as caught:
