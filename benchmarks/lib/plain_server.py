@@ -18,7 +18,7 @@ from optimizer.core.process import SupervisedProcess
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import ServerFolder
-from optimizer.deploy.managed_target import server_options
+from optimizer.deploy.managed_target import auto_complete_options
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import startup_failure
 from optimizer.deploy.target_settings import free_port
@@ -57,7 +57,7 @@ def plain_server(
             *(f"--{protocol}-address=127.0.0.1" for protocol in ("http", "grpc")),
             *(f"--{name}-port={at.rpartition(':')[2]}" for name, at in (("http", http), ("grpc", grpc))),
             "--allow-metrics=false",
-            *server_options(task.source),
+            *auto_complete_options(task.source.models.values()),
         ]
         with SupervisedProcess(
             command,

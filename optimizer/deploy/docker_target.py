@@ -29,7 +29,7 @@ from optimizer.deploy.docker_container import (
     read_ulimits,
 )
 from optimizer.deploy.docker_engine import connect, remove_named, remove_orphaned_containers
-from optimizer.deploy.managed_target import ManagedTarget, RepositoryCopy, exports_metrics, server_options
+from optimizer.deploy.managed_target import ManagedTarget, RepositoryCopy, auto_complete_options, exports_metrics
 from optimizer.deploy.server_process import (
     LOG_BYTES,
     Server,
@@ -121,7 +121,7 @@ class DockerTarget(ManagedTarget):
             with_metrics = exports_metrics(source)
             ports = (*container.ports, METRICS_PORT) if with_metrics else container.ports
             container = replace(container, binds=folder.binds + container.binds, ports=ports)
-            flags = [*server_options(source), *options.server_args]
+            flags = [*auto_complete_options(source.models.values()), *options.server_args]
             if container.host_ipc:  # the memory of Python models is on this machine then
                 flags.append(f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(folder.path)}")
             settings = replace(settings, arguments=tuple(flags), sees_gpus=bool(container.gpus))

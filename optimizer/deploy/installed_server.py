@@ -23,9 +23,9 @@ from optimizer.deploy import runtime
 from optimizer.deploy.managed_target import (
     ManagedTarget,
     RepositoryCopy,
+    auto_complete_options,
     exports_metrics,
     load_model,
-    server_options,
 )
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
@@ -191,7 +191,7 @@ class InstalledTarget(ManagedTarget):
             undo.callback(folder.remove)
             settings = replace(
                 settings,
-                arguments=(*server_options(source), *settings.arguments),
+                arguments=(*auto_complete_options(source.models.values()), *settings.arguments),
                 exports_metrics=settings.exports_metrics or bool(settings.ports) or exports_metrics(source),
             )
             super().__init__(source, TritonServer(folder, installation, settings), folder, settings)

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -423,8 +423,11 @@ def exports_metrics(source: ModelSource) -> bool:
     return any(map(has_llm_engine, source.models.values()))
 
 
-def server_options(source: ModelSource) -> list[str]:
-    """Return the options of a server for ``source``."""
-    # Auto-completion costs a Python model one more stub process a load, so it is only on where it is needed.
-    complete = all(config.input and config.output for config in source.models.values())
+def auto_complete_options(configs: Iterable[ModelConfig]) -> list[str]:
+    """Return the options of a server with the models ``configs`` on Triton's auto-completion.
+
+    It is on only if a model needs it: a Python model then takes one more stub process a load, and backends add
+    dynamic batching to a config.pbtxt that has none.
+    """
+    complete = all(config.input and config.output for config in configs)
     return ["--disable-auto-complete-config"] if complete else []

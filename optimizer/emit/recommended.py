@@ -14,6 +14,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
 from optimizer.core.trial import Point
 from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_mount, read_gpus
+from optimizer.deploy.managed_target import auto_complete_options
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
 from optimizer.results import summary
@@ -182,7 +183,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             model=model,
             configs=configs,
             arguments=(
-                *_auto_complete_option(configs),
+                *auto_complete_options(configs.values()),
                 *server_options.to_arguments(point.candidate.fields),
                 *options.server_args,
             ),
@@ -265,15 +266,6 @@ def _check_measured(
             f"{run.folder.best}: differs from the configuration that the run measured, because it was edited or "
             f"written by another version of tune; `tune --resume {run.folder.path}` writes it again"
         )
-
-
-def _auto_complete_option(configs: Mapping[str, ModelConfig]) -> list[str]:
-    """Return the auto-completion option of the measured server.
-
-    With auto-completion, backends add dynamic batching if config.pbtxt has none.
-    """
-    complete = all(config.input and config.output for config in configs.values())
-    return ["--disable-auto-complete-config"] if complete else []
 
 
 def _gpu_count(run: FinishedRun, configs: Mapping[str, ModelConfig]) -> int:
