@@ -12,7 +12,7 @@ from optimizer.options.command_line import Parser, add_json, values_of
 from optimizer.options.option_reader import latency_bounds_ms
 from optimizer.options.run_options import SEARCHERS
 from optimizer.options.table import SLA_OPTIONS
-from optimizer.options.values import MAX_SEED, parse_value, quote, whole_number
+from optimizer.options.values import MAX_SEED, names_among, parse_value, whole_number
 
 if TYPE_CHECKING:
     from optimizer.replay.replay import Comparison
@@ -75,9 +75,7 @@ def _parse_methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
         from optimizer.search import installed_methods
 
         return tuple(name for name in installed_methods() if warm_start is None or name != GRID)
-    names = tuple(text.split(","))
-    if any(name not in SEARCHERS or names.count(name) > 1 for name in names):
-        raise BadInputError(f"--search {quote(text)}: give one or more of {', '.join(SEARCHERS)}, each once")
+    names = parse_value("--search", text, names_among(SEARCHERS))
     if warm_start is not None and GRID in names:
         raise BadInputError(
             f"--warm-start: --search {GRID} measures every configuration anyway; leave one of the two out"

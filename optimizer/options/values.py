@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
@@ -271,12 +271,19 @@ def parse_error_percent(text: str) -> float:
     return percent
 
 
-def parse_objectives(text: str) -> tuple[str, ...]:
-    """Return the objectives in ``text``, most important first."""
-    names = tuple(text.split(","))
-    if any(name not in OBJECTIVES or names.count(name) > 1 for name in names):
-        raise ValueError(f"give one or more of {', '.join(OBJECTIVES)}, each once")
-    return names
+def names_among(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of ``allowed`` names, separated by commas, which keeps their order."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if any(name not in allowed or names.count(name) > 1 for name in names):
+            raise ValueError(f"give one or more of {', '.join(allowed)}, each once")
+        return names
+
+    return parse
+
+
+parse_objectives = names_among(OBJECTIVES)  # most important first
 
 
 def parse_model_names(text: str) -> tuple[str, ...]:
