@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 @dataclass
 class SimulatedClock:
-    """A ``Clock`` whose time passes only while a caller sleeps, or when a test moves it on."""
+    """A ``Clock`` whose time passes only while a caller sleeps, or if a test changes ``seconds``."""
 
     seconds: float = 0.0
 
     def monotonic(self) -> float:
         return self.seconds
-
-    def monotonic_ns(self) -> int:
-        return round(1e9 * self.seconds)
 
     def sleep(self, seconds: float, /) -> None:
         self.seconds += seconds

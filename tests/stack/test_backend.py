@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from optimizer.config import model_config
 from optimizer.core.errors import DeploymentError, EnvironmentFault
+from optimizer.core.files import cache_folder
 from optimizer.core.trial import CPU_ACCELERATOR, Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
@@ -357,7 +358,12 @@ def test_bad_parameters_of_openvino_are_named(tmp_path: Path) -> None:
 
 
 def test_openvino_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "openvino_folder", lambda: None)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for path in cache_folder().iterdir():
+        if not path.name.startswith("openvino-"):
+            cache.joinpath(path.name).symlink_to(path)
+    monkeypatch.setenv("TRITUNE_CACHE", str(cache))
     assert "openvino is not installed; tune setup --openvino" in refusal(tmp_path, with_openvino())
 
 

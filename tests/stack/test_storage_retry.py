@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import optuna
 import pytest
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
-from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy import event
 
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import EnvironmentFault
@@ -132,55 +135,59 @@ def test_a_silent_network_is_noticed_by_the_kernel(postgresql: PostgreSQL) -> No
     connection.close()
 
 
-class LostAcknowledgements:
-    """Every other COMMIT succeeds, but the connection is lost before that is acknowledged."""
+def connect_by_driver(driver: ModuleType, study: optuna.Study, commit: Callable[[Any], None]) -> None:
+    """Let ``study`` connect by ``driver`` with connections whose method ``commit`` is this function."""
+    engine = storage_of(study)._backend.engine  # type: ignore[attr-defined]
+    connection_type: Any = type("Connection", (driver.Connection,), {"commit": commit})
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-        self.commits = 0
+    def connect(_: object, __: object, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> object:
+        if driver is sqlite3:
+            return sqlite3.connect(*arguments, **keywords, factory=connection_type)
+        return connection_type.connect(*arguments, **keywords)
 
-    def commit(self, connection: Any) -> None:
-        connection.commit()
-        self.commits += 1
-        if self.commits % 2:
-            connection.dbapi_connection.close()
-            raise self._error
+    event.listen(engine, "do_connect", connect)
+    engine.dispose()  # with the connections that it has
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 def test_a_commit_whose_acknowledgement_is_lost_is_not_repeated(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    error: Exception = sqlite3.OperationalError("disk I/O error")
-    storage = f"sqlite:///{tmp_path}/study.db"
+    """Every other COMMIT succeeds, but the connection is lost before that is acknowledged."""
+    driver, message, storage = sqlite3, "disk I/O error", f"sqlite:///{tmp_path}/study.db"
     if kind == "postgresql":
+        driver, message = import_module("psycopg"), "server closed the connection unexpectedly"
         storage = request.getfixturevalue("postgresql").url("x")
-        error = __import__("psycopg").OperationalError("server closed the connection unexpectedly")
     study = open_study(storage, "acknowledgements", PROBLEM, RandomSampler(seed=0))
     other = open_study(storage, "without a tracker", PROBLEM, RandomSampler(seed=0))
-    lost = LostAcknowledgements(error)
-    with monkeypatch.context() as patch:
-        patch.setattr(DefaultDialect, "do_commit", lambda _, connection: lost.commit(connection))
-        record_all(study)
-        other.tell(other.ask(), 1.0)
-    assert lost.commits > 2 * TRIALS
+    commits = itertools.count(1)
+
+    def commit(connection: Any) -> None:
+        driver.Connection.commit(connection)
+        if next(commits) % 2:
+            connection.close()
+            raise driver.OperationalError(message)
+
+    for each in (study, other):
+        connect_by_driver(driver, each, commit)
+    record_all(study)
+    other.tell(other.ask(), 1.0)
+    assert next(commits) > 2 * TRIALS
     assert_recorded_once(open_study(storage, "acknowledgements", PROBLEM, RandomSampler(seed=0)))
     assert [(trial.state, trial.value) for trial in other.trials] == [(TrialState.COMPLETE, 1.0)]
 
 
-def test_a_lost_database_is_reported_with_the_table_of_all_measurements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_database_is_reported_with_the_table_of_all_measurements(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     shared = StudySharing(RetryPolicy(seconds=0.2, measurements_file="trials.csv"))
     study = open_study(storage, "gone", PROBLEM, RandomSampler(seed=0), shared=shared)
     commits: list[object] = []
 
-    def lose(_: DefaultDialect, connection: object) -> None:
+    def lose(connection: object) -> None:
         commits.append(connection)
         raise sqlite3.OperationalError("gone")
 
-    monkeypatch.setattr(DefaultDialect, "do_commit", lose)
+    connect_by_driver(sqlite3, study, lose)
     expected = r"the study cannot be stored: gone; all measurements are in trials.csv; fix that, then continue"
     with pytest.raises(EnvironmentFault, match=expected):
         study.add_trial(optuna.create_trial(value=1.0))

@@ -1043,12 +1043,16 @@ def test_numbers_are_partitioned_at_a_rank(numbers: list[int], data: st.DataObje
 
 
 def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
-
-    def doubled(x: int) -> int:
-        return 2 * x
-
-    assert CompiledOnce(doubled)(21) == 42
+    """Numba also looks for a folder next to the source and in the home of the user."""
+    for variable in ("TRITUNE_CACHE", "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, "/dev/null/folder")
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+    monkeypatch.chdir("/proc")  # no folder can be created there
+    names: dict[str, Any] = {}
+    exec("def doubled(x): return 2 * x", names)
+    once = CompiledOnce[..., int](names["doubled"])
+    assert once(21) == 42
+    assert not once.is_stored()
 
 
 def test_any_percentile_is_estimated_from_the_simulated_ones() -> None:
