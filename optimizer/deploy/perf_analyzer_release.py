@@ -53,11 +53,16 @@ def newer_program() -> Path:
 
 def glibc_problem(libc: tuple[str, str] | None = None) -> str:
     """Return why the C library (default: this system's) is too old for the newer release; empty if it is not."""
+    library = other_than_glibc(NEWER_GLIBC, libc)
+    return f"it needs glibc {'.'.join(map(str, NEWER_GLIBC))}, this is {library}" if library else ""
+
+
+def other_than_glibc(minimum: tuple[int, int], libc: tuple[str, str] | None = None) -> str:
+    """Return the C library (default: this system's), such as ``glibc 2.31``; empty for glibc from ``minimum`` on."""
     name, version = libc or platform.libc_ver()
-    if name == "glibc" and tuple(map(int, version.split(".")[:2])) >= NEWER_GLIBC:
+    if name == "glibc" and tuple(map(int, version.split(".")[:2])) >= minimum:
         return ""
-    minimum = ".".join(map(str, NEWER_GLIBC))
-    return f"it needs glibc {minimum}, this is {f'{name} {version}'.strip() or 'another C library'}"
+    return f"{name} {version}".strip() or "another C library"
 
 
 @functools.cache

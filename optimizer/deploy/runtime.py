@@ -220,9 +220,7 @@ def unsupported(
     """Return why the embedded server cannot run on a system (default: this one); empty if it can."""
     if (system, machine) != ("Linux", "x86_64"):
         return f"the embedded server needs Linux on x86-64, this is {system} on {machine}: run tune on such a machine"
-    name, version = libc or platform.libc_ver()
-    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
-        library = f"{name} {version}".strip() or "another C library"
+    if library := perf_analyzer_release.other_than_glibc((2, 35), libc):
         return f"the embedded server needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04), this is {library}"
     python_version = "{}.{}".format(*python)
     if python_version not in PYTHON_STUBS:
