@@ -8,8 +8,8 @@ fresh servers of it and, as the time allows, of three others until the time is o
 windows of one server differ in speed, and the machine may change its speed by a factor of 1.5 every 20 to 60 s. The
 speed probe before and after each load sees these steps, with noise, but not the differences between windows. Other
 programs may disturb a share of the time, in bursts of 1 to 8 s or of 10 to 40 s. A window is up to 1.5 times slower
-then, and it is marked as disturbed if they took more than the usual share of the CPUs. Their share next to each
-server is known. The search has seen the disturbed share. Latencies are lognormal and come in bursts: as many requests
+then, and it is marked as disturbed if they took more than the usual share of the CPUs. Their share in each window
+is known. The search has seen the disturbed share. Latencies are lognormal and come in bursts: as many requests
 as are in flight have one latency. In the rows with a gap, no latency is near the bound: that of a request is 0.7 or
 1.4 times the bound, as if it waited for one batch more. In the rows with failed requests, those over the bound fail.
 In both, the predictions are too low by the margin, so that the first tested load is at the bound. In the rows with
@@ -148,7 +148,7 @@ class Server:
         is_disturbed: Whether other programs took much CPU time, shape [windows].
         log_probe: Log of the time of the speed probe.
         log_speed: Log of the throughput over that of an average server at the usual speed.
-        other_share: CPU share of other programs.
+        other_shares: CPU share of other programs, shape [windows].
     """
 
     latencies: FloatArray
@@ -156,12 +156,17 @@ class Server:
     is_disturbed: NDArray[np.bool_]
     log_probe: float
     log_speed: float
-    other_share: float
+    other_shares: FloatArray
 
     def only(self, windows: list[int]) -> Server:
         """Return the server with these windows."""
-        states, is_disturbed = self.log_slowness[windows], self.is_disturbed[windows]
-        return replace(self, latencies=self.latencies[windows], log_slowness=states, is_disturbed=is_disturbed)
+        return replace(
+            self,
+            latencies=self.latencies[windows],
+            log_slowness=self.log_slowness[windows],
+            is_disturbed=self.is_disturbed[windows],
+            other_shares=self.other_shares[windows],
+        )
 
 
 @dataclass
@@ -223,9 +228,7 @@ class Machine:
             latencies[latencies > self.log_bound] = math.inf
         around = self.epoch(np.array([at[0] - MIN_WINDOW_SECONDS, self.seconds]))
         probe = float(around.mean()) + self.random.normal(0, PROBE_NOISE)
-        return Server(
-            latencies, states, filled > BURST_LIMIT, probe, -server - float(states.mean()), float(filled.mean())
-        )
+        return Server(latencies, states, filled > BURST_LIMIT, probe, -server - float(states.mean()), filled)
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,8 @@ def counts(servers: list[Server], in_flight: int, log_bound: float) -> MissCount
         [in_flight * (server.latencies > bound).sum(-1, dtype=np.float64) for server in servers]
         for bound in (log_bound, quantile)
     )
-    return MissCounts(requests, misses, tail, slope, float(log_bound - quantile))
+    other_shares = [server.other_shares for server in servers]
+    return MissCounts(requests, misses, tail, slope, float(log_bound - quantile), other_shares)
 
 
 def log_quantiles(server: Server) -> FloatArray:
@@ -399,7 +403,7 @@ class SimulatedTests:
         spread = pool_server_spread(
             [[log_quantiles(server) for server in group] for group in groups],
             [[server.log_probe for server in group] for group in groups],
-            [[server.other_share for server in group] for group in groups],
+            [[float(server.other_shares.mean()) for server in group] for group in groups],
         )
         misses = counts(own, self.confirmation.in_flight[load], log_bound)
         judged = judge_share(misses, ALLOWED, spread, SequentialTest(error, max_servers))

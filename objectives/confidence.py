@@ -17,7 +17,7 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
-from objectives.server_spread import PRIOR_DEGREES_OF_FREEDOM, ServerSpread, Windows
+from objectives.server_spread import PRIOR_DEGREES_OF_FREEDOM, USUAL_RANGE, ServerSpread, Windows
 from objectives.sla import CONFIDENCE
 
 PROMISING_STANDARD_ERRORS = 1.5  # standard errors by which a load may be better than measured, before the first look
@@ -89,6 +89,7 @@ class MissCounts:
         slope: By how much the normal quantile of the share over a bound rises with the log of latency, at that
             quantile. It turns the variance of log latency into one of the share.
         distance: Log of the latency bound over that quantile.
+        other_shares: CPU share of other processes, 0 to 1; empty if one is unknown.
     """
 
     requests: Windows
@@ -96,6 +97,12 @@ class MissCounts:
     tail: Windows
     slope: float
     distance: float
+    other_shares: Windows = ()
+
+    @property
+    def overdispersion(self) -> float:
+        """How much more the shares of neighboring windows differ than those of independent requests would."""
+        return overdispersion(self.requests, self.tail, self.other_shares)
 
     @property
     def share(self) -> float:
@@ -122,7 +129,7 @@ def effective_requests(counts: MissCounts, allowed: float, variance: float) -> f
     """
     binomial = allowed * (1 - allowed)
     between = _probit_density(allowed) ** 2 * variance
-    within = overdispersion(counts.requests, counts.tail) * binomial / counts.requests_per_server
+    within = counts.overdispersion * binomial / counts.requests_per_server
     return float(binomial * len(counts.requests) / (between + within))
 
 
@@ -155,7 +162,7 @@ def share_spread(counts: MissCounts, allowed: float, prior_std: float = PRIOR_SH
     that servers differ.
     """
     shares, share = counts.server_shares(counts.misses), min(max(counts.share, 0.0), 1.0)
-    within = overdispersion(counts.requests, counts.tail) * share * (1 - share) / counts.requests_per_server
+    within = counts.overdispersion * share * (1 - share) / counts.requests_per_server
     degrees_of_freedom = len(shares) - 1
     between = max(0.0, float(np.var(shares, ddof=1)) - within) if degrees_of_freedom else 0.0
     total = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
@@ -163,23 +170,32 @@ def share_spread(counts: MissCounts, allowed: float, prior_std: float = PRIOR_SH
     return ServerSpread(variance / _probit_density(allowed) ** 2, total)
 
 
-def overdispersion(requests: Windows, tail: Windows) -> float:
+def overdispersion(requests: Windows, tail: Windows, other_shares: Windows = ()) -> float:
     """Return how much more the counts of neighboring windows differ than independent requests would, at least 1.
 
-    Differences of neighbors leave slow changes of the mean out (von Neumann 1941). Windows without requests have no
-    share and are left out.
+    Differences of neighbors leave slow changes of the mean out (von Neumann 1941). So are those of neighbors whose
+    CPU shares of other processes differ by more than USUAL_RANGE: a verdict is about the machine states that were
+    observed. If these are more than half of all neighbors, none is left out, because the rest would be too few.
+    Windows without requests have no share and are left out.
 
     Args:
         requests: Requests of each window of each server.
         tail: Requests over a threshold, in the same order.
+        other_shares: CPU shares of other processes, in the same order; empty if they are unknown.
     """
     share = sum(float(windows.sum()) for windows in tail) / sum(float(windows.sum()) for windows in requests)
-    squares = expected = 0.0
-    for windows, over in zip(requests, tail, strict=True):
-        counts = windows[windows > 0]
-        squares += float(np.square(np.diff(over[windows > 0] / counts)).sum())
-        expected += share * (1 - share) * float((1 / counts[1:] + 1 / counts[:-1]).sum())
-    return max(1.0, squares / expected) if expected > 0 else 1.0
+    squares, expected, changes = list[FloatArray](), list[FloatArray](), list[FloatArray]()
+    for number, (windows, over) in enumerate(zip(requests, tail, strict=True)):
+        served = windows > 0
+        counts = windows[served]
+        squares.append(np.square(np.diff(over[served] / counts)))
+        expected.append(share * (1 - share) * (1 / counts[1:] + 1 / counts[:-1]))
+        changes.append(np.abs(np.diff(other_shares[number][served])) if other_shares else 0 * squares[-1])
+    is_alike = np.concatenate(changes) <= USUAL_RANGE
+    if 2 * np.count_nonzero(is_alike) < len(is_alike):
+        is_alike[:] = True
+    total = float(np.concatenate(expected)[is_alike].sum())
+    return max(1.0, float(np.concatenate(squares)[is_alike].sum()) / total) if total > 0 else 1.0
 
 
 def clopper_pearson_bounds(

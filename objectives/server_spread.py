@@ -24,7 +24,7 @@ ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # windows of each fr
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
 PRIOR_STD = 0.05  # standard deviation of log latency between servers of one configuration
 PRIOR_DEGREES_OF_FREEDOM = 3.0  # degrees of freedom of the prior
-USUAL_RANGE = 0.1  # range of the CPU share of other processes that explains no difference between servers
+USUAL_RANGE = 0.1  # range of the CPU share of other processes that explains no difference of latencies
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.confidence import (
     ConstraintVerdict,
     MissCounts,
@@ -241,7 +242,15 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: 
         [np.array([misses_over(window, quantile_ms, timing) for window in server]) for server in servers],
         _slope(windows, level, timing),
         math.log(bound_ms / quantile_ms) if 0 < quantile_ms < math.inf else -math.inf,
+        _other_shares(servers),
     )
+
+
+def _other_shares(servers: ServerWindows) -> list[FloatArray]:
+    """Return the CPU share of other processes in each window of each server; nothing if one is unknown."""
+    shares = [[window.other_cpu_share for window in server] for server in servers]
+    known = [[share for share in server if share is not None] for server in shares]
+    return [np.array(server) for server in known] if known == shares else []
 
 
 def _slope(windows: Sequence[Measurement], level: float, timing: Timing) -> float:
