@@ -47,12 +47,13 @@ MAX_ATTEMPTS = 2  # attempts to measure on one server if the load generator fail
 
 @dataclass
 class FreshServerMeasurement:
-    """The measurement of a candidate on one fresh server, which may be deployed again after a crash.
+    """The MeasurementSteps of a candidate on one fresh server, which may be deployed again after a crash.
 
     Attributes:
         measurer: Measures and stores.
         server_plan: How the server is measured.
         fresh: Its number and the error of the test.
+        budget: The time that is left.
         windows_before: Windows of the trial on earlier servers.
         attempts: How often the load was begun.
         check_result: Result of the checks of the last deployment that was reached; ``pending`` before the first one.
@@ -61,6 +62,7 @@ class FreshServerMeasurement:
     measurer: Measurer
     server_plan: ServerPlan
     fresh: FreshServer
+    budget: Budget
     windows_before: int
     attempts: int = 0
     check_result: Literal["pending", "passed", "failed"] = "pending"
@@ -70,7 +72,7 @@ class FreshServerMeasurement:
         """Whether a deployment of a test passed its checks, so that a crash decides about the load."""
         return self.check_result == "passed" and self.server_plan.error > 0
 
-    def check(self, endpoint: Endpoint) -> None:
+    def prepare(self, endpoint: Endpoint) -> None:
         """Check a deployment before its load. Raises DeploymentError."""
         self.check_result = "failed"  # until it has passed
         self.measurer.check_deployment(endpoint)
@@ -81,6 +83,14 @@ class FreshServerMeasurement:
         measured = trial.confirmations[self.windows_before :]
         can_be_repeated = len(measured) == 1 and measured[0].is_lost and self.attempts < MAX_ATTEMPTS
         return self.server_plan.load if not measured or can_be_repeated else None
+
+    def is_hopeless(self, window: Measurement) -> bool:
+        """Return False: the candidate was chosen for its measurements in the search."""
+        return False
+
+    def is_worth_retrying(self) -> bool:
+        """Return whether there is time to deploy again after a crash that does not decide about the load."""
+        return self.budget.seconds_left() > 0 and not self.is_under_test
 
     def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
         """Return the trial with the windows of the server, and with perf_analyzer's check if it is planned."""
@@ -219,15 +229,8 @@ class Confirmer:
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
         new_number = max(last_server(self.trials), self._last_server) + 1
         fresh = FreshServer(self._lost_servers.pop(server_plan.trial, new_number), server_plan.error)
-        measurement = FreshServerMeasurement(self.measurer, server_plan, fresh, len(trial.confirmations))
-        trial, error = CandidateMeasurer(
-            self.target,
-            self.measurer,
-            measure=measurement.measure,
-            prepare=measurement.check,
-            is_worth_retrying=lambda: self.budget.seconds_left() > 0 and not measurement.is_under_test,
-            fresh=fresh,
-        ).run(trial, measurement.next_load)
+        measurement = FreshServerMeasurement(self.measurer, server_plan, fresh, self.budget, len(trial.confirmations))
+        trial, error = CandidateMeasurer(self.target, self.measurer, measurement, fresh=fresh).run(trial)
         trial = trial if error is None else measurement.record_error(trial, error)
         self.trials[self._index(trial.number)] = trial
         if isinstance(error, ServerCrashed):

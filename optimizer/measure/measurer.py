@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
@@ -252,17 +253,36 @@ class _Progress:
     load: LoadPoint | None = None
 
 
+class MeasurementSteps(Protocol):
+    """The checks and the loads of one candidate, as ``CandidateMeasurer`` needs them."""
+
+    def prepare(self, endpoint: Endpoint) -> None:
+        """Check a deployment before its first load. Raises DeploymentError if it may not be measured."""
+
+    def next_load(self, trial: Trial) -> LoadPoint | None:
+        """Return the load to measure next, given the measurements of ``trial``; None if there is none left.
+
+        It is also called before each deployment.
+        """
+
+    def is_hopeless(self, window: Measurement) -> bool:
+        """Return whether the short warm-up ``window`` of a deployment already rules the candidate out."""
+
+    def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+        """Return ``trial`` with the measurement of ``load``. Raises ServerCrashed."""
+
+    def is_worth_retrying(self) -> bool:
+        """Return whether to deploy the candidate again after a crash."""
+
+
 @dataclass(frozen=True)
 class CandidateMeasurer:
-    """Deploys a candidate on ``target`` and measures it with ``measurer``.
+    """Deploys a candidate and measures it, again after a crash.
 
     Attributes:
         target: Deploys the candidate.
-        measurer: Measures it and stores the rows.
-        measure: Returns the trial with one more measurement.
-        prepare: Called on each deployment before its first load; by default ``measurer.check_deployment``.
-        is_hopeless: Whether the short warm-up window already rules the candidate out.
-        is_worth_retrying: Whether to deploy again after a crash.
+        measurer: Warms the server up, and stores a warm-up that rules the candidate out.
+        steps: Checks the deployments, chooses the loads and measures them.
         max_crashes: Crashes before the candidate counts as infeasible; None sets no limit.
         always_deploy: Deploy even if there is no load to measure. A recorded deployment that failed has none.
         fresh: The fresh server on which the candidate is deployed from the written config.pbtxt, as production does;
@@ -271,36 +291,29 @@ class CandidateMeasurer:
 
     target: Target
     measurer: Measurer
-    measure: Callable[[Trial, Endpoint, LoadPoint], Trial]
-    prepare: Callable[[Endpoint], None] | None = None
-    is_hopeless: Callable[[Measurement], bool] = lambda _: False
-    is_worth_retrying: Callable[[], bool] = lambda: True
+    steps: MeasurementSteps
     max_crashes: int | None = MAX_CRASHES
     always_deploy: bool = False
     fresh: FreshServer | None = None
 
-    def run(
-        self, trial: Trial, next_load: Callable[[Trial], LoadPoint | None]
-    ) -> tuple[Trial, DeploymentError | None]:
-        """Deploy the candidate of ``trial`` and measure it as long as ``next_load`` names a load.
-
-        ``next_load`` is also called before each deployment.
+    def run(self, trial: Trial) -> tuple[Trial, DeploymentError | None]:
+        """Deploy the candidate of ``trial`` and measure it as long as there is a load.
 
         Returns:
             The trial with its new measurements, and the error that ended it, if any. The error is a ServerCrashed if
             another attempt was allowed but not worth it.
         """
         retry, progress = CrashRetry(self.max_crashes), _Progress(trial)
-        while self.always_deploy or next_load(progress.trial) is not None:
+        while self.always_deploy or self.steps.next_load(progress.trial) is not None:
             try:
-                self._deploy_and_measure(progress, next_load)
+                self._deploy_and_measure(progress)
             except ServerCrashed as error:
                 crash = Crash(str(error), progress.load, self.fresh.error_probability if self.fresh else 0.0)
                 trial = progress.trial = replace(progress.trial, crashes=(*progress.trial.crashes, crash))
                 if not retry.count_crash():
                     reason = f"crashed {retry.crashes} times: {error}"
                     return trial, DeploymentError(reason, log=error.log, lacks_gpu_memory=error.lacks_gpu_memory)
-                if not self.is_worth_retrying():
+                if not self.steps.is_worth_retrying():
                     return trial, error
             except DeploymentError as error:
                 return progress.trial, error
@@ -308,7 +321,7 @@ class CandidateMeasurer:
                 break
         return progress.trial, None
 
-    def _deploy_and_measure(self, progress: _Progress, next_load: Callable[[Trial], LoadPoint | None]) -> None:
+    def _deploy_and_measure(self, progress: _Progress) -> None:
         """Deploy the candidate once and measure it; each measurement is in ``progress`` at once."""
         started, is_warm, progress.load = time.monotonic(), False, None
         with self.target.deploy(progress.trial.candidate, fresh=self.fresh is not None) as endpoint:
@@ -316,15 +329,14 @@ class CandidateMeasurer:
                 seconds = endpoint.deploy_seconds
                 seconds = round(time.monotonic() - started, 3) if seconds is None else seconds
                 progress.trial = replace(progress.trial, deploy_seconds=seconds)
-            prepare = self.prepare or self.measurer.check_deployment
-            prepare(endpoint)
-            while (load := next_load(progress.trial)) is not None:
+            self.steps.prepare(endpoint)
+            while (load := self.steps.next_load(progress.trial)) is not None:
                 progress.load = load
                 if not is_warm:
                     window = self.measurer.warm_up(endpoint, load, is_fresh=self.fresh is not None)
-                    if window is not None and self.is_hopeless(window):
+                    if window is not None and self.steps.is_hopeless(window):
                         progress.trial = self.measurer.record(progress.trial, load, replace(window, reason=GIVEN_UP))
                         return
                     is_warm = True
-                progress.trial = self.measure(progress.trial, endpoint, load)
+                progress.trial = self.steps.measure(progress.trial, endpoint, load)
             progress.load = None

@@ -110,15 +110,23 @@ class SweepResult:
 
 
 class _PendingLoads:
-    """The loads of a configuration that are still to be measured, as ``CandidateMeasurer`` calls for them."""
+    """The MeasurementSteps of a configuration: the loads that are still to be measured, without an output check."""
 
     def __init__(self, measurer: Measurer, loads: Sequence[LoadPoint]) -> None:
         self._measurer, self._pending = measurer, deque(loads)
         self._pending_at_start = len(loads)  # of the latest deployment
 
-    def next(self, trial: Trial) -> LoadPoint | None:
+    def prepare(self, endpoint: Endpoint) -> None:
+        """Remember whether the server has put the model on the CPU; outputs are not compared."""
+        self._measurer.note_device(endpoint)
+
+    def next_load(self, trial: Trial) -> LoadPoint | None:
         """Return the load to measure next; None if there is none left."""
         return self._pending[0] if self._pending else None
+
+    def is_hopeless(self, window: Measurement) -> bool:
+        """Return False, because a sweep measures every load."""
+        return False
 
     def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
         """Return ``trial`` with the measurement of ``load``. Raises ServerCrashed; the load then is skipped."""
@@ -162,14 +170,7 @@ class Sweeper:
         observer = self.measurer.observer
         observer.trial_started(trial.number, trial.candidate, "sweep")
         loads = _PendingLoads(self.measurer, pending)
-        trial, error = CandidateMeasurer(
-            self.target,
-            self.measurer,
-            measure=loads.measure,
-            prepare=self.measurer.note_device,
-            is_worth_retrying=loads.is_worth_retrying,
-            max_crashes=None,
-        ).run(trial, loads.next)
+        trial, error = CandidateMeasurer(self.target, self.measurer, loads, max_crashes=None).run(trial)
         if error is None:
             return trial
         failed = trial.with_failure(error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import Target
@@ -32,7 +33,7 @@ class EndedTrial(NamedTuple):
 
 @dataclass
 class _TrialSteps:
-    """The steps of one trial between the start and the end of its server, as ``CandidateMeasurer`` calls them.
+    """The MeasurementSteps of one trial of a search: the reference outputs, the output check and the load search.
 
     ``served_nothing`` is whether the newest load gave no values, and a lower one would give none either.
     """
@@ -50,11 +51,15 @@ class _TrialSteps:
                 self.measurer.output_check.record_reference(endpoint)
         self.measurer.check_deployment(endpoint)
 
-    def choose_load(self, trial: Trial) -> LoadPoint | None:
+    def next_load(self, trial: Trial) -> LoadPoint | None:
         """Return the next load of the load search; None if it is complete or its time is over."""
         if self.served_nothing or (trial.measurements and self.seconds_left() < 0):
             return None
         return next_load(trial.measurements, self.rules)
+
+    def is_hopeless(self, window: Measurement) -> bool:
+        """Return whether the warm-up shows clearly less throughput than the best trial, outside the bounds."""
+        return is_hopeless(window, self.rules)
 
     def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
         """Return ``trial`` with the measurement of ``load``. Raises ServerCrashed."""
@@ -95,15 +100,8 @@ class TrialRunner:
         self.measurer.observer.trial_started(trial.number, trial.candidate, role)
         self._retake_reference(trial.candidate)
         steps = _TrialSteps(self.measurer, rules, self.seconds_left, is_baseline=trial.candidate == self.baseline)
-        trial, error = CandidateMeasurer(
-            self.target,
-            self.measurer,
-            measure=steps.measure,
-            prepare=steps.prepare,
-            is_hopeless=lambda window: is_hopeless(window, rules),
-            is_worth_retrying=steps.is_worth_retrying,
-            always_deploy=not trial.measurements,
-        ).run(trial, steps.choose_load)
+        measuring = CandidateMeasurer(self.target, self.measurer, steps, always_deploy=not trial.measurements)
+        trial, error = measuring.run(trial)
         if error is None or (isinstance(error, ServerCrashed) and trial.has_served):  # no time for another attempt
             return EndedTrial(trial)
         return self._fail(trial, error)
