@@ -124,7 +124,7 @@ class Bottleneck:
 
     The kinds are:
 
-    - ``compute``: the device, which more instances would not use better
+    - ``compute``: computing on a device that is saturated, or that has few requests in flight
     - ``instances``: too few instances, although the device has room for more
     - ``copying``: copying inputs and outputs on the server
     - ``queue``: requests wait in Triton's queue while instances are idle

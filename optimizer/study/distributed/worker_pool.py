@@ -62,8 +62,9 @@ WorkerEvent: TypeAlias = Event | WorkerReady | WorkerLost
 class WorkerHandle:
     """The driver's side of one worker. ``info`` is known once it has started.
 
-    A worker is ``starting`` until it has described itself, ``preparing`` while it gets the task, ``ready`` for jobs,
-    also while it runs one, and ``leaving`` when its node is excluded.
+    A worker is ``starting`` until it has described itself, and ``started`` until the task is sent to it. It is
+    ``preparing`` until its server has started, ``ready`` for jobs, also while it runs one, and ``leaving`` once its
+    node is excluded.
     """
 
     actor: Any
