@@ -233,13 +233,13 @@ def _longer_stage_reasons(
     if kind not in STAGES_OF_KIND:
         return ()
     return tuple(
-        f"{_share(other, stages)} of a request's time {text}."
+        f"{_time_share(other, stages)} of a request's time {text}."
         for other, text in NO_BOTTLENECK_REASONS.items()
         if other in gainless and stages.part_ms(other) > stages.part_ms(kind)
     )
 
 
-def _share(kind: BottleneckKind, stages: StageBreakdown) -> str:
+def _time_share(kind: BottleneckKind, stages: StageBreakdown) -> str:
     """Return the share of a request's time in the stages of ``kind``; empty if it has none."""
     total_ms = sum(stages.stages_ms.values())
     return f"{stages.part_ms(kind) / total_ms:.0%}" if kind in STAGES_OF_KIND and total_ms else ""
@@ -247,7 +247,7 @@ def _share(kind: BottleneckKind, stages: StageBreakdown) -> str:
 
 def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool | None) -> tuple[str, ...]:
     """Return sentences that explain why ``kind`` is the bottleneck."""
-    share = _share(kind, stages)
+    share = _time_share(kind, stages)
     if stages.lowest_ttft is not None:
         return _streamed_reasons(kind, share, stages, stages.lowest_ttft)
     busy = _busy_reasons(stages)

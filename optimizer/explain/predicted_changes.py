@@ -163,7 +163,7 @@ def single_changes(space: SearchSpace, subject: Candidate) -> list[ParameterChan
     changes: dict[Candidate, ParameterChange] = {}
     before = space.canonical(subject)
     for parameter, value, new_value, candidate in _variations(space, before):
-        description = f"{_text(new_value)} instead of {_text(value)}"
+        description = f"{_value_text(new_value)} instead of {_value_text(value)}"
         if new_value not in space.parameters()[parameter]:
             description += ", outside of the search space"
         changed = space.canonical(candidate)
@@ -216,5 +216,5 @@ def _neighbors(choices: Sequence[Choice], value: object) -> Sequence[Choice]:
     return [*choices[max(index - 1, 0) : index], *choices[index + 1 : index + 2]]
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -72,7 +72,7 @@ def front_frame(outcome: Outcome | None) -> pd.DataFrame:
             **_settings(Trial(point.trial, point.candidate)),
             **point.load.cells(),
             "confirmed": confirmed,
-            **_values(point.measurement),
+            **_measurement_values(point.measurement),
         }
         for point, confirmed in front
     )
@@ -107,17 +107,20 @@ def _rows(trial: Trial) -> Iterator[tuple[Row, Measurement | None]]:
     """Yield a row for each measurement with the measurement; one without for a trial that was not measured."""
     settings = {**_settings(trial), "deploy_seconds": trial.deploy_seconds, "status": trial.status}
     for load, measurement in trial.measurements:
-        yield {**settings, **load.cells(), **_values(measurement), "confirmation": None}, measurement
+        yield {**settings, **load.cells(), **_measurement_values(measurement), "confirmation": None}, measurement
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECK_GENERATOR, trial.cross_checks)):
         for window in windows:
             values = (window.server, window.error_probability or None, load_generator)
             row = dict(zip(CONFIRMATION_COLUMNS, values, strict=True))
-            yield {**settings, **window.load.cells(), **_values(window.measurement), **row}, window.measurement
+            yield (
+                {**settings, **window.load.cells(), **_measurement_values(window.measurement), **row},
+                window.measurement,
+            )
     if not trial.measurements and not trial.confirmations:
         yield {**settings, "reason": trial.reason}, None
 
 
-def _values(measurement: Measurement) -> dict[str, object]:
+def _measurement_values(measurement: Measurement) -> dict[str, object]:
     values = asdict(measurement) | forecast_cells(measurement)
     del values["forecast"]
     return values

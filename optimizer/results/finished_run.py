@@ -97,10 +97,10 @@ def read_run(run: str | Path, out: str = "results") -> FinishedRun:
     folder = find_run(str(run), out, "run")
     options, info = folder.read_options(), folder.read_info()
     try:
-        problem = _problem(info, options)
+        problem = _read_problem(info, options)
         trials = tuple(TrialsTable(folder.trials, problem.model, problem.space.fields).read(cut_torn_line=False))
-        baseline = _candidate(info["problem"]["baseline"])
-        dynamic_batching = _candidate(info["problem"]["dynamic_batching"])
+        baseline = _read_candidate(info["problem"]["baseline"])
+        dynamic_batching = _read_candidate(info["problem"]["dynamic_batching"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise folder.no_record(error) from None
     refuse_missing_rows(folder, info, trials)
@@ -189,7 +189,7 @@ def remark(run: FinishedRun) -> str:
     return f"{reason}; this shows what it measured so far" if reason else ""
 
 
-def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
+def _read_problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     """Return the problem in run.json. Raises ValueError or TypeError for values that no run can have."""
     info, hardware = record["problem"], record["hardware"]
     _check_problem(info, hardware)
@@ -212,14 +212,14 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         objectives=tuple(METRICS[name] for name in info["objectives"]),
         sla=Sla.parse(info["constraints"]),
         open_loop=options.load == "rate",
-        cpu_count=_cpu_count(info, hardware),
+        cpu_count=_read_cpu_count(info, hardware),
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
         kind=kind,
-        request_times=_request_times(info) if options.load == "rate" else None,
-        tokens=_token_requests(info.get("tokens")),
+        request_times=_read_request_times(info) if options.load == "rate" else None,
+        tokens=_read_token_requests(info.get("tokens")),
         priorities=parse_priorities(str(info["priorities"])) if info.get("priorities") else None,
-        queue=_queue(info.get("queue", {})),
+        queue=_read_queue(info.get("queue", {})),
     )
 
 
@@ -242,7 +242,7 @@ def _check_problem(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> None
     _check_whole("concurrency", info["max_concurrency"])
 
 
-def _cpu_count(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | None:
+def _read_cpu_count(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | None:
     """Return the CPUs of the server in the problem of run.json; those of the machine for a run that lacks them."""
     count = info.get("cpu_count", None if hardware["gpus"] else hardware["cpu_count"])
     if count is not None and (type(count) is not int or not 1 <= count <= MAX_CPU_COUNT):
@@ -250,14 +250,14 @@ def _cpu_count(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | No
     return count
 
 
-def _queue(recorded: Mapping[str, Any]) -> Fields:
+def _read_queue(recorded: Mapping[str, Any]) -> Fields:
     """Return the settings of the queue in run.json. Raises ValueError for those that config.pbtxt cannot have."""
     if not isinstance(recorded, dict) or not all(map(is_queue_field, recorded)):
         raise ValueError("problem.queue has other settings than those of a queue")
     return tuple((path, normalize_value(ModelConfig.DESCRIPTOR, path, recorded[path])) for path in sorted(recorded))
 
 
-def _token_requests(recorded: Mapping[str, Any] | None) -> TokenRequests | None:
+def _read_token_requests(recorded: Mapping[str, Any] | None) -> TokenRequests | None:
     """Return the lengths in run.json, approximately. Raises ValueError for values that no run can have."""
     if not recorded:
         return None
@@ -277,7 +277,7 @@ def _approximate_lengths(quantiles: Sequence[int]) -> SizeDistribution:
     return SizeDistribution(tuple((low, high, 1.0) for low, high in pairwise(quantiles)))
 
 
-def _request_times(info: Mapping[str, Any]) -> RequestTimes:
+def _read_request_times(info: Mapping[str, Any]) -> RequestTimes:
     """Return the times of the requests in the problem of run.json. Raises ValueError or TypeError."""
     times = RequestTimes(**info.get("request_times", {}))
     _check_whole("requests", times.recorded_requests)
@@ -292,7 +292,7 @@ def _request_times(info: Mapping[str, Any]) -> RequestTimes:
     return times
 
 
-def _candidate(values: Mapping[str, Any]) -> Candidate:
+def _read_candidate(values: Mapping[str, Any]) -> Candidate:
     """Return the candidate that ``candidate_document`` wrote."""
     settings = {name: values[name] for name in SETTING_COLUMNS}
     if type(settings["dynamic_batching"]) is not bool:

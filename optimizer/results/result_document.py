@@ -93,15 +93,15 @@ def document(
     return {
         "verdict": outcome.verdict.value,
         "undecided_cause": undecided_cause(outcome) or None,
-        "recommended": _entry(outcome, outcome.recommended),
+        "recommended": _entry_with_verdict(outcome, outcome.recommended),
         "confirmation": confirmation(outcome.confirmed) if outcome.confirmed else None,
-        "baseline": _entry(outcome, outcome.baseline.point),
-        "dynamic_batching": _entry(outcome, dynamic.point if dynamic else None),
+        "baseline": _entry_with_verdict(outcome, outcome.baseline.point),
+        "dynamic_batching": _entry_with_verdict(outcome, dynamic.point if dynamic else None),
         **_gain("speedup", outcome.baseline.gain),
         **_gain("speedup_over_dynamic_batching", dynamic.gain if dynamic else None),
-        "pareto": [_entry(outcome, point) for point in outcome.front.points],
-        "dominated_by": _entry(outcome, outcome.front.dominating),
-        "closest": _entry(outcome, outcome.closest),
+        "pareto": [_entry_with_verdict(outcome, point) for point in outcome.front.points],
+        "dominated_by": _entry_with_verdict(outcome, outcome.front.dominating),
+        "closest": _entry_with_verdict(outcome, outcome.closest),
         "no_recommendation_reason": outcome.no_recommendation_reason or None,
         "inconclusive": asdict(outcome.inconclusive) if outcome.inconclusive else None,
         "trials": outcome.trials,
@@ -147,7 +147,7 @@ def _priorities(measurement: Measurement) -> list[dict[str, object]]:
     ]
 
 
-def _entry(outcome: Outcome, point: Point | None) -> dict[str, object] | None:
+def _entry_with_verdict(outcome: Outcome, point: Point | None) -> dict[str, object] | None:
     confirmed = outcome.confirmation_of(point)
     return {**entry(point), "verdict": confirmed.judged.verdict.value if confirmed else None} if point else None
 

@@ -116,7 +116,7 @@ def read_effect(folder: Path) -> SharedMemoryEffect | None:
     if not path.exists():
         return None
     try:
-        return _effect(json.loads(read_bytes(path, MAX_BYTES, "remove it")))
+        return _parse_effect(json.loads(read_bytes(path, MAX_BYTES, "remove it")))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise BadInputError(
@@ -131,7 +131,7 @@ def effect_of_trial(folder: Path, trial: int) -> SharedMemoryEffect | None:
     return effect if effect is not None and effect.trial == trial else None
 
 
-def _effect(document: Mapping[str, Any]) -> SharedMemoryEffect:
+def _parse_effect(document: Mapping[str, Any]) -> SharedMemoryEffect:
     """Return the effect in a document. Raises ValueError, KeyError, TypeError or OverflowError if it is damaged."""
     pairs = tuple((float(without), float(with_it)) for without, with_it in document["throughputs_infer_per_sec"])
     if len(pairs) < 2 or not all(1 / MAX_NUMBER < value < MAX_NUMBER for pair in pairs for value in pair):

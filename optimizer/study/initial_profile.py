@@ -102,7 +102,7 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None) ->
         {"model": _input_remarks(inputs, batched=True) if inputs else []},
     )
     try:
-        same = _values(parse_profile(text.encode(), path)) == _values(profile)
+        same = _sections_without_bounds(parse_profile(text.encode(), path)) == _sections_without_bounds(profile)
     except BadInputError:
         same = False
     if not same:
@@ -190,7 +190,7 @@ def _header(name: str, path: Path) -> list[str]:
     ]
 
 
-def _values(profile: Profile) -> list[dict[str, object]]:
+def _sections_without_bounds(profile: Profile) -> list[dict[str, object]]:
     """Return all sections but the latency bounds, for serving on the CPU and on a GPU."""
     profiles = [profile.for_hardware(gpu=gpu) for gpu in (False, True)]
     return [{name: value for name, value in sections if name != "sla"} for sections in profiles]

@@ -215,22 +215,22 @@ def _print_cells(console: Console, cells: Sequence[SweepCell], load: LoadColumn)
     table = plain_table(f">{load.header}", ">Throughput\ninfer/s ", ">Avg\nms", ">p90\nms", ">p95\nms", ">p99\nms")
     for cell in cells:
         mark = " " if cell.measurement.stable or not cell.is_measured else "*"
-        throughput = _known(cell, "throughput_infer_per_sec") + mark
-        table.add_row(load.text(cell), throughput, *(_known(cell, name) for name in LATENCIES))
+        throughput = _field_text(cell, "throughput_infer_per_sec") + mark
+        table.add_row(load.text(cell), throughput, *(_field_text(cell, name) for name in LATENCIES))
     print_table(console, table)
     is_streamed = any(cell.measurement.is_streamed for cell in cells)
     if is_streamed:
         print_line(console)
         streamed = plain_table(f">{load.header}", *(f">{name}" for name in STREAMED))
         for cell in cells:
-            streamed.add_row(load.text(cell), *(_value(cell, metric) for metric in STREAMED.values()))
+            streamed.add_row(load.text(cell), *(_metric_text(cell, metric) for metric in STREAMED.values()))
         print_table(console, streamed)
     has_stages = any(getattr(cell.measurement, stage) is not None for cell in cells for stage in STAGES)
     if has_stages and not is_streamed:  # Triton's stages end when the execution returns, maybe before the responses
         print_line(console)
         stages = plain_table(f">{load.header}", *(f">{name}" for name in STAGE_NAMES))
         for cell in cells:
-            stages.add_row(load.text(cell), *(_stage(cell, stage) for stage in STAGES))
+            stages.add_row(load.text(cell), *(_stage_text(cell, stage) for stage in STAGES))
         print_table(console, stages)
     if any(formatting.gpu(cell.measurement) for cell in cells):
         print_line(console)
@@ -271,11 +271,11 @@ def _print_comparison(console: Console, groups: Sequence[Sequence[SweepCell]], *
         first_throughput = first_throughput or throughput
         p95_ms = [cell.measurement.latency_p95_ms for cell in measured if cell.measurement.latency_p95_ms]
         table.add_row(
-            _known(best, "throughput_infer_per_sec"),
+            _field_text(best, "throughput_infer_per_sec"),
             f"{throughput / first_throughput:.2f}x" if throughput and first_throughput else NO_VALUE,
-            *(_value(best, metric) for metric in streamed.values()),
-            _known(best, "latency_avg_ms"),
-            _known(best, "latency_p95_ms"),
+            *(_metric_text(best, metric) for metric in streamed.values()),
+            _field_text(best, "latency_avg_ms"),
+            _field_text(best, "latency_p95_ms"),
             formatting.number(min(p95_ms)) if p95_ms else NO_VALUE,
             formatting.load(best.load) if measured else NO_VALUE,
             *([f"{best.load.request_batch_size:,}"] if with_batch_size else []),
@@ -293,17 +293,17 @@ def _load_column(cell: SweepCell, is_by_request: bool) -> LoadColumn:
     return LoadColumn("Concurrency", lambda cell: f"{cell.load.concurrency:,}")
 
 
-def _known(cell: SweepCell, name: str) -> str:
+def _field_text(cell: SweepCell, name: str) -> str:
     value = getattr(cell.measurement, name)
     return NO_VALUE if value is None else formatting.number(value)
 
 
-def _value(cell: SweepCell, metric: str) -> str:
+def _metric_text(cell: SweepCell, metric: str) -> str:
     value = METRICS[metric].value(cell.measurement)
     return NO_VALUE if value is None else formatting.number(value)
 
 
-def _stage(cell: SweepCell, name: str) -> str:
+def _stage_text(cell: SweepCell, name: str) -> str:
     """Return the time with a fixed number of digits, so that µs and ms can be compared in one column."""
     value = getattr(cell.measurement, name)
     return NO_VALUE if value is None else f"{value:,.3f}"

@@ -203,7 +203,7 @@ def _make_problem(
         request_times=arrivals.times if arrivals else None,
         tokens=token_requests(named, request_options(named, options), options),
         priorities=request_priorities(named, fields, options, arrivals),
-        queue=_queue(source),
+        queue=_common_queue(source),
     )
 
 
@@ -220,7 +220,7 @@ def _compared_candidates(source: ModelSource, fields: FieldChoices) -> tuple[Can
     return with_default_queue(baseline, fields), with_default_queue(dynamic_batching, fields)
 
 
-def _queue(source: ModelSource) -> Fields:
+def _common_queue(source: ModelSource) -> Fields:
     """Return the queue settings in config.pbtxt of the tuned model; none if its variants have other ones."""
     tuned, *variants = map(configured_queue, (source.tuned_config, *source.variants.values()))
     return tuned if all(other == tuned for other in variants) else ()

@@ -150,7 +150,7 @@ def inline(drawn: Drawing, prefix: str, kind: str) -> str:
     mark = f"{prefix}-{drawn.name}" + ("-narrow" if kind == "narrow" else "")
     for group, labels in drawn.labels.items():
         element = next((g for g in root.iter(f"{{{_SVG}}}g") if g.get("id") == group), None)
-        marks = [] if element is None else list(element.iter(f"{{{_SVG}}}use")) or _paths(element)
+        marks = [] if element is None else list(element.iter(f"{{{_SVG}}}use")) or _bar_paths(element)
         for mark_of_value, label in zip(marks, labels, strict=False):
             ElementTree.SubElement(mark_of_value, "title").text = label
     _adapt_to_page(root, mark)
@@ -158,7 +158,7 @@ def inline(drawn: Drawing, prefix: str, kind: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _paths(element: ElementTree.Element) -> list[ElementTree.Element]:
+def _bar_paths(element: ElementTree.Element) -> list[ElementTree.Element]:
     """Return the bars of a group: its paths that no other element refers to."""
     return [path for path in element.iter(f"{{{_SVG}}}path") if path.get("id") is None]
 

@@ -132,8 +132,8 @@ def load(run: FinishedRun) -> Drawing | None:
 
 def load_lines(run: FinishedRun, metric: Metric) -> dict[str, list[Point]]:
     """Return the points by load of the compared candidates and the runners-up, by role, if ``metric`` is known."""
-    lines = {role: tables.at_loads(run, candidate) for role, candidate in tables.compared(run).items()}
-    compared = set(tables.compared(run).values())
+    lines = {role: tables.at_loads(run, candidate) for role, candidate in tables.compared_candidates(run).items()}
+    compared = set(tables.compared_candidates(run).values())
     points = sorted(latest_points(run.trials), key=lambda p: -p.throughput_infer_per_sec)
     runners_up = list(
         dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in compared)
@@ -308,7 +308,7 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     if has_bounds:
         described += f" that {'meets' if len(meeting) == 1 else 'meet'} the SLA"
     described += ". Best values: "
-    described += ", ".join(f"{label(name)} {_choice(_best(meeting, name))}" for name, _ in parameters)
+    described += ", ".join(f"{label(name)} {_choice_text(_best_value(meeting, name))}" for name, _ in parameters)
     return Drawing("slices", "Throughput at each value of each parameter", f"{described}.", figure, labels)
 
 
@@ -338,7 +338,7 @@ def _draw_slice(
     draw_dots(axes, places, c=LIGHT["good"], s=44, zorder=4, label=text, gid=gid)
     axes.set_title(one_line(label(name), MAX_LABEL_LENGTH))
     ticks = range(0, len(choices), max(1, math.ceil(len(choices) / MAX_CHOICES)))
-    names = [one_line(_choice(choices[tick]), MAX_CHOICE_LENGTH) for tick in ticks]
+    names = [one_line(_choice_text(choices[tick]), MAX_CHOICE_LENGTH) for tick in ticks]
     axes.set_xticks(ticks, names, fontsize=10 if len("  ".join(names)) <= MAX_LETTERS else 8)
     axes.set_xlim(-0.6, len(choices) - 0.4)
     axes.grid(visible=False, axis="x")
@@ -351,12 +351,12 @@ def _differs_only_in(sample: ParameterSample, chosen: Mapping[str, object] | Non
     return chosen is not None and all(sample.values[other] == chosen[other] for other in chosen if other != name)
 
 
-def _best(samples: Sequence[ParameterSample], name: str) -> object:
+def _best_value(samples: Sequence[ParameterSample], name: str) -> object:
     """Return the value of the parameter ``name`` in the sample with the most throughput."""
     return max(samples, key=lambda sample: sample.throughput).values[name]
 
 
-def _choice(value: object) -> str:
+def _choice_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return formatting.exact(value).replace(",", "") if isinstance(value, (int, float)) else one_line(str(value))

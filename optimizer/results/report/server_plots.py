@@ -48,7 +48,7 @@ def stages(run: FinishedRun) -> Drawing | None:
     """Draw the time of a request in each stage, and the throughput, over the load of each compared candidate."""
     panels = {
         role: [p for p in tables.at_loads(run, candidate) if tables.stages_ms(p) is not None]
-        for role, candidate in tables.compared(run).items()
+        for role, candidate in tables.compared_candidates(run).items()
     }
     panels = {role: points for role, points in panels.items() if points}
     if not panels:
@@ -130,7 +130,7 @@ def batches(run: FinishedRun) -> Drawing | None:
     }
     panels = {
         role: (point, counted)
-        for role in tables.compared(run)
+        for role in tables.compared_candidates(run)
         if (point := best[role]) is not None and (counted := tables.executions(run, point))
     }
     if not panels:
@@ -193,7 +193,7 @@ def _batch_label(bar: int, width: int, unit: int, share: float) -> str:
 def noise(run: FinishedRun) -> Drawing | None:
     """Draw all windows of the confirmation and the confidence intervals from them."""
     assert run.outcome is not None, "the run has measurements"
-    roles = {candidate: role for role, candidate in tables.compared(run).items()}
+    roles = {candidate: role for role, candidate in tables.compared_candidates(run).items()}
     confirmations = [confirmed for confirmed in run.outcome.confirmed_loads if confirmed.windows > 1]
     if not confirmations:
         return None

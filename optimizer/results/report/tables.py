@@ -32,7 +32,7 @@ STREAMED = (
 )
 
 
-def compared(run: FinishedRun) -> dict[str, Candidate]:
+def compared_candidates(run: FinishedRun) -> dict[str, Candidate]:
     """Return the candidates that are shown in detail by role, each once; the recommendation is first."""
     outcome = run.outcome
     assert outcome is not None, "the run has measurements"
@@ -194,7 +194,7 @@ def _why_not_taken(point: Point, outcome: Outcome) -> str:
 def stages(run: FinishedRun) -> ReportTable:
     """Return the mean time in each stage of a request, of the compared candidates at each load."""
     rows = []
-    for role, candidate in compared(run).items():
+    for role, candidate in compared_candidates(run).items():
         for point in at_loads(run, candidate):
             values = stages_ms(point)
             if values is not None:
@@ -207,7 +207,7 @@ def stages(run: FinishedRun) -> ReportTable:
 def streaming(run: FinishedRun) -> ReportTable:
     """Return output and times of the requests of a model that streams, of the compared candidates at each load."""
     rows = []
-    for role, candidate in compared(run).items():
+    for role, candidate in compared_candidates(run).items():
         for point in at_loads(run, candidate):
             if point.measurement.is_streamed:
                 values = (METRICS[metric].value(point.measurement) for metric in STREAMED)
@@ -285,7 +285,7 @@ def _change(cost: float | None) -> str:
 
 def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
     """Return the verdicts and intervals of all confirmations."""
-    roles = {candidate: role for role, candidate in compared(run).items()}
+    roles = {candidate: role for role, candidate in compared_candidates(run).items()}
     rows = []
     for confirmed in outcome.confirmed_loads:
         latencies = [(metric, confirmed.interval(metric)) for metric in run.problem.sla.bounded_latencies]
