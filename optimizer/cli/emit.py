@@ -105,6 +105,14 @@ def build_parser() -> Parser:
     )
     add("--name", help="Name of the service (default: from the model's name)")
     add("--service-account", metavar="NAME", help="Service account of the pods, for example to read a bucket")
+    _add_autoscaling(parser)
+    add_results(parser)
+    return parser
+
+
+def _add_autoscaling(parser: Parser) -> None:
+    """Add the options of the autoscaler, which the formats for Kubernetes take."""
+    add = parser.add_argument
     add("--min-replicas", metavar="N", help=f"Minimum number of replicas (default: {DEFAULT_MIN_REPLICAS})")
     add(
         "--max-replicas",
@@ -123,8 +131,6 @@ def build_parser() -> Parser:
         help="requests: the measured load, through prometheus-adapter; cpu: CPU time, which needs no adapter "
         "(default: requests)",
     )
-    add_results(parser)
-    return parser
 
 
 def read_emit_arguments(argv: list[str]) -> argparse.Namespace:

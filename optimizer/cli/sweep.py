@@ -182,6 +182,15 @@ def build_parser() -> Parser:
         action="append",
         help="Values of any other field of ModelConfig, by its path; repeatable",
     )
+    _add_loads(parser)
+    shared = {option.name for option in OPTIONS if "sweep" in option.taken_by} - {SIZES}
+    groups = parser.add_options(shared, hidden=OPTIONS_BY_NAME.keys() - shared - {SIZES})
+    groups[OUTPUT].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
+    return parser
+
+
+def _add_loads(parser: Parser) -> None:
+    """Add the options for the loads, and for the number of measurements of each."""
     loads = parser.add_argument_group(LOAD)
     loads.add_argument(
         "--concurrency",
@@ -199,10 +208,6 @@ def build_parser() -> Parser:
         "-b", "--request-batch-size", metavar="LIST", help="Samples in each request: 1,8 (1*9|8: a mix)"
     )
     loads.add_argument("--repeat", metavar="N", help="Measurements of each cell, whose median is shown (default: 1)")
-    shared = {option.name for option in OPTIONS if "sweep" in option.taken_by} - {SIZES}
-    groups = parser.add_options(shared, hidden=OPTIONS_BY_NAME.keys() - shared - {SIZES})
-    groups[OUTPUT].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
-    return parser
 
 
 def _read_request(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
