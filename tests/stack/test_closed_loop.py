@@ -112,7 +112,7 @@ def test_a_dead_server_is_reported(generator: ClosedLoopGenerator, embedded: Emb
             pytest.raises(ServerCrashed, match="no longer answers"),
         ):
             generator.measure_windows(endpoint, LOAD, 10.0, 3)
-        with pytest.raises(ServerCrashed):
+        with pytest.raises(ServerCrashed, match="Connection refused; the server no longer answers"):
             generator.measure_windows(endpoint, LOAD, 0.2, 1)
 
 

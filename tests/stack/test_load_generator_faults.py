@@ -282,7 +282,7 @@ def test_figures_of_an_earlier_run_are_not_used(folder: Path, living: Endpoint) 
 def test_endless_output_is_cut(folder: Path, living: Endpoint) -> None:
     """Otherwise the time limit of the test ends it, since ``drain_seconds`` is longer."""
     patient = replace(generator(folder, "head -c 100000000 /dev/zero; sleep 6000"), drain_seconds=3600)
-    with pytest.raises(MeasurementError):
+    with pytest.raises(MeasurementError, match=r"perf_analyzer did not end in time and was killed after \d+ s"):
         patient.measure(living, LOAD)
 
 
@@ -326,5 +326,5 @@ def test_a_failing_warm_up_is_ignored(program: str, folder: Path, living: Endpoi
 
 def test_a_warm_up_detects_a_stopped_server(folder: Path, stopped: Endpoint) -> None:
     patient = replace(generator(folder, "sleep 600"), overdue_seconds=0.5, drain_seconds=60)
-    with pytest.raises(ServerCrashed):
+    with pytest.raises(ServerCrashed, match="the server did not answer within 5 s"):
         patient.warm_up(stopped, LOAD)

@@ -195,7 +195,7 @@ def test_a_dead_server_is_reported(open_loop: OpenLoopGenerator, embedded: Embed
             pytest.raises(ServerCrashed, match="no longer answers"),
         ):
             open_loop.measure(endpoint, at(300), seconds=30.0)
-        with pytest.raises(ServerCrashed):
+        with pytest.raises(ServerCrashed, match="Connection refused; the server no longer answers"):
             open_loop.warm_up(endpoint, at(300))
 
 

@@ -103,11 +103,11 @@ def test_models_load_from_the_handed_out_files(chain: EmbeddedTarget) -> None:
 
 def test_refused_step_fails_the_candidate_and_the_next_is_served(chain: EmbeddedTarget) -> None:
     field = "first/preferred_batch_size"
-    for candidate in (
-        Candidate(8, True, preferred_batch_sizes=(16,)),
-        Candidate(8, fields=((DELAY, 0), (field, "16"))),
+    for candidate, reason in (
+        (Candidate(8, True, preferred_batch_sizes=(16,)), "models that are not available or ambiguous: second"),
+        (Candidate(8, fields=((DELAY, 0), (field, "16"))), "first: preferred_batch_size 16 does not fit 8"),
     ):
-        with pytest.raises(DeploymentError), chain.deploy(candidate):
+        with pytest.raises(DeploymentError, match=reason), chain.deploy(candidate):
             pass
     with chain.deploy(Candidate(8, True, fields=((DELAY, 0),))) as endpoint:
         assert answer(endpoint, "chain", "X", "Y") == [0, 1, 2, 3]
@@ -200,7 +200,7 @@ def test_a_variant_whose_reload_was_refused_is_unloaded_for_the_next_one(tmp_pat
     with contextlib.closing(EmbeddedTarget(source, settings)) as target:
         with target.deploy(configured_candidate(source, [VARIANT])) as endpoint:
             assert endpoint.model == "plain"
-        with pytest.raises(DeploymentError), target.deploy(undeployable):
+        with pytest.raises(DeploymentError, match="preferred"), target.deploy(undeployable):
             pass
         with (
             target.deploy(Candidate(8, fields=((VARIANT, "same"),))) as endpoint,

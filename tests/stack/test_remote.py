@@ -444,6 +444,7 @@ def sizes(production: RunningServer) -> tuple[int, ...]:
 def test_an_ensemble_and_its_steps_are_served_and_restored(
     chained: RunningServer, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
+    refused = Candidate(8, True, preferred_batch_sizes=(16,))
     with contextlib.closing(attached(chained, tmp_path)) as target:
         for fresh, candidate, batch_sizes in (
             (False, SMALL, (4, 2, 2)),
@@ -456,7 +457,7 @@ def test_an_ensemble_and_its_steps_are_served_and_restored(
                 second = chained.serving("second")
                 assert second is not None
                 assert second.dynamic_batching.max_queue_delay_microseconds == 300
-        with pytest.raises(DeploymentError), target.deploy(Candidate(8, True, preferred_batch_sizes=(16,))):
+        with pytest.raises(DeploymentError, match="failed to load 'second'"), target.deploy(refused):
             pass
     assert chained.all_serving() == all_before
     assert saved_states(tmp_path) == []
