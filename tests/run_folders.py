@@ -37,11 +37,12 @@ CLOSED, OPEN = LoadPoint(2, concurrency=20), LoadPoint(2, request_rate=150.5)
 MEASURED = replace(measurement(1000, 10), server_memory_bytes=1e9)
 
 
-def change_info(run: Path, section: str = "", **values: Any) -> None:
-    """Replace ``values`` in run.json of the folder ``run``, or in one section of it."""
+def change_info(run: Path, section: str = "", /, **values: Any) -> Path:
+    """Replace ``values`` in run.json of the folder ``run``, or in one section of it. Return ``run``."""
     info = json.loads((run / "run.json").read_text())
     (info[section] if section else info).update(values)
     (run / "run.json").write_text(json.dumps(info))
+    return run
 
 
 def config_text(name: str, kind: str = "KIND_CPU", dims: str = "4") -> str:

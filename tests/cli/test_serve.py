@@ -20,7 +20,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.recommendation_server import RecommendedServer
 from tests.bad_input import assert_says
 from tests.command_fixtures import Sandbox, Tune
-from tests.run_folders import CANDIDATE, MEASURED, write_run
+from tests.run_folders import CANDIDATE, MEASURED, change_info, write_run
 
 IMAGE = "example/triton:24.10-py3"
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -85,8 +85,7 @@ def test_quantiles_that_the_run_cannot_export_are_refused(called_tune: Tune, san
 def test_a_program_that_a_foreign_run_names_is_not_started(called_tune: Tune, sandbox: Sandbox) -> None:
     options = RunOptions("", target="local", tritonserver="./evil", model_repository="models")
     run = write_run(sandbox.working_folder, options=options)
-    record = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**record, "signature": "0"}))
+    change_info(run, signature="0")
     assert_says(called_tune("serve", "run"), ("run.json was not written by your tune", "--tritonserver "))
 
 

@@ -21,6 +21,7 @@ from optimizer.cli import reference
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from tests.documents import undocumented_keys
+from tests.run_folders import change_info
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = ROOT / "tests/data/dlrm/sample"
@@ -147,8 +148,7 @@ def test_an_ensemble_has_a_configuration_for_each_model(tmp_path: Path) -> None:
 def test_a_run_that_measured_nothing_has_empty_tables(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
     (folder / "trials.csv").unlink()
-    info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**info, "status": "failed"}))
+    change_info(folder, status="failed")
     run = load_run(folder)
     assert (run.recommended, run.verdict, run.confirmation, run.configs) == (None, None, None, {})
     for table in (run.trials, run.pareto, run.confirmations):

@@ -63,12 +63,8 @@ def next_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip()
 
 
-def fail_if_held(holder: str) -> None:
-    raise AssertionError(f"held by {holder}")
-
-
 def test_a_lock_leaves_no_file(tmp_path: Path) -> None:
-    with file_lock(tmp_path / "lock", fail_if_held):
+    with file_lock(tmp_path / "lock", pytest.fail):
         assert (tmp_path / "lock").exists()
     assert list(tmp_path.iterdir()) == []
 
@@ -90,8 +86,8 @@ def test_a_lock_can_be_tried_without_waiting(tmp_path: Path) -> None:
     with run_python(HOLD_PROGRAM, tmp_path / "lock") as holder:
         assert next_line(holder) == "held"
         with (
-            pytest.raises(AssertionError, match=f"held by process {holder.pid} on "),
-            file_lock(tmp_path / "lock", fail_if_held),
+            pytest.raises(pytest.fail.Exception, match=f"^process {holder.pid} on "),
+            file_lock(tmp_path / "lock", pytest.fail),
         ):
             pass
         assert (tmp_path / "lock").exists()
@@ -103,7 +99,7 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
         assert next_line(holder) == "held"
         holder.kill()
         holder.wait()
-        with file_lock(lock, fail_if_held):
+        with file_lock(lock, pytest.fail):
             assert f"process {holder.pid} " not in lock.read_text()
     assert not lock.exists()
 

@@ -62,10 +62,6 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def fail_if_held(holder: str) -> None:
-    raise AssertionError(f"held by {holder}")
-
-
 def sizes(folder: Path) -> dict[str, int]:
     return {files.kind.name: files.size_bytes for files in read_cache(folder)}
 
@@ -121,7 +117,7 @@ def test_a_link_is_removed_but_not_what_it_leads_to(cache: Path, tmp_path: Path)
 def test_a_cache_in_use_is_not_removed(lock: str, cache: Path) -> None:
     removable = find_removable(cache, REMOVABLE)
     before = sorted(cache.rglob("*"))
-    with file_lock(cache / lock, fail_if_held), pytest.raises(EnvironmentFault) as caught:
+    with file_lock(cache / lock, pytest.fail), pytest.raises(EnvironmentFault) as caught:
         remove_cached(cache, removable)
     assert " uses the cache; wait until it ends, or stop it" in str(caught.value)
     assert "\n" not in str(caught.value)

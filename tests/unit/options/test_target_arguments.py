@@ -30,6 +30,7 @@ from optimizer.options.table import TARGET_OPTIONS
 from optimizer.options.values import MAX_CPU_COUNT, usable_cpus
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.run_request import read_stored_options
+from tests.run_folders import change_info
 
 SECRET = "geheim"
 VALUES = {  # the values that are not arbitrary text
@@ -298,10 +299,7 @@ def test_a_resumed_sweep_takes_a_header_whose_value_is_not_stored(
 
 def test_stored_options_get_the_same_checks(tmp_path: Path) -> None:
     folder = run(tmp_path / "r", RunOptions("m"))
-    info = json.loads(folder.info.read_text())
-    info["options"]["server_args"] = ["--http-address=0.0.0.0"]
-    info["options"]["target"] = "local"
-    folder.info.write_text(json.dumps(info))
+    change_info(folder.path, "options", server_args=["--http-address=0.0.0.0"], target="local")
     with pytest.raises(BadInputError, match=r"run.json: --server-arg .*: --http-address is set by tune itself"):
         read_stored_options(folder)
 

@@ -329,9 +329,7 @@ def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_
     unconfirmed = copy_run(streaming, "unconfirmed")
     searched = [lines[0], *(line for line in lines[1:] if not line.split(",")[confirmation])]
     (unconfirmed / "trials.csv").write_text("\n".join(searched) + "\n")
-    cut_off = copy_run(unconfirmed, "cut_off")
-    info = json.loads((cut_off / "run.json").read_text())
-    (cut_off / "run.json").write_text(json.dumps({**info, "status": "interrupted"}))
+    cut_off = copy_run(unconfirmed, "cut_off", status="interrupted")
     averages = copy_run(streaming, "averages", problem={"constraints": ["ttft-avg <= 200 ms"]})
     damaged = copy_run(streaming, "damaged", problem={"tokens": {"prompt": {"smallest": 1}}})
     simulated = Path("tests/data/dlrm/sample").resolve()

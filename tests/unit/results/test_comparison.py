@@ -6,7 +6,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from optimizer.results.terminal_comparison import print_comparison
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import measurement
-from tests.run_folders import CANDIDATE, CLOSED, HARDWARE, MEASURED, OPEN, WINDOWS, write_run
+from tests.run_folders import CANDIDATE, CLOSED, HARDWARE, MEASURED, OPEN, WINDOWS, change_info, write_run
 
 SAMPLE = Path("tests/data/dlrm/sample")
 SHA256 = "ab" * 32
@@ -50,14 +50,6 @@ FINGERPRINT = {
 def run_at(folder: Path, throughput: float, **more: Any) -> Path:
     """Return the folder of a run with this throughput in every window."""
     return write_run(folder, measured=replace(MEASURED, throughput_infer_per_sec=throughput), **more)
-
-
-def changed(run: Path, values: Mapping[str, object], section: str | None = None) -> Path:
-    """Set values of run.json, or of a section of it, and return the folder."""
-    info = json.loads((run / "run.json").read_text())
-    (info[section] if section else info).update(values)
-    (run / "run.json").write_text(json.dumps(info))
-    return run
 
 
 def with_servers(run: Path, servers: Iterable[tuple[float, float]]) -> Path:
@@ -134,7 +126,7 @@ def test_a_copy_of_a_recorded_run_does_not_differ(sample: Path, tmp_path: Path) 
     [(["p95 <= 10 ms"], "p95 <= 20 ms, p95 <= 10 ms"), ([], "p95 <= 20 ms, none")],
 )
 def test_other_bounds_are_not_comparable(a: Path, tmp_path: Path, constraints: list[str], difference: str) -> None:
-    b = changed(write_run(tmp_path / "b", measured=measurement(1000, 5)), {"constraints": constraints}, "problem")
+    b = change_info(write_run(tmp_path / "b", measured=measurement(1000, 5)), "problem", constraints=constraints)
     comparison = compared(a, b)
     assert comparison.ratio is None
     assert answer(comparison) == f"not comparable: the bounds differ ({difference})"
@@ -181,7 +173,7 @@ def test_a_disturbed_confirmation_gives_no_ratio(a: Path, tmp_path: Path) -> Non
 def test_without_bounds_a_run_that_was_not_confirmed_has_no_ratio(tmp_path: Path) -> None:
     runs = [run_at(tmp_path / name, 1000.0, is_confirmed=name == "b") for name in ("a", "b")]
     for run in runs:
-        changed(run, {"constraints": []}, "problem")
+        change_info(run, "problem", constraints=[])
     assert answer(compared(*runs)) == "no ratio of the throughputs: A was not measured on fresh servers"
 
 
@@ -195,7 +187,7 @@ def test_the_speed_of_the_same_machine_is_left_out(tmp_path: Path, cpu: str, rat
     a, b = (write_run(tmp_path / name, is_confirmed=False) for name in ("a", "b"))
     with_servers(a, [(1000.0 / factor, 20.0 * factor) for factor in factors])
     with_servers(b, [(800.0 / factor, 25.0 * factor) for factor in factors])
-    changed(b, {"cpu": cpu}, "hardware")
+    change_info(b, "hardware", cpu=cpu)
     comparison = compared(a, b)
     assert comparison.ratio is not None
     assert comparison.ratio.estimate == pytest.approx(ratio, abs=0.01)
@@ -225,12 +217,12 @@ def test_other_machines_give_a_warning(a: Path, tmp_path: Path) -> None:
 
 
 def test_each_aspect_that_differs_is_named(tmp_path: Path) -> None:
-    a = changed(run_at(tmp_path / "a", 1000.0), {"fingerprint": FINGERPRINT})
+    a = change_info(run_at(tmp_path / "a", 1000.0), fingerprint=FINGERPRINT)
     options = RunOptions("tripler", protocol="http", request_batch_size=4)
     b = run_at(tmp_path / "b", 1000.0, model="tripler", options=options, server_cpus=4, server_uses_gpus=False)
-    changed(b, {"fingerprint": {**FINGERPRINT, "server": "2.52.0"}, "versions": {"tritonserver": "2.52.0"}})
+    change_info(b, fingerprint={**FINGERPRINT, "server": "2.52.0"}, versions={"tritonserver": "2.52.0"})
     for run, digit in ((a, "a"), (b, "b")):
-        changed(run, {"facts": {"sha256": digit * 64, "model_bytes": 1000}}, "problem")
+        change_info(run, "problem", facts={"sha256": digit * 64, "model_bytes": 1000})
     comparison = compared(a, b)
     different = {aspect.name: aspect.differences for aspect in comparison.aspects if aspect.is_same is False}
     assert different == {
@@ -272,7 +264,7 @@ def test_the_table_has_the_fields_that_differ(tmp_path: Path) -> None:
 
 def test_the_output_fits_80_columns(sample: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(sample, tmp_path / "dlrm" / "other"))
-    changed(other, {"cpu": "a processor with a long name " * 5}, "hardware")
+    change_info(other, "hardware", cpu="a processor with a long name " * 5)
     shown = text_of(compared(sample, other), 0.05)
     lines = [line for line in shown.splitlines() if not line.startswith(("A  ", "B  "))]
     assert max(map(len, lines)) <= 80
@@ -286,7 +278,7 @@ def test_bounds_and_values_are_not_broken(sample: Path, tmp_path: Path, width: i
     other = Path(shutil.copytree(sample, tmp_path / "dlrm" / "other"))
     bounds = ["p95 <= 20 ms", "p99 <= 60 ms", "p50 <= 15 ms", "throughput >= 4000 infer/s"]
     for run in (sample, other):
-        changed(run, {"constraints": bounds}, "problem")
+        change_info(run, "problem", constraints=bounds)
     comparison = compared(sample, other)
     lines = [line for line in text_of(comparison, width=width).splitlines() if not line.startswith(("A  ", "B  "))]
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("verdict")) :]
@@ -313,10 +305,10 @@ def test_texts_of_the_folders_do_not_control_the_terminal(
 ) -> None:
     hostile = "\x1b[31mx\r\n\x07"
     b = run_at(tmp_path / "b", 1200.0)
-    changed(b, {"cpu": hostile, "gpus": [hostile]}, "hardware")
-    changed(b, {"facts": {"sha256": hostile}, "input_data": hostile}, "problem")
-    changed(b, {"versions": {f"v{hostile}": hostile}, "written": hostile})
-    changed(b, {"string_data": hostile}, "options")
+    change_info(b, "hardware", cpu=hostile, gpus=[hostile])
+    change_info(b, "problem", facts={"sha256": hostile}, input_data=hostile)
+    change_info(b, versions={f"v{hostile}": hostile}, written=hostile)
+    change_info(b, "options", string_data=hostile)
     assert main([str(a), str(b)]) == 0
     printed = capsys.readouterr().out
     assert printed
@@ -325,8 +317,8 @@ def test_texts_of_the_folders_do_not_control_the_terminal(
 
 @pytest.mark.parametrize("number", [10**400, "many", None, float("nan")])
 def test_a_number_that_no_run_has_is_unknown(a: Path, tmp_path: Path, number: object) -> None:
-    b = changed(run_at(tmp_path / "b", 1000.0), {"server_cpus": number, "fingerprint": number, "versions": number})
-    changed(b, {"facts": {"model_bytes": number, "sha256": number}}, "problem")
+    b = change_info(run_at(tmp_path / "b", 1000.0), server_cpus=number, fingerprint=number, versions=number)
+    change_info(b, "problem", facts={"model_bytes": number, "sha256": number})
     same = document(compared(a, b))["same"]
     assert (same["server"], same["versions"], same["model"]) == (None, None, None)
 
@@ -437,7 +429,7 @@ def test_a_run_that_left_its_study_is_refused(a: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_found_nothing_is_refused_with_the_reason(a: Path, tmp_path: Path) -> None:
-    b = changed(run_at(tmp_path / "b", 1000.0, status="none"), {"constraints": ["p95 <= 2 ms"]}, "problem")
+    b = change_info(run_at(tmp_path / "b", 1000.0, status="none"), "problem", constraints=["p95 <= 2 ms"])
     message = refused(a, b)
     assert message.startswith(f"{b}: doubler: FAIL, no configuration meets p95 <= 2 ms: ")
     assert f"`tune explain {b}` says what would help" in message
@@ -446,7 +438,7 @@ def test_a_run_that_found_nothing_is_refused_with_the_reason(a: Path, tmp_path: 
 
 
 def test_another_version_of_the_record_is_refused(a: Path, tmp_path: Path) -> None:
-    b = changed(run_at(tmp_path / "b", 1000.0), {"schema_version": 99})
+    b = change_info(run_at(tmp_path / "b", 1000.0), schema_version=99)
     assert "schema_version 99" in refused(a, b)
     assert "use the version that wrote it" in refused(b, a)
 
@@ -467,10 +459,10 @@ def test_the_folder_of_a_file_is_no_condition(
     found = []
     for place, path in enumerate((file, f"ci/{file}", f"ci/other-{file}")):
         run = run_at(tmp_path / str(place), 1000.0, load=OPEN)
-        changed(changed(run, {name: path}, "options"), problem, "problem")
+        change_info(change_info(run, "options", **{name: path}), "problem", **problem)
         found.append(conditions(read_run(run)))
     assert found[0] == found[1]
     is_hashed = "input_data" in problem
     assert (found[0] == found[2]) is is_hashed
-    changed(run, {"input_data": "another.json"} if is_hashed else {}, "problem")
+    change_info(run, "problem", **({"input_data": "another.json"} if is_hashed else {}))
     assert conditions(read_run(run)) != found[0]

@@ -19,6 +19,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import latest_points
 from optimizer.results.finished_run import read_run
+from tests.run_folders import change_info
 
 SAMPLE = Path("tests/data/dlrm/sample")
 
@@ -47,11 +48,6 @@ def test_a_run_with_a_recommendation_needs_its_trials(run: Path) -> None:
         read_run(run)
 
 
-def changed_info(run: Path, **values: object) -> None:
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(info | values))
-
-
 @pytest.mark.parametrize(
     ("recorded", "gpus", "count"),
     [
@@ -66,7 +62,7 @@ def test_the_cpus_of_the_server_are_those_of_the_search(
     run: Path, recorded: dict[str, int | None], gpus: list[str], count: int | None
 ) -> None:
     info = json.loads((run / "run.json").read_text())
-    changed_info(run, problem=info["problem"] | recorded, hardware=info["hardware"] | {"gpus": gpus})
+    change_info(run, problem=info["problem"] | recorded, hardware=info["hardware"] | {"gpus": gpus})
     assert read_run(run).problem.cpu_count == count
 
 
@@ -95,14 +91,14 @@ def test_a_table_without_the_recommended_trial_is_refused(run: Path, rows: int) 
     (run / "trials.csv").write_text("".join(lines[: rows + 1]))
     with pytest.raises(BadInputError, match=rf"{28 - rows} of 28 .*, the recommended load of trial 10\)"):
         read_run(run)
-    changed_info(run, status="none")
+    change_info(run, status="none")
     with pytest.raises(BadInputError, match=f"{28 - rows} of 28 of the search, 60 of 60 on"):
         read_run(run)
 
 
 def test_another_load_of_the_recommended_trial_is_not_enough(run: Path) -> None:
     result = json.loads((run / "run.json").read_text())["result"]
-    changed_info(run, result=result | {"recommended": result["recommended"] | {"concurrency": 999}})
+    change_info(run, result=result | {"recommended": result["recommended"] | {"concurrency": 999}})
     with pytest.raises(BadInputError, match=r"\(the recommended load of trial 10\); restore the file"):
         read_run(run)
 
@@ -114,7 +110,7 @@ def test_another_load_of_the_recommended_trial_is_not_enough(run: Path) -> None:
 )
 def test_a_cut_table_of_a_run_that_was_cut_off_is_read(run: Path, values: dict[str, object]) -> None:
     cut_table(run)
-    changed_info(run, **values)
+    change_info(run, **values)
     outcome = read_run(run).outcome
     assert outcome is not None
     assert (outcome.measurements, outcome.confirmations) == (28, 1)
@@ -195,8 +191,7 @@ def test_a_torn_line_is_skipped_and_kept(run: Path) -> None:
 
 def test_a_run_without_measurements_has_no_outcome(run: Path) -> None:
     (run / "trials.csv").unlink()
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**info, "status": "interrupted"}))
+    change_info(run, status="interrupted")
     assert read_run(run).outcome is None
 
 
@@ -263,14 +258,10 @@ def test_a_value_of_the_record_that_no_run_has_is_refused(run: Path, path: str, 
     ],
 )
 def test_times_of_requests_that_no_run_has_are_refused(run: Path, times: dict[str, object], message: str) -> None:
-    info = json.loads((run / "run.json").read_text())
-    info["options"]["load"] = "rate"
     whole = {"distribution": "spike:2s", "period_seconds": 2.0, "recorded_requests": 0}
-    info["problem"]["request_times"] = whole
-    (run / "run.json").write_text(json.dumps(info))
+    change_info(change_info(run, "options", load="rate"), "problem", request_times=whole)
     assert read_run(run).problem.request_times == RequestTimes("spike:2s", 2.0)
-    info["problem"]["request_times"] = {**whole, **times}
-    (run / "run.json").write_text(json.dumps(info))
+    change_info(run, "problem", request_times={**whole, **times})
     with pytest.raises(BadInputError, match=message) as caught:
         read_run(run)
     assert "\n" not in str(caught.value)

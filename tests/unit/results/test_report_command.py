@@ -26,6 +26,7 @@ from optimizer.results.report.content import config_diff, report_section
 from optimizer.results.report.figure_style import PALETTE, new_figure, report_style
 from optimizer.results.report.narrow_layout import make_narrow
 from optimizer.results.report.writer import drawings, markdown, write_page
+from tests.run_folders import change_info, copy_run
 
 SAMPLE = Path("tests/data/dlrm/sample")
 TEXTS = ("ink", "quiet", "good", "bad", "undecided", "front")  # colours of text: contrast 4.5 to 1 on page and panel
@@ -37,14 +38,6 @@ BASELINE_CONFIG = 'name: "dlrm"\nmax_batch_size: 256\ninstance_group [ { count: 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
-
-
-def changed(run: Path, name: str, **values: object) -> Path:
-    """Copy ``run`` to a new folder, with other values in its run.json."""
-    other = Path(shutil.copytree(run, run.parent.parent / "other" / name))
-    info = json.loads((other / "run.json").read_text())
-    (other / "run.json").write_text(json.dumps({**info, **values}))
-    return other
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +165,7 @@ class TestFormats:
 
 class TestRuns:
     def test_several_runs_share_a_page_with_an_index(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        other = changed(run, "1", status="interrupted")
+        other = copy_run(run, "1", status="interrupted")
         page = run.parent / "all.html"
         again = [str(run), str(other), f"{run}/", "--out", str(page)]
         assert main(again) == 0
@@ -188,11 +181,10 @@ class TestRuns:
     def test_different_models_missing_and_damaged_runs_get_a_line_each(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        info = json.loads((run / "run.json").read_text())
-        bert = changed(run, "bert", problem={**info["problem"], "model": "bert"})
+        bert = copy_run(run, "bert", problem={"model": "bert"})
         text = (bert / "trials.csv").read_text()
         (bert / "trials.csv").write_text(text.replace("\ndlrm,", "\nbert,"))
-        damaged, empty = changed(run, "damaged"), changed(run, "empty", status="failed", reason="no\nserver")
+        damaged, empty = copy_run(run, "damaged"), copy_run(run, "empty", status="failed", reason="no\nserver")
         (damaged / "trials.csv").write_text(text + "dlrm,1\n")
         (empty / "trials.csv").unlink()
         page = run.parent / "all.md"
@@ -210,7 +202,7 @@ class TestRuns:
         assert main([str(run / "gone")]) == 2
 
     def test_a_killed_run_is_shown_with_its_measurements(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        killed = changed(run, "killed", status="running", result={})
+        killed = change_info(copy_run(run, "killed"), status="running", result={})
         rows = (killed / "trials.csv").read_text().splitlines(keepends=True)
         (killed / "trials.csv").write_text("".join(rows[:9]) + rows[9][:40])
         assert main([str(killed), "--format", "markdown"]) == 0
@@ -222,7 +214,7 @@ class TestRuns:
         lacking = ["latency_p50_ms", "latency_p95_ms", "batch_stats", "measure_seconds", "deploy_seconds"]
         lacking += [column for column in table if column in outcome_values.STAGES]
         table[lacking] = None
-        bare = changed(run, "bare")
+        bare = copy_run(run, "bare")
         table.to_csv(bare / "trials.csv", index=False)
         assert main([str(bare), "--format", "svg,markdown", "--out", str(bare / "out")]) == 0
         # the windows of the confirmation keep their throughput
@@ -334,9 +326,7 @@ def _steps(finished: FinishedRun) -> list[parameter_effects.Neighbour]:
 
 
 def test_a_page_of_a_run_without_bounds_has_no_sla(run: Path) -> None:
-    info = json.loads((run / "run.json").read_text())
-    problem = {**info["problem"], "constraints": []}
-    unbounded = changed(run, "unbounded", problem=problem)
+    unbounded = copy_run(run, "unbounded", problem={"constraints": []})
     assert main([str(unbounded), "--format", "html,markdown"]) == 0
     page, text = ((unbounded / name).read_text() for name in ("report.html", "report.md"))
     for shown in (page, text):
@@ -391,7 +381,7 @@ def test_unstable_overloaded_and_disturbed_measurements_are_counted_apart(run: P
 
 def test_names_are_escaped_in_markdown(run: Path) -> None:
     hostile = "a|b`c`<b>[x](http://y)*z*"
-    text = markdown([report_section(read_run(changed(run, "x", command="tune ```\nx", notes=[hostile])))])
+    text = markdown([report_section(read_run(copy_run(run, "x", command="tune ```\nx", notes=[hostile])))])
     assert r"a\|b\`c\`\<b\>\[x\](http\://y)\*z\*" in text
     assert "````sh\ntune ```" in text
 

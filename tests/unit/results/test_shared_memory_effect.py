@@ -20,7 +20,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.results.report.content import report_section
 from optimizer.results.shared_memory_effect import FILE, SharedMemoryEffect, paired_ratio, read_effect, write_effect
 from optimizer.study.shared_memory_measurement import measure_shared_memory
-from tests.run_folders import OPEN, write_run
+from tests.run_folders import OPEN, change_info, write_run
 
 SAMPLE = Path("tests/data/dlrm/sample")
 BETTER = SharedMemoryEffect(
@@ -105,9 +105,7 @@ def test_runs_that_cannot_be_measured_here_are_refused(tmp_path: Path, folder: P
     at_a_rate = write_run(tmp_path / "rate", load=OPEN)
     with pytest.raises(BadInputError, match="--measure: requests are sent at a rate"):
         main(["--measure", str(at_a_rate)])
-    info = json.loads((folder / "run.json").read_text())
-    info["options"] |= {"target": "remote", "url": "triton.example:8001"}
-    (folder / "run.json").write_text(json.dumps(info))
+    change_info(folder, "options", target="remote", url="triton.example:8001")
     with pytest.raises(BadInputError, match=r"--measure: the server at triton\.example:8001 is on another machine"):
         measure_shared_memory(read_run(folder), print)
 

@@ -28,6 +28,7 @@ from optimizer.study.batch.record import EntryRecord
 from optimizer.study.sweep_output import print_sweep
 from optimizer.study.sweep_plan import SweepCell
 from tests import example_outcomes, streaming_run
+from tests.run_folders import change_info
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +176,7 @@ def test_a_finished_run_has_the_kind_of_its_model(tmp_path: Path) -> None:
     assert problem.tokens.prompt.fixed == 64
     output = problem.tokens.output
     assert (output.smallest, output.mean, output.largest) == (16, 39.5, 63)
-    info = json.loads((folder / "run.json").read_text())
-    info["problem"]["kind"] = "dreaming"
-    (folder / "run.json").write_text(json.dumps(info))
+    change_info(folder, "problem", kind="dreaming")
     with pytest.raises(BadInputError, match="kind 'dreaming' is not one of batched, streaming, stateful"):
         read_run(folder)
 

@@ -19,6 +19,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import measurement
+from tests.run_folders import change_info
 
 # -- write errors -----------------------------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ def test_a_run_of_an_earlier_version_has_paths_from_here(project: Path) -> None:
 @pytest.mark.parametrize("started_in", [5, ["a"], "a\0b"])
 def test_an_invalid_starting_folder_is_reported_on_one_line(started_in: object, project: Path) -> None:
     folder = started(project, GIVEN)
-    folder.info.write_text(json.dumps(json.loads(folder.info.read_text()) | {"started_in": started_in}))
+    change_info(folder.path, started_in=started_in)
     with pytest.raises(BadInputError, match=r"run\.json: not the record of a run") as caught:
         folder.read_options()
     assert "\n" not in str(caught.value)

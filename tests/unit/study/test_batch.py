@@ -32,6 +32,7 @@ from optimizer.study.batch.entry_state import describe_entry, expected_improveme
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
 from optimizer.study.batch.reports import gain_words, junit, print_batch, write_index
 from optimizer.study.batch.suite import Suite, read_suite
+from tests.run_folders import change_info
 
 SAMPLE = Path("tests/data/dlrm/sample")
 SUITE = "name: nightly\nbudget: {budget}s\nentries: [{{model: [{models}], sla: {{p95: 20ms}}}}]\n"
@@ -192,9 +193,7 @@ class RewritingRuns(SampleRuns):
     def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         status = super().__call__(options, folder, mode)
         if options.model == self.model:
-            info = json.loads(folder.info.read_text())
-            info["problem"] |= self.problem
-            folder.info.write_text(json.dumps(info | self.values))
+            change_info(change_info(folder.path, "problem", **self.problem), **self.values)
         return status
 
 
@@ -207,9 +206,7 @@ def test_an_error_rate_of_zero_is_a_result(tmp_path: Path, folder: BatchFolder) 
         writer = csv.DictWriter(file, [*rows[0], "failed_requests"], lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "failed_requests": "0"} for row in rows)
-    info = json.loads((path / "run.json").read_text())
-    info["problem"]["objectives"] = ["error-rate"]
-    (path / "run.json").write_text(json.dumps(info))
+    change_info(path, "problem", objectives=["error-rate"])
     described = describe_entry(entry, read_run(path))
     assert described.recommended is not None
     assert (described.recommended.metric, described.recommended.value) == ("error-rate", 0.0)

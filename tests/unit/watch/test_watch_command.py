@@ -23,7 +23,7 @@ from optimizer.watch.expectation import Range, derive_expectation
 from optimizer.watch.fit_check import Check, CheckKind, Estimate, Judgement
 from optimizer.watch.server_metrics import observe_loads, read_server
 from optimizer.watch.watch_report import follow_line
-from tests.run_folders import write_run
+from tests.run_folders import change_info, write_run
 from tests.simulated_clock import SimulatedClock
 
 DATA = Path(__file__).parents[2] / "data"
@@ -248,8 +248,7 @@ def test_wrong_words_are_bad_input(words: tuple[str, ...], part: str) -> None:
 
 def test_a_run_that_was_killed_is_bad_input(tmp_path: Path) -> None:
     run = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**info, "status": "running"}))
+    change_info(run, status="running")
     with pytest.raises(BadInputError, match="the run was killed"):
         main([str(run), "--url", "127.0.0.1:1"])
 
