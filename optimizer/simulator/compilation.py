@@ -107,32 +107,45 @@ class CompiledOnce(Generic[Parameters, Result]):
 
     The first process compiles it. Others that start meanwhile wait and load the result, which takes less time than
     to compile it as well. A process that finds stored code does not wait: the other may compile another version.
+    The lock is next to the stored code, so no process waits for another function, or for that of another checkout.
     Without a cache folder that can be locked, each process compiles it.
     """
 
     def __init__(self, function: Callable[Parameters, Result]) -> None:
-        self._name = function.__name__
         self._loop = _stored(function)
         self._is_loaded = False
 
     def __call__(self, *arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         """Return the result of the function."""
         with ExitStack() as stack:
-            if not self._is_loaded and not self.is_stored():
+            if not self._is_loaded and self.lock_path is not None and not self.is_stored():
                 with suppress(OSError):
-                    stack.enter_context(file_lock(_code_folder() / f"{self._name}.lock", lambda holder: None))
+                    stack.enter_context(file_lock(self.lock_path, lambda holder: None))
             result: Result = self._loop(*arguments, **keywords)
         self._is_loaded = True
         return result
 
+    @property
+    def lock_path(self) -> Path | None:
+        """The file that a process locks while it compiles the function; None if the code cannot be stored."""
+        index = self._cache_file
+        return Path(f"{index._index_path}.lock") if index else None
+
     def is_stored(self) -> bool:
         """Return whether there is code of the present version of the files, as Numba decides it.
 
-        The times of the files do not show it: where clocks differ, code can seem older than its source. These
-        attributes of Numba are private (``test_a_loop_is_compiled_once_in_another_process``).
+        The times of the files do not show it: where clocks differ, code can seem older than its source.
         """
-        cache_file = getattr(self._loop._cache, "_cache_file", None)  # none without a writable folder
-        return bool(cache_file and cache_file._load_index())
+        index = self._cache_file
+        return bool(index and index._load_index())
+
+    @property
+    def _cache_file(self) -> Any:
+        """Numba's index of the stored code; None without a writable folder.
+
+        It is private, and so are its attributes (``test_a_loop_is_compiled_once_in_another_process``).
+        """
+        return getattr(self._loop._cache, "_cache_file", None)
 
 
 def _stored(function: Callable[..., Any]) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 from collections import deque
@@ -934,8 +936,9 @@ def test_a_process_waits_for_another_one_that_compiles(tmp_path: Path, monkeypat
         return 2 * x
 
     once = CompiledOnce(doubled)
+    assert once.lock_path is not None
     with ThreadPoolExecutor(1) as pool:
-        with file_lock(tmp_path / "compiled" / "doubled.lock", pytest.fail):
+        with file_lock(once.lock_path, pytest.fail):
             waiting = pool.submit(once, 21)
             with pytest.raises(TimeoutError):
                 waiting.result(timeout=2)
@@ -955,9 +958,28 @@ def test_stored_code_is_loaded_while_another_process_compiles(
     def doubled(x: int) -> int:
         return 2 * x
 
-    assert CompiledOnce(doubled)(21) == 42
-    with ThreadPoolExecutor(1) as pool, file_lock(tmp_path / "compiled" / "doubled.lock", pytest.fail):
-        assert pool.submit(CompiledOnce(doubled), 21).result(timeout=600) == 42
+    first, second = CompiledOnce(doubled), CompiledOnce(doubled)
+    assert first(21) == 42
+    assert second.lock_path is not None
+    with ThreadPoolExecutor(1) as pool, file_lock(second.lock_path, pytest.fail):
+        assert pool.submit(second, 21).result(timeout=600) == 42
+
+
+def test_a_process_waits_for_no_other_function_and_no_other_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loops of both simulators have the same name, and all checkouts share one cache folder."""
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+    loops = list[CompiledOnce[[int], int]]()
+    for place in ("checkout/event_loop", "checkout/iteration_loop", "other/event_loop"):
+        source = tmp_path / f"{place}.py"
+        source.parent.mkdir(exist_ok=True)
+        source.write_text("def doubled(x):\n    return 2 * x\n")
+        loops.append(CompiledOnce(runpy.run_path(str(source))["doubled"]))
+    assert loops[0].lock_path is not None
+    with ThreadPoolExecutor(1) as pool, file_lock(loops[0].lock_path, pytest.fail):
+        assert [pool.submit(loop, 21).result(timeout=600) for loop in loops[1:]] == [42, 42]
 
 
 LOOP = """
@@ -1021,13 +1043,16 @@ def test_a_loop_is_compiled_again_if_a_callee_changes(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_for_its_lock_the_loop_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+
     def doubled(x: int) -> int:
         return 2 * x
 
     once = CompiledOnce(doubled)
-    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "missing"))
+    assert once.lock_path is not None
+    shutil.rmtree(once.lock_path.parent)
     assert once(21) == 42
-    assert not (tmp_path / "missing").exists()
 
 
 @given(st.lists(st.integers(0, 20), min_size=1), st.data())
