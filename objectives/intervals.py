@@ -106,7 +106,8 @@ def latency_interval_ms(
 ) -> ConfidenceInterval:
     """Return the confidence interval of a latency metric on a fresh server in ms.
 
-    Quantiles are bounded by order statistics of all requests, the average by Student's t.
+    Quantiles are bounded by order statistics of all requests, the average by Student's t. The upper end is inf if the
+    requests are too few for one, and both ends are unknown if no request is a bound.
     """
     level, timing = METRICS[metric].quantile, METRICS[metric].timing
     if level is None or timing is None:
@@ -119,6 +120,8 @@ def latency_interval_ms(
         return UNBOUNDED
     windows = [window for server in servers for window in server]
     low, high = order_statistic_levels(effective_requests, level, confidence)
+    if not low:
+        return UNBOUNDED
     return ConfidenceInterval(pooled_quantile_ms(windows, low, timing), pooled_quantile_ms(windows, high, timing))
 
 

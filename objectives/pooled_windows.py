@@ -81,8 +81,11 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Tim
 
     If all windows have sketches, these are merged, so the error is at most ``latency_sketch.RELATIVE_ACCURACY``.
     Otherwise the tail of a window is taken as exponential between its quantiles and beyond the highest one, as in
-    ``_tail_shares``, and the result is inf above ``MAX_LEVEL``.
+    ``_tail_shares``, and the result is inf above ``MAX_LEVEL``. It is inf above the level 1 in any case: the largest
+    latency is no bound of such a quantile.
     """
+    if level > 1:
+        return math.inf
     known = [(window, quantiles) for window in windows if (quantiles := latency_quantiles(window, timing))]
     if known and all(timing.sketch(window) for window, _ in known):
         return latency_sketch.pooled_quantile_ms([timing.sketch(window) for window, _ in known], level)

@@ -100,6 +100,17 @@ def test_an_interval_of_p95_lies_around_the_quantile_of_all_requests() -> None:
     assert interval.low < np.quantile(np.concatenate(latencies_of_windows), 0.95) < interval.high < float("inf")
 
 
+@pytest.mark.parametrize("sketched", [True, False])
+def test_too_few_requests_bound_a_quantile_from_below_only(sketched: bool) -> None:
+    """The largest of 89 independent latencies is below the true p95 with a probability of 0.95 ** 89 > 1 %."""
+    servers = [[measured(ms, sketched=sketched)] for ms in draw_windows(3)]
+    spread = ServerSpread(0.0, 9.0)
+    interval = latency_interval_ms(servers, "latency-p95", 89.0, spread)
+    assert interval.high == float("inf")
+    assert not interval.is_unknown
+    assert latency_interval_ms(servers, "latency-p95", 1.0, spread).is_unknown, "no request is a bound"
+
+
 def test_misses_are_exact_where_they_were_counted() -> None:
     latencies_of_windows = draw_windows(4)
     windows = [measured(latencies_ms, sketched=True) for latencies_ms in latencies_of_windows]
