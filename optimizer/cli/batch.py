@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.cli.output import EXIT_CODES, INTERRUPTED, fail, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import named_file, one_line
 from optimizer.options.command_line import Parser, add_json
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
 from optimizer.store.run_folder import RunFolder
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> int:
     arguments = build_parser().read(argv)
     budget = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
-    suite = read_suite(Path(arguments.suite))
+    suite = read_suite(named_file("suite", arguments.suite, "a YAML file such as the one in docs/batch.md"))
     previous = None if arguments.against is None else BatchFolder.find(arguments.against, "--against")
     if previous is not None:
         previous.read()

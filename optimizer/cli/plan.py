@@ -13,7 +13,7 @@ from textwrap import fill
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.safe_text import is_file, is_folder, named_file, one_line
 from optimizer.model.profile_lookup import find_profile
 from optimizer.options.command_line import Parser, add_json, add_results, value_of, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
@@ -121,7 +121,7 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
         raise BadInputError("--max-cost: --gpu-hour-cost is missing; give the price of a replica too")
     peak = parse_optional("--peak-factor", arguments.peak_factor, PEAK_FACTOR) or DEFAULT_PEAK_FACTOR
     trace_file = parse_optional("--trace", arguments.trace, parse_path)
-    trace = None if trace_file is None else read_trace(Path(trace_file))
+    trace = None if trace_file is None else read_trace(named_file("--trace", trace_file, "a CSV file of timestamps"))
     sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
     synthetic = ConstantTraffic() if arguments.traffic == "constant" else PoissonTraffic()
     question = CapacityQuestion(
@@ -381,7 +381,7 @@ def _find_run(name: str, arguments: PlanArguments) -> FinishedRun:
     is_recorded = any(is_file(path / record) for path in folders for record in (RUN_FILE, SWEEP_FILE))
     if is_recorded or name == LATEST:
         return read_run(name, arguments.results)
-    if _is_run_name(name, arguments.results):
+    if not name.strip() or _is_run_name(name, arguments.results):
         raise BadInputError(
             f"{quote(name)}: no run.json there or in {one_line(arguments.results)}; give the folder of a run "
             f"(`{list_command(arguments.results)}` lists runs)"

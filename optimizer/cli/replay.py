@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.output import print_message
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import named_file, one_line
 from optimizer.options.command_line import Parser, add_json, values_of
 from optimizer.options.option_reader import latency_bounds_ms
 from optimizer.options.run_options import SEARCHERS
@@ -91,14 +91,13 @@ def main(argv: list[str]) -> int:
     seeds = parse_value("--seeds", arguments.seeds, whole_number(1, MAX_SEED))
     max_trials = parse_value("--max-trials", arguments.max_trials, whole_number(1))
     methods = _parse_methods(arguments.search, arguments.warm_start)
-    from pathlib import Path
 
     from rich.console import Console
 
     from optimizer.replay.replay import document, print_comparison
     from optimizer.store.recording import read_recordings
 
-    recordings = read_recordings(Path(arguments.table))
+    recordings = read_recordings(named_file("table", arguments.table, "a CSV file such as the trials.csv of a run"))
     if len(recordings) > 1:
         several = f"measured on {len(recordings)} devices or servers, which are searched separately"
         print_message(f"{one_line(arguments.table)}: {several}")

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     if arguments.yes:
         raise BadInputError(f"--yes: works only with {FLAG}; give that too, or leave it out")
     if arguments.results != DEFAULTS.out and not is_folder(Path(arguments.results)):
-        raise BadInputError(f"--results {one_line(arguments.results)}: no such folder")
+        raise BadInputError(f"--results {quote(arguments.results)}: no such folder; give one with runs")
     runs = list_runs(arguments.results, arguments.model)
     if arguments.json:
         print(json.dumps([run.document() for run in runs], indent=2))

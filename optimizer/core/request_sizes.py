@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from optimizer.core.safe_text import exists, is_file, one_line, read_bytes
+from optimizer.core.safe_text import file_fault, one_line, read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -286,7 +286,7 @@ def parse_token_lengths(text: str) -> SizeDistribution:
     Raises ValueError (one line, without ``text`` itself), and BadInputError for a file that cannot be read.
     """
     words = text.strip()
-    if names_file(words):
+    if words and names_file(words):
         return _of_file(Path(words))
     if match := _RANGE.fullmatch(words):
         low, high = int(match[1][:20]), int((match[2] or match[1])[:20])
@@ -315,8 +315,8 @@ def _lognormal(median: float, sigma: float) -> SizeDistribution:
 
 
 def _of_file(path: Path) -> SizeDistribution:
-    if not is_file(path):
-        raise ValueError(f"{'not a file' if exists(path) else 'no such file'}; {FORMS}")
+    if fault := file_fault(path):
+        raise ValueError(f"{fault}; {FORMS}")
     counts: Counter[int] = Counter()
     lines = read_bytes(path, MAX_FILE_BYTES, "give fewer lengths").decode("utf-8", "replace").splitlines()
     for number, line in enumerate(lines, start=1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,15 +50,13 @@ def read_bytes(path: Path, max_bytes: int, hint: str) -> bytes:
     Raises BadInputError if it cannot be read, is not a regular file (a pipe would block, a device has no end), or has
     more than ``max_bytes`` bytes. ``hint`` ends the message about a file that is too large.
     """
+    check_file(path)
     name = show_path(path)
     try:
-        if path.exists() and not path.is_file():
-            raise BadInputError(f"{name}: not a file")
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = getattr(error, "strerror", None) or "not a path"
-        raise BadInputError(f"{name}: cannot be read: {reason}") from None
+    except OSError as error:
+        raise BadInputError(f"{name}: cannot be read: {error.strerror}; make it readable") from None
     if len(data) > max_bytes:
         raise BadInputError(f"{name}: larger than {max_bytes >> 20} MiB; {hint}")
     return data
@@ -71,6 +70,35 @@ def decode_utf8(data: bytes, file: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         byte = f"{data[error.start]:#04x}"
         raise BadInputError(f"{file}:{line}: byte {byte} is not UTF-8 text; save the file as UTF-8") from None
+
+
+def check_file(path: Path) -> None:
+    """Raise BadInputError if ``path`` is not a regular file, or its folder cannot be read."""
+    if fault := file_fault(path):
+        raise BadInputError(f"{show_path(path)}: {fault}; check the path")
+
+
+def named_file(argument: str, text: str, wanted: str) -> Path:
+    """Return the path ``text`` of a file that the user gave as ``argument``, an option or the name of an argument.
+
+    Raises BadInputError if it is empty or not a regular file. ``wanted`` ends the message with the file to give.
+    """
+    if fault := file_fault(Path(text)) if text.strip() else "is empty":
+        raise BadInputError(f"{argument} {one_line(text) if text.strip() else ascii(text)}: {fault}; give {wanted}")
+    return Path(text)
+
+
+def file_fault(path: Path) -> str:
+    """Return why ``path`` is not a regular file, such as ``no such file``; empty if it is one."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "no such file"
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        return f"cannot be read: {getattr(error, 'strerror', None) or 'not a path'}"
+    if stat.S_ISREG(mode):
+        return ""
+    return "is a folder" if stat.S_ISDIR(mode) else "is a device or a pipe"
 
 
 def read_tail(path: Path, max_bytes: int, start: int = 0) -> str:

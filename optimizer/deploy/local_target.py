@@ -15,7 +15,7 @@ from optimizer.config.backends import backend_of
 from optimizer.config.model_source import ModelSource
 from optimizer.core import process
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import is_shell_path, one_line, shorten, show_path
+from optimizer.core.safe_text import is_shell_path, named_file, one_line, shorten, show_path
 from optimizer.deploy.installed_server import (
     INSTALL_STUB_SHELL,
     NO_STUB_SHELL,
@@ -118,9 +118,7 @@ def _program(name: str | None) -> Path:
         program = shutil.which(name)
         if program is None:
             raise BadInputError(f"--tritonserver {one_line(name)}: no such program on PATH; write its whole path")
-    path = Path(program).absolute()
-    if not path.is_file():
-        raise BadInputError(f"--tritonserver {show_path(path)}: no such file; name the server's program")
+    path = named_file("--tritonserver", str(Path(program).absolute()), "the server's program")
     if not os.access(path, os.X_OK):
         raise BadInputError(f"--tritonserver {show_path(path)}: not executable; chmod +x it, or name another")
     _check_machine(path)

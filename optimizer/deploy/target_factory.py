@@ -7,14 +7,13 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, cast
 
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import ServerTarget
-from optimizer.core.safe_text import is_file, one_line
+from optimizer.core.safe_text import named_file
 from optimizer.deploy import docker_engine, local_target, runtime
 from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import embedded_installation
@@ -89,8 +88,8 @@ def check_target(options: RunOptions, on_progress: Callable[[str], None]) -> Non
     expand_headers(options.headers)
     flags = SSL_FLAGS[server_address(options.url).protocol].values()
     for flag, file in zip(flags, (options.tls_ca, options.tls_cert, options.tls_key), strict=True):
-        if file is not None and not is_file(Path(file)):
-            raise BadInputError(f"{flag} {one_line(file)}: no such file; name one in PEM")
+        if file is not None:
+            named_file(flag, file, "a file in the PEM format")
 
 
 def make_target(

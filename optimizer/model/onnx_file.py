@@ -13,7 +13,7 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInput, ModelOutput
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import format_value, one_line, show_path
+from optimizer.core.safe_text import check_file, format_value, one_line, show_path
 from optimizer.model.config_check import NO_SCALARS
 from optimizer.model.profile_lookup import TORCH_ENDINGS, similar_models
 
@@ -39,9 +39,8 @@ def read_onnx(path: Path) -> ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
+    check_file(path)  # a pipe would block
     try:
-        if path.exists() and not path.is_file():  # a pipe would block
-            raise BadInputError(f"{show_path(path)}: not a file")
         if path.stat().st_size > MAX_BYTES:
             raise BadInputError(
                 f"{show_path(path)}: larger than {MAX_BYTES >> 30} GiB, the limit of an ONNX file; "
@@ -342,7 +341,7 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
     if not file.exists():
         similar = similar_models(file)
         hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
-        raise BadInputError(f"{show_path(file)}: no such file{hint}")
+        raise BadInputError(f"{show_path(file)}: no such file; check the path{hint}")
     model = read_onnx(file)
     weights = external_files(model, file)
     name = model_name(file)

@@ -16,7 +16,15 @@ from optimizer.config.backends import VLLM, backend_of, complete_vllm, is_ensemb
 from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import check_shell_word, format_value, is_file, is_folder, one_line, show_path
+from optimizer.core.safe_text import (
+    check_file,
+    check_shell_word,
+    format_value,
+    is_file,
+    is_folder,
+    one_line,
+    show_path,
+)
 from optimizer.model.config_check import check_config
 from optimizer.model.onnx_file import (
     check_loadable,
@@ -53,9 +61,8 @@ def check_torch() -> None:
 def check_torch_file(path: Path) -> None:
     """Raise BadInputError if the server cannot load the file."""
     kind = ".pt2" if path.suffix == ".pt2" else ".pt"
+    check_file(path)  # a pipe would block
     try:
-        if not path.is_file():  # a pipe would block
-            raise BadInputError(f"{show_path(path)}: not a file")
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):

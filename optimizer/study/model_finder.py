@@ -64,7 +64,8 @@ def find_model(
         return finder.of_named_profile(load_profile(find_profile(options.model)))
     if options.model_repository is not None:
         if not is_folder(Path(options.model_repository)):
-            raise BadInputError(f"--model-repository {quote(options.model_repository)}: no such folder")
+            repository = quote(options.model_repository)
+            raise BadInputError(f"--model-repository {repository}: no such folder; give the folder of the models")
         if options.from_model_analyzer is not None:
             return finder.of_model_analyzer(Path(options.from_model_analyzer))
         return finder.of_repository(Path(options.model_repository), options.model)

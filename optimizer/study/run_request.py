@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.core.endpoint import REDACTED
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import exists, is_folder, one_line, show_path
+from optimizer.core.safe_text import exists, is_folder, named_file, one_line, show_path
 from optimizer.options.addresses import redact
 from optimizer.options.command_line import option_words
 from optimizer.options.option import DEFAULTS, Option
@@ -80,7 +80,8 @@ def _read_request(
         return RunRequest(with_found_run(options, options.warm_start))
     from optimizer.model.model_analyzer.reader import read_model_analyzer
 
-    mapped = read_model_analyzer(Path(parsed["from-model-analyzer"]), model)
+    file = named_file("--from-model-analyzer", parsed["from-model-analyzer"], "a configuration of Model Analyzer")
+    mapped = read_model_analyzer(file, model)
     merged = {**mapped.options(parsed.get("model-repository")), **values}
     if merged.get("load") != "rate" or any(name in values for name in REQUEST_TIME_OPTIONS):
         for name in REQUEST_TIME_OPTIONS:  # the file's is overridden

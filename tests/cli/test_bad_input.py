@@ -62,7 +62,7 @@ FLAGS = [
     bad("--load rate --request-distribution spike:4 mlp", "--request-distribution spike:4: ", "spike:4x:10%:1s"),
     bad("--load rate --request-intervals t.csv mlp", "--request-intervals t.csv: ", "--request-trace"),
     bad("--load rate --request-trace t.txt mlp", "--request-trace t.txt: ", "ends in .csv"),
-    bad("--load rate --request-trace t.csv mlp", "t.csv: ", "cannot be read"),
+    bad("--load rate --request-trace t.csv mlp", "--request-trace t.csv: no such file; ", "a column time_s"),
     bad("--load rate --request-trace t.csv mlp", "t.csv:2: ", "'x' is not a number", **{"t.csv": "time_s\nx\n"}),
     bad(
         "--load rate --request-batch-size 2 --request-trace t.csv mlp",
@@ -171,7 +171,7 @@ ESCAPES = [
 
 TWO = "profile_models: [m, n]\nmodel_repository: models\n"
 MODEL_ANALYZER = [
-    bad("--from-model-analyzer no.yaml", "no.yaml: ", "cannot be read: No such file"),
+    bad("--from-model-analyzer no.yaml", "--from-model-analyzer no.yaml: no such file; give ", "configuration"),
     bad("--from-model-analyzer f m", "f:4:1: ", "expected", f=f"{TWO}profile_models: {{\n"),
     bad("--from-model-analyzer f --model-repository no m", "--model-repository no: no such", f="concurrency: 1"),
     bad("--print-profile mlp", "--print-profile ", "--from-model-analyzer FILE"),

@@ -25,7 +25,7 @@ from objectives.arrays import FloatArray, IntArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_load_shape, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_CHOICES, MAX_SIZE, SizeDistribution
-from optimizer.core.safe_text import one_line, read_bytes, show_path
+from optimizer.core.safe_text import named_file, one_line, read_bytes, show_path
 from optimizer.options.run_options import is_trace
 
 MAX_BYTES = 16 << 20
@@ -131,7 +131,7 @@ class RecordedArrivals:
 
         Raises BadInputError with ``file:line: ...``.
         """
-        name = show_path(path)
+        name = show_path(named_file("--request-intervals", str(path), "a file of intervals in microseconds"))
         lines = read_bytes(path, MAX_BYTES, "give fewer intervals").split(b"\n")
         if not lines[-1].strip():
             lines.pop()
@@ -216,7 +216,7 @@ class RecordedClasses:
 
 def _read_trace(path: Path) -> tuple[FloatArray, RecordedClasses | None]:
     """Return the times of the requests in seconds, and their sizes and priorities if the file has any."""
-    name = show_path(path)
+    name = show_path(named_file("--request-trace", str(path), "a CSV file with a column time_s"))
     data = read_bytes(path, MAX_BYTES, "give a shorter trace")
     try:
         reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))

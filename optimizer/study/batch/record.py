@@ -17,6 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
 from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
+from optimizer.options.values import quote
 from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, damaged_record, new_folder
 from optimizer.store.run_lookup import folders_in, newest_first
 from optimizer.study.batch.suite import Suite
@@ -239,7 +240,7 @@ class BatchFolder:
         path = Path(batch)
         path = path.parent if path.name == FILE else path
         if not is_file(path / FILE):
-            raise BadInputError(f"{flag} {one_line(batch)}: no {FILE} there; give the folder of a batch")
+            raise BadInputError(f"{flag} {quote(batch)}: no {FILE} there; give the folder of a batch")
         return cls(path)
 
     @classmethod

@@ -82,9 +82,9 @@ def test_text_that_is_no_config_is_refused(tmp_path: Path, content: bytes, messa
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"config.pbtxt: cannot be read: No such file"):
+    with pytest.raises(BadInputError, match=r"config.pbtxt: no such file; check the path"):
         read(tmp_path / "config.pbtxt")
-    with pytest.raises(BadInputError, match="not a file"):
+    with pytest.raises(BadInputError, match="is a folder; check the path"):
         read(tmp_path)
 
 

@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
 from optimizer.config import model_config
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line, read_bytes, read_tail
+from optimizer.core.safe_text import named_file, one_line, read_bytes, read_tail
 from optimizer.deploy import server_process
 from optimizer.model.profile import parse_profile
 from optimizer.model.profile_lookup import list_profiles
@@ -106,11 +106,11 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("pipe", "pipe: not a file"), ("folder", "folder: not a file"), ("/dev/zero", "/dev/zero: not a file"),
-     ("none", "none: cannot be read: No such file or directory"), ("a\0", r"a\x00: cannot be read: not a path"),
+    [("pipe", "pipe: is a device or a pipe"), ("folder", "folder: is a folder"),
+     ("/dev/zero", "/dev/zero: is a device or a pipe"), ("none", "none: no such file"),
+     ("a\0", r"a\x00: cannot be read: not a path"), ("\x1b[31m", r"\x1b[31m: no such file"),
      ("loop", "loop: cannot be read: Too many levels of symbolic links"),
-     ("n" * 300, f"{'n' * 300}: cannot be read: File name too long"),
-     ("\x1b[31m", r"\x1b[31m: cannot be read: No such file or directory")],
+     ("n" * 300, f"{'n' * 300}: cannot be read: File name too long")],
 )  # fmt: skip
 def test_a_path_that_is_no_file_is_refused_without_blocking(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,7 +121,24 @@ def test_a_path_that_is_no_file_is_refused_without_blocking(
     Path("loop").symlink_to("loop")
     with pytest.raises(BadInputError) as error:
         read_bytes(Path(name), 100, "")
-    assert one_line_message(error) == message
+    assert one_line_message(error) == f"{message}; check the path"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("none", "none: no such file"), ("folder", "folder: is a folder"), ("file/none", "file/none: no such file"),
+     ("", "'': is empty"), (" \n", r"' \n': is empty"), ("\x1b[31m", r"\x1b[31m: no such file")],
+)  # fmt: skip
+def test_a_wrong_name_of_a_file_is_refused_with_its_argument(
+    name: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").touch()
+    assert named_file("--trace", "file", "a CSV file") == Path("file")
+    with pytest.raises(BadInputError) as error:
+        named_file("--trace", name, "a CSV file")
+    assert one_line_message(error) == f"--trace {shown}; give a CSV file"
 
 
 def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
@@ -249,7 +266,7 @@ def test_a_pipe_in_a_repository_does_not_block(name: str, tmp_path: Path) -> Non
     model = write_model(tmp_path, "m", ONNX_CONFIG, doubler())
     (model / name).unlink()
     os.mkfifo(model / name)
-    with pytest.raises(BadInputError, match=f"{name}: not a file$"):
+    with pytest.raises(BadInputError, match=f"{name}: is a device or a pipe; check the path$"):
         read_repository_model(tmp_path, "m", gpu=False)
 
 

@@ -113,9 +113,17 @@ def test_an_invalid_recording_is_reported_with_its_line(
     assert str(caught.value).isprintable()
 
 
-def test_a_missing_recording_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="cannot be read"):
-        parse_arrivals(str(tmp_path / "missing.txt"))
+@pytest.mark.parametrize(
+    ("name", "flag", "wanted"),
+    [
+        ("missing.txt", "--request-intervals", "a file of intervals in microseconds"),
+        ("missing.csv", "--request-trace", "a CSV file with a column time_s"),
+    ],
+)
+def test_a_missing_recording_is_refused(tmp_path: Path, name: str, flag: str, wanted: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(BadInputError, match=rf"^{flag} {path}: no such file; give {wanted}$"):
+        parse_arrivals(str(path))
 
 
 def shaped_arrivals(text: str) -> ShapedArrivals:

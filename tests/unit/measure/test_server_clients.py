@@ -268,7 +268,7 @@ def test_unusable_tls_files_are_named(certificates: Certificates, tmp_path: Path
     (tmp_path / "cut").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     certificate, ca = certificates.own, certificates.ca
     for files, expected_text in (
-        (Tls(tmp_path / "none"), "none: cannot be read: No such file"),
+        (Tls(tmp_path / "none"), "none: no such file; check the path"),
         (Tls(tmp_path / "text"), "text: not a valid PEM file; give a file with PEM certificates"),
         (Tls(tmp_path / "cut"), "cut: not a valid PEM file"),
         (Tls(ca, certificate), "own.pem: a client certificate needs its private key; give both"),

@@ -230,7 +230,7 @@ def test_bad_data_is_one_line(tmp_path: Path, document: object, message: str) ->
 
 
 def test_a_missing_data_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="cannot be read"):
+    with pytest.raises(BadInputError, match=r"missing\.json: no such file; check the path$"):
         requests(metadata(x=("UINT8", [-1, 2])), tmp_path / "missing.json")
 
 

@@ -77,7 +77,7 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path: Path, raw: bytes, tenso
 
 
 def test_a_folder_without_an_input_is_refused(tmp_path: Path) -> None:
-    assert "ids: cannot be read: No such file" in refusal(read_folder, tmp_path, IDS)
+    assert "ids: no such file; check the path" in refusal(read_folder, tmp_path, IDS)
 
 
 # -- arrays -----------------------------------------------------------------------------------------------------

@@ -427,7 +427,7 @@ def test_the_newest_run_is_the_one_that_was_written_last_in_any_time_zone(
             "--peak-factor 3: write a number from 1 to 2",
         ),
         (["--rate", "9/s", "--trace", "x.csv", "--traffic", "poisson"], "both set the traffic"),
-        (["--rate", "9/s", "--trace", "no.csv"], "no.csv: cannot be read"),
+        (["--rate", "9/s", "--trace", "no.csv"], "--trace no.csv: no such file; give a CSV file of timestamps"),
         (["--rate", "9/s", "--trace", ""], "--trace '': write a path"),
         (["--rate", "9/s", "--traffic", "diurnal", "--peak-factor", ""], "--peak-factor '': write a number from 1"),
         (["--rate", "9/s", "--traffic", "diurnal", "--metric-delay", ""], "--metric-delay '': the time is missing"),
@@ -453,6 +453,8 @@ def test_runs_that_no_plan_can_use_are_refused(run: Path) -> None:
     other = copy_run(run, "other", problem={"model": "bert"})
     with pytest.raises(BadInputError, match="of different models"):
         main([str(run), str(other), "--rate", "9/s"])
+    with pytest.raises(BadInputError, match=r"^'': no run\.json there or in results; give the folder of a run"):
+        main(["", "--rate", "9/s"])
     with pytest.raises(BadInputError, match=r"no run\.json there"):
         main([str(run.parent / "nosuch"), "--rate", "9/s", "--results", str(run.parent.parent)])
     for name in ("a" * 5000, f"a/{'b' * 5000}"):

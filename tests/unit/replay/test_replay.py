@@ -323,10 +323,10 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.
     with Path("large").open("wb") as large:
         large.truncate(MAX_BYTES + 1)  # sparse
     for name, says in {
-        "none.csv": "none.csv: cannot be read: No such file or directory",
-        "a\nb": r"a\nb: cannot be read: No such file or directory",
+        "none.csv": "none.csv: no such file; check the path",
+        "a\nb": r"a\nb: no such file; check the path",
         ".": ".: is a folder; give the table in it, such as ./trials.csv",
-        "/dev/zero": "/dev/zero: not a file",
+        "/dev/zero": "/dev/zero: is a device or a pipe; check the path",
         "latin": "latin:2: byte 0xe9 is not UTF-8 text; save the file as UTF-8",
         "large": "large: larger than 64 MiB; leave out what is not needed",
     }.items():
@@ -636,7 +636,7 @@ def test_the_command_prints_json(tables: Sandbox, called_tune: Tune) -> None:
             "known.csv: no row meets p95 <= 1 ms; the closest: batch 1 · 2 instances · no dynamic batching: "
             "682 infer/s, p95 1.47 ms, concurrency 1 (line 6)",
         ),
-        ("none.csv", 2, "none.csv: cannot be read: No such file or directory"),
+        ("none.csv", 2, "table none.csv: no such file; give a CSV file such as the trials.csv of a run"),
         ("known.csv --sla-p99 1ms", 2, "known.csv: --sla-p99: the table has no p99 (the column latency_p99_ms is"),
         ("known.csv --sla-p95 20", 2, "--sla-p95 20: a unit is missing: 20ms?"),
         ("known.csv --search best", 2, "--search best: give one or more of simulated, tpe, nsga2, random"),

@@ -227,7 +227,7 @@ FAULTS: dict[str, tuple[str | bytes | None, str]] = {
     "another program's": ('{"schema_version": 1}', "not the record of a run (no 'options')"),
     "newer": ('{"schema_version": 99}', "schema_version 99, but this version of tune reads"),
     "no text": (b"\xff\xfe", "not the record of a run ("),
-    "missing": (None, "cannot be read: No such file or directory"),
+    "missing": (None, "no such file; check the path"),
 }
 
 

@@ -69,7 +69,7 @@ def test_the_newest_unfinished_batch_is_resumed(folder: Path) -> None:
     ("arguments", "message"),
     [
         ("", "required: SUITE.yaml; `tune batch --help`"),
-        ("nowhere.yaml", "nowhere.yaml: cannot be read: No such file"),
+        ("nowhere.yaml", "suite nowhere.yaml: no such file; give a YAML file such as the one in docs/batch.md"),
         ("suite.yaml --budget 5", "--budget 5: a unit is missing: 5m?"),
         ("suite.yaml --fail-on-regression much", "--fail-on-regression much: write a share such as 5%"),
         ("suite.yaml --fail-on-regression 5", "--fail-on-regression 5: write a share such as 5%"),
@@ -83,3 +83,10 @@ def test_bad_input_leaves_nothing_behind(arguments: str, message: str, folder: P
     with pytest.raises(BadInputError, match=message):
         main(arguments.split())
     assert not (folder / "results").exists()
+
+
+def test_an_empty_name_of_a_suite_is_refused() -> None:
+    with pytest.raises(
+        BadInputError, match=r"^suite '': is empty; give a YAML file such as the one in docs/batch\.md$"
+    ):
+        main([""])

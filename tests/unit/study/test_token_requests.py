@@ -111,8 +111,9 @@ def test_recorded_prompts_of_the_command_line_replace_the_lengths(folder: Path) 
     [
         ({"prompt_tokens": "0"}, "--prompt-tokens 0: write lengths from 1"),
         ({"prompt_tokens": "5..3"}, "the lower one first"),
-        ({"output_tokens": "none.txt"}, "no such file"),
-        ({"prompt_tokens": "cache"}, "--prompt-tokens cache: not a file"),
+        ({"output_tokens": "none.txt"}, "--output-tokens none.txt: no such file; write a number"),
+        ({"prompt_tokens": "cache"}, "--prompt-tokens cache: is a folder; write a number"),
+        ({"prompt_tokens": ""}, "--prompt-tokens '': write a number"),
         (
             {"output_tokens": "150"},
             "--output-tokens 150: prompts of up to 19 tokens and outputs of up to 150 are 169",
