@@ -29,6 +29,7 @@ from optimizer.store.trials_reader import INTEGER_RANGES, LOAD_COLUMNS, NUMBER_R
 from optimizer.store.trials_table import TrialsTable
 
 MAX_REASON_LENGTH = 300
+ENDED = ("found", "none")  # the states of a run that ended normally
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,15 @@ def read_run(run: str | Path, out: str = "results") -> FinishedRun:
 def refuse_missing_rows(folder: RunFolder, info: Mapping[str, Any], trials: Sequence[Trial]) -> None:
     """Raise BadInputError if trials.csv lacks measurements that the result in run.json counts.
 
-    Without them, another configuration would be recommended. Only a run that ended is checked: a session that was
-    killed has no result, and may leave an incomplete last row.
+    Without them, another configuration would be recommended. Only a run that ended is checked: one that was killed
+    has no result, and may leave an incomplete last row.
 
     Args:
         folder: The folder of the run.
         info: Its run.json.
         trials: The trials in its trials.csv.
     """
-    if info.get("status") not in _ENDED:
+    if info.get("status") not in ENDED:
         return
     table = show_path(folder.trials)
     if not trials and info["status"] == "found":
@@ -158,7 +159,6 @@ def _has_point(trial: Trial, recommended: Mapping[str, Any]) -> bool:
     )
 
 
-_ENDED = ("found", "none")  # the states of a run that ended normally
 _UNFINISHED_STATES = {
     "interrupted": "was interrupted",
     "failed": "failed",
@@ -168,7 +168,7 @@ _UNFINISHED_STATES = {
 
 def why_unfinished(run: FinishedRun) -> str:
     """Return why ``run`` is incomplete, such as ``the run was interrupted``; empty for one that ended normally."""
-    if run.status in _ENDED:
+    if run.status in ENDED:
         return ""
     if run.status == "running":
         return "the run is still running" if run.folder.writer() else "the run was killed"

@@ -259,17 +259,23 @@ class RunFolder:
 
         Raises EnvironmentFault if it cannot be written.
         """
-        started_in = os.path.relpath(Path.cwd(), self.path.resolve())
-        head = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in}
-        info = {**head, "signature": sign(external_values(options)), **facts}
-        write_atomically(self.info, json.dumps(info, indent=2) + "\n")
+        write_atomically(self.info, json.dumps({**self._head(options), **facts}, indent=2) + "\n")
 
-    def update_info(self, facts: Mapping[str, Any]) -> None:
-        """Replace the keys of ``facts`` in run.json. All other keys keep their values.
+    def update_info(self, facts: Mapping[str, Any], options: RunOptions | None = None) -> None:
+        """Replace the keys of ``facts`` in run.json, and the options if some are given. All other keys remain.
 
         Raises BadInputError as ``read_info``, and EnvironmentFault if it cannot be written.
         """
-        write_atomically(self.info, json.dumps({**self._read_document(), **facts}, indent=2) + "\n")
+        head = {} if options is None else self._head(options)
+        write_atomically(self.info, json.dumps({**self._read_document(), **head, **facts}, indent=2) + "\n")
+
+    def _head(self, options: RunOptions) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "options": asdict(options),
+            "started_in": os.path.relpath(Path.cwd(), self.path.resolve()),
+            "signature": sign(external_values(options)),
+        }
 
 
 def damaged_record(path: Path, kind: str, fault: str | Exception) -> BadInputError:

@@ -31,8 +31,9 @@ from optimizer.machine.hardware import Fingerprint
 from optimizer.options import server_options
 from optimizer.options.addresses import redact, redact_header, redact_words
 from optimizer.options.command_line import command_line
+from optimizer.options.run_options import RunOptions
 from optimizer.results import result_document, summary
-from optimizer.results.finished_run import FinishedRun, candidate_document
+from optimizer.results.finished_run import ENDED, FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
@@ -176,31 +177,41 @@ class RunRecord:
             }
         )
 
-    def write(self, status: str, outcome: Outcome | None, reason: str = "") -> dict[str, Any]:
-        """Write run.json and, with an ``outcome``, the derived files. Return the document of ``--json``.
+    def write_start(self) -> None:
+        """Write run.json at the start of a session that searches.
 
-        The document is empty without an outcome. ``reason`` is the error of a failed run.
+        A run that had ended keeps its status and its result until the session ends, also if it is killed. Raises
+        EnvironmentFault if it cannot be written, and BadInputError if it is damaged.
         """
-        document: dict[str, Any] = {}
-        if outcome is not None:
-            next_command = ""
-            if status in ("found", "none"):
-                is_complete = self.is_test_complete
-                next_command = summary.next_command(outcome, self.folder.path, is_complete=is_complete)
-            document = result_document.document(
-                outcome,
-                wall_seconds=self._times()["wall_seconds"] or 0.0,
-                results_dir=str(self.folder.path),
-                extra={
-                    "status": status,
-                    "next_command": next_command or None,
-                    "sla": list(map(str, self.task.problem.sla)),
-                    "model": {"name": self.task.source.name, **self.task.source.facts},
-                    "hardware": str(self.environment.hardware),
-                    "notes": [*self.task.notes, *map(str, self.notes)],
-                },
-            )
-            self._write_derived(outcome)
+        if not self.folder.info.exists() or self.folder.read_info().get("status") not in ENDED:
+            self._write_info("running", "", {})
+            return
+        options = self._recorded_options()
+        self.folder.update_info({**self._start_facts(options), "times": self._times()}, options)
+
+    def write(self, status: str, outcome: Outcome, reason: str = "") -> dict[str, Any]:
+        """Write run.json and the derived files. Return the document of ``--json``.
+
+        ``reason`` is the error of a failed run.
+        """
+        next_command = ""
+        if status in ENDED:
+            is_complete = self.is_test_complete
+            next_command = summary.next_command(outcome, self.folder.path, is_complete=is_complete)
+        document = result_document.document(
+            outcome,
+            wall_seconds=self._times()["wall_seconds"] or 0.0,
+            results_dir=str(self.folder.path),
+            extra={
+                "status": status,
+                "next_command": next_command or None,
+                "sla": list(map(str, self.task.problem.sla)),
+                "model": {"name": self.task.source.name, **self.task.source.facts},
+                "hardware": str(self.environment.hardware),
+                "notes": [*self.task.notes, *map(str, self.notes)],
+            },
+        )
+        self._write_derived(outcome)
         self._write_info(status, reason, document)
         return document
 
@@ -225,22 +236,34 @@ class RunRecord:
             write_page(run)
             self._write_info(status, "", document)
 
+    def _recorded_options(self) -> RunOptions:
+        """Return the options of the run without passwords and values of headers."""
+        options = self.environment.options
+        return replace(
+            options,
+            storage=options.storage and redact(options.storage),
+            headers=tuple(map(redact_header, options.headers)),
+        )
+
+    def _start_facts(self, options: RunOptions) -> dict[str, Any]:
+        """Return the keys of run.json that a session changes at its start, by name; ``options`` are recorded."""
+        return {
+            "command": command_line(options),
+            "argv": ["tune", *(redact(word) for word in redact_words(_arguments()))],
+            "written": time.strftime(WRITTEN_FORMAT),
+            "spent": asdict(self.spent),
+        }
+
     def _write_info(self, status: str, reason: str, document: Mapping[str, Any]) -> None:
         """Write run.json, with secrets replaced. ``document`` is that of ``--json``, empty without a result."""
-        options = replace(
-            self.environment.options,
-            storage=self.environment.options.storage and redact(self.environment.options.storage),
-            headers=tuple(map(redact_header, self.environment.options.headers)),
-        )
+        options = self._recorded_options()
         self.folder.write_info(
             options,
             {
                 "status": status,
                 "verdict": document.get("verdict"),
                 "reason": reason,
-                "command": command_line(options),
-                "argv": ["tune", *(redact(word) for word in redact_words(_arguments()))],
-                "written": time.strftime(WRITTEN_FORMAT),
+                **self._start_facts(options),
                 "problem": problem_document(self.task),
                 "hardware": {**asdict(self.environment.hardware), "system": platform.platform()},
                 "fingerprint": self.fingerprint.to_document(),
@@ -255,7 +278,6 @@ class RunRecord:
                 "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
                 "commands": f"logs/{COMMAND_LOG}",
                 "times": self._times(),
-                "spent": asdict(self.spent),
                 "result": document,
             },
         )
@@ -298,7 +320,8 @@ KEYS: Final = {
     "started_in": "Folder that relative paths start from, relative to the folder of the run.",
     "signature": "HMAC-SHA256, by a key of the user, of options that name code, addresses or data; may be null.",
     "status": "`running`, also of a run that was killed; `found`, `none` (nothing is recommended), `interrupted`, "
-    "`failed`, or `left` (other workers continue the shared study). `tune verify` changes it at its end only.",
+    "`failed`, or `left` (other workers continue the shared study). A later session of a run that had ended "
+    "changes it at its end only.",
     "verdict": "PASS, FAIL or UNDECIDED; null before the end.",
     "reason": "Error of a failed run; empty for another one.",
     "command": "Command that reproduces the run, with all options that are not the default.",

@@ -11,10 +11,11 @@ import pytest
 
 from objectives.sequential import LOOKS
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.budget import SpentTime, read_spent_time
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
-from optimizer.results.finished_run import read_run
+from optimizer.results.finished_run import ENDED, read_run, why_unfinished
 from optimizer.results.recommendation import assess
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
@@ -25,6 +26,7 @@ from tests.bad_input import assert_says
 from tests.command_fixtures import Sandbox, Tune
 from tests.conftest import measurement
 from tests.repositories import doubler, onnx_model, serialized
+from tests.run_folders import change_info
 
 PROFILE = """\
 model: {onnx: ./net.onnx}
@@ -166,9 +168,39 @@ def test_a_planned_confirmation_keeps_the_result_of_the_run(finished: FinishedFo
     assert {**after, **changed} == {**before, **changed}
 
 
+@pytest.mark.parametrize("status", ENDED)
+def test_a_continued_search_keeps_the_result_until_its_end(status: str, finished: FinishedFolder) -> None:
+    """The session may be killed. The next one continues with the options and the time of the killed one."""
+    change_info(finished.run.path, status=status)
+    before, files = finished.run.read_info(), finished.files()
+    options = replace(finished.record.environment.options, budget_seconds=1234.0)
+    environment = replace(finished.record.environment, options=options)
+    spent = SpentTime(50.0, 60.0, 2)
+    replace(finished.record, environment=environment, spent=spent).write_start()
+    after = finished.run.read_info()
+    assert finished.run.read_options().budget_seconds == 1234.0
+    assert finished.run.is_own(finished.run.read_options())
+    assert read_spent_time(after["spent"]) == spent
+    assert "--budget 1234s" in after["command"]
+    changed = dict.fromkeys(("command", "argv", "written", "spent", "times", "options"))
+    assert {**after, **changed} == {**before, **changed}
+    assert {path for path, content in finished.files().items() if content != files[path]} == {finished.run.info}
+    assert why_unfinished(read_run(finished.run.path)) == ""
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed", "left", "running"])
+def test_a_run_that_had_not_ended_is_running_while_it_is_continued(status: str, finished: FinishedFolder) -> None:
+    change_info(finished.run.path, status=status)
+    finished.record.write_start()
+    assert finished.run.read_info()["status"] == "running"
+    assert finished.run.read_info()["result"] == {}
+
+
 def test_a_run_is_read_with_the_cpus_that_its_search_had(finished: FinishedFolder) -> None:
+    outcome = read_run(finished.run.path).outcome
+    assert outcome is not None
     for count in (None, 5):
         task = finished.record.task
         record = replace(finished.record, task=replace(task, problem=replace(task.problem, cpu_count=count)))
-        record.write("interrupted", None)
+        record.write("interrupted", outcome)
         assert read_run(finished.run.path).problem.cpu_count == count
