@@ -148,7 +148,7 @@ class Confirmer:
     recorded_plan: ConfirmationPlan | None = None
     store_plan: Callable[[ConfirmationPlan], None] = lambda _: None
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
-    # number of the first lost server of each trial, which the server that repeats its measurement gets
+    # number of the first lost server of each trial whose measurement is still to be repeated
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
     _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
     _start_seconds: list[float] = field(default_factory=list, init=False)  # start times of the fresh servers so far
@@ -227,8 +227,8 @@ class Confirmer:
         if seconds_left <= 0 or trial.status == "failed":
             return False
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
-        new_number = max(last_server(self.trials), self._last_server) + 1
-        fresh = FreshServer(self._lost_servers.pop(server_plan.trial, new_number), server_plan.error)
+        number = max(last_server(self.trials), self._last_server) + 1
+        fresh = FreshServer(number, server_plan.error, repeats=self._lost_servers.pop(trial.number, 0))
         measurement = FreshServerMeasurement(self.measurer, server_plan, fresh, self.budget, len(trial.confirmations))
         trial, error = CandidateMeasurer(self.target, self.measurer, measurement, fresh=fresh).run(trial)
         trial = trial if error is None else measurement.record_error(trial, error)

@@ -72,8 +72,10 @@ def confirmed_spreads(
     """Return the variance between servers by metric, pooled over all candidates and loads that were confirmed.
 
     It is that of the conditions of ``counted``, the windows of one candidate and load that count. A disturbance makes
-    servers differ more, so disturbed windows of the others count only if one of these was disturbed as well.
+    servers differ more, so disturbed windows of the others count only if one of these was disturbed as well. Lost
+    windows do not count: a later session repeats them, which must not change a test that has ended.
     """
+    trials = [_without_lost_windows(trial) for trial in trials]
     if any(is_disturbed(window) for server in counted for window in server):
         groups = [counted_server_windows(trial, load) for trial, load in confirmed_loads(trials)]
     else:
@@ -97,6 +99,10 @@ def tested_spreads(
 
 def _without_later_servers(trial: Trial, last: int) -> Trial:
     return replace(trial, confirmations=tuple(window for window in trial.confirmations if window.server <= last))
+
+
+def _without_lost_windows(trial: Trial) -> Trial:
+    return replace(trial, confirmations=tuple(window for window in trial.confirmations if not window.is_lost))
 
 
 def last_server(trials: Sequence[Trial]) -> int:

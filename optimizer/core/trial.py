@@ -250,11 +250,13 @@ class FreshServer:
         number: Number of the server among those of the run, from 1, in the order of measuring.
         error_probability: Error probability of the test of the load; 0 if the candidate is only compared.
         load_generator: The load generator of a measurement that checks tune's own client; empty for others.
+        repeats: Number of the first lost server of an earlier session that this one repeats; 0 if it repeats none.
     """
 
     number: int
     error_probability: float = 0.0
     load_generator: str = ""
+    repeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +318,13 @@ class Trial:
             lacks_gpu_memory=error.lacks_gpu_memory,
         )
 
-    def with_confirmation(self, confirmation: ConfirmationWindow) -> Trial:
+    def with_confirmation(self, confirmation: ConfirmationWindow, repeats: int = 0) -> Trial:
         """Return the trial with one more confirmation.
 
-        It replaces the lost ones at the end whose server has its number or a higher one: they are repeated.
+        It replaces lost ones at the end: that of the same server, or those of the server ``repeats`` and later ones.
         """
-        kept = self.confirmations
-        while kept and kept[-1].is_lost and kept[-1].server >= confirmation.server:
+        kept, first = self.confirmations, repeats or confirmation.server
+        while kept and kept[-1].is_lost and kept[-1].server >= first:
             kept = kept[:-1]
         return replace(self, confirmations=(*kept, confirmation))
 
@@ -331,7 +333,7 @@ class Trial:
         confirmation = ConfirmationWindow(fresh.number, load, measurement, fresh.error_probability)
         if fresh.load_generator:
             return replace(self, cross_checks=(*self.cross_checks, confirmation))
-        return self.with_confirmation(confirmation)
+        return self.with_confirmation(confirmation, fresh.repeats)
 
 
 @dataclass(frozen=True, slots=True)

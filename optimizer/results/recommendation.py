@@ -231,8 +231,12 @@ def count_measurements(trials: Sequence[Trial]) -> int:
 
 
 def count_confirmations(trials: Sequence[Trial]) -> int:
-    """Return the number of measurements on fresh servers, with those of perf_analyzer."""
-    return sum(len(trial.confirmations) + len(trial.cross_checks) for trial in trials)
+    """Return the number of measurements on fresh servers, with those of perf_analyzer.
+
+    Lost windows do not count, because a later session may repeat them.
+    """
+    measured = sum(not window.is_lost for trial in trials for window in trial.confirmations)
+    return measured + sum(len(trial.cross_checks) for trial in trials)
 
 
 def front_metrics(problem: Problem) -> FrontMetrics:

@@ -124,7 +124,7 @@ MEASUREMENT_COLUMNS = tuple(f.name for f in fields(Measurement) if f.name not in
 FORECAST_COLUMNS = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
 CONFIRMATION_COLUMNS = ("confirmation", "confirmation_error", "load_generator")
 OUTCOME_COLUMNS = (
-    *(*CONFIRMATION_COLUMNS, "deploy_seconds", "status", "reason"),
+    *(*CONFIRMATION_COLUMNS, "confirmation_repeats", "deploy_seconds", "status", "reason"),
     *("lacks_gpu_memory", "fingerprint", "cpu_count"),
 )
 TRIAL_COLUMNS = ("model", "trial", *SETTING_COLUMNS)
@@ -138,6 +138,8 @@ DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, L
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
     "confirmation": "Number of the fresh server in the run, from 1; empty for measurements of the search.",
     "confirmation_error": "Error probability of the test of this load; empty if the configuration is only compared.",
+    "confirmation_repeats": "Number of the lost server of an earlier session that this server repeats. Servers of "
+    "the configuration that were lost after it do not count either. Empty for others.",
     "load_generator": f"`{CROSS_CHECK_GENERATOR}` for a measurement that checks tune's own client; empty for others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
@@ -154,7 +156,7 @@ INTEGER_RANGES: Mapping[str, tuple[int, int]] = {  # column: smallest and larges
     "instance_count": (1, MAX_INSTANCES),
     "concurrency": (1, MAX_CONCURRENCY),
     **dict.fromkeys(_COUNT_COLUMNS, (0, MAX_INT32)),
-    "confirmation": (1, MAX_INT32),
+    **dict.fromkeys(("confirmation", "confirmation_repeats"), (1, MAX_INT32)),
     "cpu_count": (1, MAX_CPU_COUNT),
 }
 _SHARE_COLUMNS = (
@@ -228,6 +230,7 @@ class TrialRow:
     measurement: Measurement
     confirmation: int | None
     confirmation_error: float | None
+    confirmation_repeats: int | None
     load_generator: str
     deploy_seconds: float | None
     is_failed: bool
@@ -262,7 +265,7 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
     columns: dict[str, Sequence[Any]] = {
         "line": table.lines,
         **{name: wholes[name] for name in ("trial", "max_batch_size", "max_queue_delay_us", "instance_count")},
-        **{name: wholes[name] for name in ("concurrency", "confirmation", "cpu_count")},
+        **{name: wholes[name] for name in ("concurrency", "confirmation", "confirmation_repeats", "cpu_count")},
         **{name: numbers[name] for name in ("request_batch_size", "request_rate")},
         **{name: numbers[name] for name in ("confirmation_error", "deploy_seconds")},
         "dynamic_batching": _each(table, "dynamic_batching", _boolean),
@@ -284,6 +287,8 @@ def _check_row(table: CsvTable, i: int, row: TrialRow) -> None:
     """Raise BadInputError if the cells of ``row``, which is the row ``i``, do not fit each other."""
     if row.load_generator and row.confirmation is None:
         raise table.error(i, "confirmation: is empty, and load_generator is not")
+    if row.confirmation_repeats is not None and row.confirmation_repeats >= (row.confirmation or 0):
+        raise table.error(i, f"confirmation_repeats: {row.confirmation_repeats} is not below confirmation")
     if row.is_failed:
         return
     if row.concurrency is None and row.request_rate is None:

@@ -95,6 +95,7 @@ class TrialsTable:
             | {
                 "confirmation": fresh.number if fresh else None,
                 "confirmation_error": (fresh.error_probability or None) if fresh else None,
+                "confirmation_repeats": (fresh.repeats or None) if fresh else None,
                 "load_generator": fresh.load_generator if fresh else "",
                 "status": "ok" if is_measured else FAILED,
                 "reason": measurement.reason,
@@ -245,7 +246,8 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
         return trial.with_failure(DeploymentError(row.measurement.reason, lacks_gpu_memory=row.lacks_gpu_memory))
     if row.confirmation is None:
         return replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
-    fresh = FreshServer(row.confirmation, row.confirmation_error or 0.0, row.load_generator)
+    error, repeats = row.confirmation_error or 0.0, row.confirmation_repeats or 0
+    fresh = FreshServer(row.confirmation, error, row.load_generator, repeats)
     return trial.with_row(load, row.measurement, fresh)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from objectives.load_sequence import ERROR_SHARES
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
+from optimizer.confirmation import windows
 from optimizer.confirmation.candidate_tests import next_verdict
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
@@ -49,14 +50,14 @@ SLOWER = {FASTER: (1.25, 1.35, 1.2), FAST: (1.3, 1.2)}  # the highest loads of t
 class InterruptibleServer(TimedServer):
     """A server whose session is interrupted after ``servers_left`` fresh servers.
 
-    With ``is_lossy``, the load generator fails in each measurement on a fresh server.
+    The load generator fails in each measurement of the candidates ``lossy`` on a fresh server.
     """
 
     servers_left = 1000
 
-    def __init__(self, *, is_lossy: bool = False, **server: Any) -> None:
+    def __init__(self, *, lossy: Collection[Candidate] = (), **server: Any) -> None:
         super().__init__(**server)
-        self.is_lossy = is_lossy
+        self.lossy = lossy
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         if not self.servers_left:
@@ -64,7 +65,7 @@ class InterruptibleServer(TimedServer):
             raise KeyboardInterrupt
         self.servers_left -= 1
         windows = super().measure_windows(endpoint, load, seconds, count)
-        if self.is_lossy:
+        if endpoint.candidate in self.lossy:
             raise MeasurementError("the load generator cannot keep up")
         return windows
 
@@ -260,11 +261,11 @@ def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., S
 def test_lost_measurements_of_several_loads_are_repeated(
     new_sessions: Callable[..., Sessions], problem: Problem
 ) -> None:
-    sessions = new_sessions(is_lossy=True)
+    sessions = new_sessions(lossy=(BASELINE, FAST, FASTER))
     lost = [window for trial in sessions.run() for window in trial.confirmations]
     assert len({(window.server, window.load) for window in lost}) > 2 * len(LOADS)
     assert all(window.is_lost for window in lost)
-    sessions.server.is_lossy = False
+    sessions.server.lossy = ()
     trials = sessions.run()
     assert trials == sessions.measured, "the table has what the session measured"
     assert not any(window.is_lost for trial in trials for window in trial.confirmations)
@@ -272,6 +273,30 @@ def test_lost_measurements_of_several_loads_are_repeated(
     assert sum(map(len, servers)) == len(set.union(*servers)), "each server has its own number"
     tested_loads = [confirmed_load for confirmed_load in judge_confirmations(trials, problem) if confirmed_load.error]
     assert [confirmed_load.judged.verdict for confirmed_load in tested_loads] == [Verdict.PASS]
+
+
+def test_a_repeated_server_does_not_change_a_test_that_has_ended(
+    new_sessions: Callable[..., Sessions], problem: Problem
+) -> None:
+    """It was lost before the end of the test, and it differs from other servers more than they do."""
+    sessions = new_sessions(lossy=(BASELINE,), slow={BASELINE: (1.0, 1.6)})
+    before = sessions.run()
+    passed = next(entry for entry in judge_confirmations(before, problem) if entry.judged.verdict is Verdict.PASS)
+    assert passed.point.trial == BEST
+    assert before[0].candidate == BASELINE
+    lost = [window.server for window in before[0].confirmations]
+    tested = [window.server for window in before[BEST].confirmations if window.load == passed.point.load]
+    assert lost
+    assert max(lost) < max(tested)
+    sessions.server.lossy = ()
+    after = sessions.run()
+    repeated = [window.server for window in after[0].confirmations]
+    assert min(repeated) > max(tested)
+    assert len(set(repeated)) > 1
+    spreads = [windows.tested_spreads(trials, trials[BEST], passed.point.load, problem) for trials in (before, after)]
+    assert spreads[0] == spreads[1]
+    entries = [entry for entry in judge_confirmations(after, problem) if entry.point.load == passed.point.load]
+    assert passed.judged in [entry.judged for entry in entries if entry.point.trial == BEST]
 
 
 def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., Sessions]) -> None:

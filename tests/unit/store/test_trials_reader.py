@@ -61,7 +61,9 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(
         ("stable", "overloaded", "server_crashed", "lacks_gpu_memory"), (("maybe",), "neither true nor false")
     ),
-    "confirmation": (("0", "-1", "x"), "not a whole number from 1 to 2147483647"),
+    **dict.fromkeys(
+        ("confirmation", "confirmation_repeats"), (("0", "-1", "x"), "not a whole number from 1 to 2147483647")
+    ),
     "cpu_count": (("0", "-2", "1.5", "8193", "many"), "not a whole number from 1 to 8192"),
     "deploy_seconds": FIGURE,
     "load_generator": (("wrk",), "neither empty nor perf_analyzer"),

@@ -218,6 +218,32 @@ def test_cross_checks_are_kept_apart_from_windows_and_searched_loads(tmp_path: P
     assert read.cross_checks == (ConfirmationWindow(1, load, measurement(3, 3), 0.01),)
 
 
+def test_a_repeated_server_has_a_number_of_its_own(tmp_path: Path) -> None:
+    """A server that is lost twice in one session stays lost; a later session repeats all lost ones at the end."""
+    path, load, lost = tmp_path / "trials.csv", LoadPoint(1, 1), Measurement(reason="server died")
+    written, first, second = table(path), Trial(0, CANDIDATE), Trial(1, CANDIDATE)
+    written.append(first, load, measurement(1, 1), FreshServer(1, 0.01))
+    for number in (2, 3, 3):
+        written.append(first, load, lost, FreshServer(number, 0.01))
+    written.append(second, load, measurement(2, 2), FreshServer(4))
+    assert [window.server for window in table(path).read()[0].confirmations] == [1, 2, 3]
+    for measured in (lost, measurement(3, 3), measurement(4, 4)):
+        written.append(first, load, measured, FreshServer(5, 0.01, repeats=2))
+    written.append(first, load, measurement(5, 5), FreshServer(6, 0.01))
+    read, other = table(path).read()
+    assert [window.server for window in read.confirmations] == [1, 5, 5, 6]
+    assert [window.server for window in other.confirmations] == [4]
+
+
+@pytest.mark.parametrize("number", ["", "2", "1"])
+def test_a_server_repeats_an_earlier_one(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), measurement(1, 1), FreshServer(7777, repeats=2))
+    path.write_text(path.read_text().replace(",7777,", f",{number},"))
+    with pytest.raises(BadInputError, match=":2: confirmation_repeats: 2 is not below confirmation"):
+        table(path).read()
+
+
 def test_a_cross_check_names_its_server(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     fresh = FreshServer(7777, load_generator=CROSS_CHECK_GENERATOR)
