@@ -1,8 +1,8 @@
 """The generated files: reference pages, the types of the Python keywords, and the JSON Schema of profiles.
 
-``python -m optimizer.cli.reference`` writes all of them. Run it in the repository root after a change to a command's
-parser, to the table of options, to the pydantic models of profiles, to the columns of trials.csv or to the keys of
-run.json.
+``python -m optimizer.cli.reference`` writes all of them. Run it in the repository root after a change to one of their
+sources: a command's parser, the table of options, the pydantic models of profiles, the columns of trials.csv, or the
+keys of run.json.
 """
 
 from __future__ import annotations

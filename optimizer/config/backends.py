@@ -1,4 +1,4 @@
-"""Triton's backends: which one serves a model, and what the backends of language models add to config.pbtxt."""
+"""Triton's backends: the one that serves a model, and the settings that vLLM adds to config.pbtxt."""
 
 from __future__ import annotations
 

@@ -97,10 +97,10 @@ def fit_disturbance_correction(
     of a test do not count. Request rates are not corrected: their latency is not proportional to the speed.
 
     Others may also take more because a configuration, or a load, leaves more CPU time idle. A correction for that
-    would favor configurations that use few CPUs. So the factor on the slopes is a posterior mean: the marginal
-    likelihood of each of SLOPE_FACTORS is that of the errors of the model that ``fit`` returns for the points
-    corrected with it, under an inverse gamma prior of their variance (Gelman et al. 2013, "Bayesian Data Analysis",
-    section 3.2).
+    would favor configurations that use few CPUs. So the factor on the slopes is a posterior mean over SLOPE_FACTORS.
+    For each factor, ``fit`` returns a model of the points that are corrected with it. The marginal likelihood of the
+    factor is that of the errors of this model, under an inverse gamma prior of their variance (Gelman et al. 2013,
+    "Bayesian Data Analysis", section 3.2).
 
     The measurements of the search are samples of the states of the machine. Most slow requests are those of the
     slowest states. The share of requests that are slower than t is taken to fall as t ** (-1 / TAIL) in each state.

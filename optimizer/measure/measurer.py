@@ -36,12 +36,21 @@ GIVEN_UP = "given up after a first short window"  # reason in the trials table
 class Measurer:
     """Measures deployed candidates: call ``check_deployment`` once per deployment, then ``measure`` or ``confirm``.
 
-    Each measurement is written to ``table`` and reported to ``observer``. ``confirmation`` is the load generator for
-    fresh servers; it defaults to ``load_generator``. A window on a fresh server in which other processes took more
-    than ``disturbance_limit`` of the CPUs does not count for a verdict. ``cross_checking`` is perf_analyzer if
-    another load generator confirms, which it checks; None otherwise. ``speed`` probes this machine's speed next to
-    the idle server; None if the server runs on another machine. ``with_forecast`` adds the forecast to a measurement
-    of the search. ``node`` is the host name of a node of a cluster; empty outside of a cluster.
+    Attributes:
+        load_generator: Measures the search.
+        telemetry: Records the resources that the server uses during a measurement.
+        table: Gets each measurement, before the next one begins.
+        observer: Each measurement is reported to it.
+        output_check: Compares the outputs of each deployment with those of the baseline.
+        scorer: Scores the outputs of each deployment; None if they are not scored.
+        stopwatch: Counts the time of the server, of probes, of rows and of the display.
+        confirmation: The load generator for fresh servers; None for ``load_generator``.
+        cross_checking: perf_analyzer if another load generator confirms, which it checks; None otherwise.
+        disturbance_limit: A window on a fresh server in which other processes took more than this share of the CPUs
+            does not count for a verdict.
+        speed: Probes this machine's speed next to the idle server; None if the server runs on another machine.
+        with_forecast: Adds the forecast to a measurement of the search; None if there are no forecasts.
+        node: The host name of a node of a cluster; empty outside of a cluster.
     """
 
     load_generator: LoadGenerator

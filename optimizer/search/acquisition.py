@@ -26,9 +26,9 @@ class Posterior:
     """The posterior of log throughput and of the log tail ratio of each latency.
 
     ``mean`` and ``std`` are [loads, 1 + latencies]; ``log_loads`` [loads] are the logarithms of the samples in
-    flight. All errors are independent. A latency is the tail ratio times the load divided by the throughput, so a
-    slower server has less throughput and all of its latencies are longer, also those that Little's law does not
-    relate to the throughput.
+    flight. All errors are independent. A latency is the tail ratio times the load divided by the throughput. So a
+    slower server has less throughput, and all of its latencies are longer, also those to which Little's law does not
+    apply.
 
     ``share_within_bounds`` is the share of requests that counts; None if all do.
     """

@@ -29,9 +29,9 @@ Group = tuple[str, Hashable]
 class Feasibility:
     """The probability of success, learned from finished trials.
 
-    At most one group of configurations is assumed to be infeasible; which one follows from Bayes' rule. A group has
-    the same execution settings, the same value of a field or dynamic batching in common, or it has at least some
-    number of instances on all server processes or some maximum batch size.
+    At most one group of configurations is assumed to be infeasible; Bayes' rule gives the probability of each. The
+    configurations of a group have the same execution settings, the same value of a field, or dynamic batching. Or all
+    have at least a certain number of instances on all server processes, or a certain maximum batch size.
     """
 
     def __init__(self, trials: Sequence[Trial], space: SearchSpace, bounds: Sla) -> None:

@@ -1,7 +1,13 @@
 """Parameters of a server without statistics, fitted to throughput and latency, and samples of them.
 
-The parameters are the time of one request alone, the share of it that does not depend on the batch size, the
-contention between instances (a factor on PRIOR_CONTENTION), the network time of a request, and the jitter.
+The parameters are:
+
+- the time of one request alone
+- the share of it that does not depend on the batch size
+- the contention between instances, a factor on PRIOR_CONTENTION
+- the network time of a request
+- the jitter
+
 A vector has the logarithm of each parameter, and the log-odds of the share, so that its prior can be normal.
 
 The samples are of the posterior, by randomized maximum likelihood (Oliver, He and Reynolds 1996). Each is the vector

@@ -1,7 +1,7 @@
 """Samples of the service times that agree with the server's statistics, which show how uncertain a forecast is.
 
-The prior covers backends and devices: a batch may take the same time for any size or more than in proportion to it,
-with a bend at some size, and instances may share a device fully or not at all. Samples of the prior are conditioned
+The prior covers backends and devices. A batch may take the same time for any size, or more than in proportion to it,
+with a bend at some size. Instances may share a device fully or not at all. Samples of the prior are conditioned
 on all measured batches by an ensemble smoother (Evensen and van Leeuwen 1996) with perturbed observations (Burgers,
 van Leeuwen and Evensen 1998). The times of some servers have steps, as when a GPU computes whole tiles. So one prior
 has smooth times and another one rough times. Their samples are mixed by the likelihood of the measured times

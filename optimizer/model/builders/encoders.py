@@ -1,7 +1,7 @@
 """Transformer encoders: BERT for question answering, and MiniLM as a sentence classifier.
 
-BERT in ONNX (Devlin et al. 2018): token, position and segment embeddings with a layer norm, then layers of
-self-attention and a feed-forward part with exact GELU (by erf), each followed by a residual and a layer norm. Weights
+BERT in ONNX (Devlin et al. 2018) begins with token, position and segment embeddings and a layer norm. Each layer has
+self-attention and a feed-forward part with exact GELU (by erf), both followed by a residual and a layer norm. Weights
 are random with the standard deviation of BERT's initialization, since the cost of a request depends on shapes alone.
 
 MiniLM-L6-H384 (Wang et al. 2020), alone and as an ensemble with its tokenizer:

@@ -51,8 +51,8 @@ def read_parameters(parameters: Mapping[str, str]) -> Parameters:
 def positions(names: Sequence[str], arguments: Sequence[str] = ()) -> list[int]:
     """Return the position of each tensor of the configuration among the model's arguments or outputs.
 
-    It is given by the names of the forward function's ``arguments`` if all tensors have such names, by the index if
-    all are named like ``INPUT__0`` or ``OUTPUT__0``, and otherwise by the order in the configuration.
+    If all tensors have names of the forward function's ``arguments``, the names give it. If all are named like
+    ``INPUT__0`` or ``OUTPUT__0``, the indexes give it. Otherwise it is the order in the configuration.
     """
     if arguments and all(name in arguments for name in names):
         return [arguments.index(name) for name in names]
