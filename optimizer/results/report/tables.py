@@ -392,12 +392,13 @@ def _why_lost(trial: Trial, problem: Problem, outcome: Outcome) -> str:
 
     Several trials may have one configuration, such as controls. Its test on fresh servers belongs to one of them.
     """
-    best, searched = outcome.recommended, SpeedCorrection().best_point(latest_points([trial]), problem.best_point)
-    if best is None or searched is None or trial.number == best.trial:
+    best = outcome.recommended
+    if best is None or trial.number == best.trial:
         return ""
     if trial.candidate == best.candidate:
         return f"the recommended configuration, see trial {best.trial}"
-    if searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
+    searched = SpeedCorrection().best_point(latest_points([trial]), problem.best_point)
+    if searched is None or searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""
     entries = [entry for entry in outcome.confirmed_loads if entry.point.candidate == trial.candidate]
     missed = [entry for entry in entries if entry.error and entry.judged.verdict is not Verdict.PASS]
