@@ -242,7 +242,7 @@ def _longer_stage_reasons(
 def _time_share(kind: BottleneckKind, stages: StageBreakdown) -> str:
     """Return the share of a request's time in the stages of ``kind``; empty if it has none."""
     total_ms = sum(stages.stages_ms.values())
-    return f"{stages.part_ms(kind) / total_ms:.0%}" if kind in STAGES_OF_KIND and total_ms else ""
+    return formatting.percent(stages.part_ms(kind) / total_ms) if kind in STAGES_OF_KIND and total_ms else ""
 
 
 def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool | None) -> tuple[str, ...]:
@@ -256,7 +256,10 @@ def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool 
     if kind == "queue":
         return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point)}", *busy)
     if kind == "copying":
-        return (*busy, f"Copying inputs and outputs takes {stages.copied_share:.0%} of the time of a batch.")
+        return (
+            *busy,
+            f"Copying inputs and outputs takes {formatting.percent(stages.copied_share)} of the time of a batch.",
+        )
     if kind == "instances":
         return (*busy, "The device has room for another instance, so there are too few instances.")
     if stages.busy_share is not None and stages.busy_share < SATURATED:
@@ -307,7 +310,7 @@ def _kv_cache_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     if utilization is None:
         return ()
     lost = f", and {formatting.count(round(preemptions), 'request')} lost their place in it" if preemptions else ""
-    return (f"The KV cache was filled up to {utilization:.0%}{lost}.",)
+    return (f"The KV cache was filled up to {formatting.percent(utilization)}{lost}.",)
 
 
 def _in_flight(point: Point) -> float | None:
@@ -334,7 +337,7 @@ def _busy_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     if candidate.server_processes > 1:
         subject += f" of {candidate.server_processes} server processes"
     batches = f", on batches of {size:,.3g} samples" if size else ""
-    return (f"{subject} computed {stages.busy_share:.0%} of the time{batches}.",)
+    return (f"{subject} computed {formatting.percent(stages.busy_share)} of the time{batches}.",)
 
 
 def _sequence_reasons(stages: StageBreakdown) -> tuple[str, ...]:
@@ -368,7 +371,7 @@ def _why_queued(point: Point) -> str:
 
 def _gpu_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     utilization = stages.measurement.gpu_utilization
-    return () if utilization is None else (f"The GPU was busy {utilization:.0%} of the time.",)
+    return () if utilization is None else (f"The GPU was busy {formatting.percent(utilization)} of the time.",)
 
 
 def _disturbance_reasons(stages: StageBreakdown) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
 from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, ChangeKind, Forecast, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, formatting, outcome_values, summary
+from optimizer.results.formatting import percent, signed_percent
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 from optimizer.results.terminal_output import plain_table, print_table, wrap
 
@@ -88,7 +89,7 @@ def _print_stages(console: Console, explanation: Explanation) -> None:
         return
     table = plain_table("  stage of a request", ">ms", ">share")
     for stage, milliseconds in stages.items():
-        table.add_row(f"  {STAGE_NAMES[stage]}", f"{milliseconds:,.3f}", f"{milliseconds / total:.0%}")
+        table.add_row(f"  {STAGE_NAMES[stage]}", f"{milliseconds:,.3f}", percent(milliseconds / total))
     print_table(console, table)
 
 
@@ -102,19 +103,19 @@ def _binding_constraint(explanation: Explanation) -> Iterator[str]:
         why = explanation.no_recommendation_reason
         missed = f"{formatting.bound(binding.constraint)} is missed: {why}" if binding.constraint else None
         yield f"{missed or why[:1].upper() + why[1:]}."
-    elif binding.constraint is None or binding.beyond is None:
+    elif binding.constraint is None or binding.beyond is None or binding.gain is None:
         yield _no_bound_binds(explanation)
     else:
         value = formatting.value_of(binding.beyond, binding.constraint.metric)
         yield (
             f"{formatting.bound(binding.constraint)}: beyond it, trial {binding.beyond.trial} served "
-            f"{formatting.value_of(binding.beyond, 'throughput')} ({binding.gain:+.1%}), "
+            f"{formatting.value_of(binding.beyond, 'throughput')} ({signed_percent(binding.gain, 1)}), "
             f"with {formatting.short_metric(binding.constraint.metric)} {value}."
         )
     if explanation.has_recommendation:
         yield from _more_within(explanation)
         shares = ((bound, binding.used_shares.get(str(bound))) for bound in explanation.run.problem.sla)
-        used = [f"{share:.0%} of {formatting.bound(bound)}" for bound, share in shares if share is not None]
+        used = [f"{percent(share)} of {formatting.bound(bound)}" for bound, share in shares if share is not None]
         if used:
             yield f"The recommendation uses {', '.join(used)}."
         changes = explanation.changes
@@ -253,7 +254,7 @@ def _lowest_latency(latency: PredictedLatency, alone: str, explanation: Explanat
 def _effect(remedy: Remedy, explanation: Explanation) -> str:
     """Return the measurement of the changed configuration, or the forecast if there is none."""
     if remedy.measured is not None:
-        sign = f"{remedy.gain.estimate:+.0%}, " if remedy.gain and explanation.has_recommendation else ""
+        sign = f"{signed_percent(remedy.gain.estimate)}, " if remedy.gain and explanation.has_recommendation else ""
         return f"{sign}measured: {_measured(explanation, remedy.measured)}"
     if remedy.forecast is None:
         has_several = explanation.changes is not None and len(explanation.changes.latencies) > 1
@@ -281,7 +282,7 @@ def _effect_of_sla(other: OtherSla, best: Candidate | None, explanation: Explana
         gain = other.gain if explanation.has_recommendation else None
         return f"{_forecast_gain(gain, forecast, explanation)}{changed}{_refutation(other, explanation)}"
     is_other = point != explanation.subject.point
-    sign = f"{other.gain.estimate:+.0%}, " if other.gain and is_other else ""
+    sign = f"{signed_percent(other.gain.estimate)}, " if other.gain and is_other else ""
     text = f"{sign}measured: {_measured(explanation, point)}"
     bound_ms = explanation.run.problem.sla.latency_bound_ms(other.metric)
     latency_ms = METRICS[other.metric].value(point.measurement)
@@ -332,12 +333,14 @@ def _origin(changes: ChangeForecasts) -> str:
     fitted = f"fitted to {formatting.count(changes.measurement_count, 'measurement')} of this run"
     if changes.comes_from_simulator:
         return (
-            f"Simulated{within}, {fitted} (median error in throughput {changes.error:.0%}). Each change is "
+            f"Simulated{within}, {fitted} (median error in throughput {percent(changes.error)}). Each change is "
             f"simulated alone, at its best load.{_caution(changes)}"
         )
-    errors = [f"{latency.error:.0%} in {formatting.short_metric(latency.metric)}" for latency in changes.latencies]
+    errors = [
+        f"{percent(latency.error)} in {formatting.short_metric(latency.metric)}" for latency in changes.latencies
+    ]
     return (
-        f"Predicted{within} by a {changes.model} {fitted} (median error {changes.error:.0%} in throughput, "
+        f"Predicted{within} by a {changes.model} {fitted} (median error {percent(changes.error)} in throughput, "
         f"{', '.join(errors)}), corrected by Gaussian processes. Each change is predicted alone, at its best load, "
         f"with a 95 % interval.{_caution(changes)}"
     )
@@ -365,9 +368,9 @@ def _forecast_gain(gain: Gain | None, forecast: Forecast, explanation: Explanati
     if -NEGLIGIBLE_GAIN < low <= high < NEGLIGIBLE_GAIN:
         return "no difference is expected"
     if gain.interval is not None:
-        return f"{gain.estimate:+.0%} ({low:+.0%} to {high:+.0%})"
+        return f"{signed_percent(gain.estimate)} ({signed_percent(low)} to {signed_percent(high)})"
     expected = explanation.subject.point.throughput_infer_per_sec * (1 + gain.estimate)
-    return f"{gain.estimate:+.0%}, about {formatting.quantity(METRICS['throughput'], expected)}"
+    return f"{signed_percent(gain.estimate)}, about {formatting.quantity(METRICS['throughput'], expected)}"
 
 
 def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator[str]:
@@ -403,7 +406,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
 
 def _loss(share: float) -> str:
     """Return a lost share of the throughput: ``3.0% less``, or ``3.0% more`` for a negative one."""
-    return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
+    return f"{percent(abs(share), 1)} {'less' if share >= 0 else 'more'}"
 
 
 def _heading(console: Console, text: str) -> None:

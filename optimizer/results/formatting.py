@@ -114,6 +114,16 @@ def duration(seconds: float) -> str:
     return " ".join(parts) or "0 s"
 
 
+def percent(share: float, decimals: int = 0) -> str:
+    """Return a share as a percentage, such as ``85 %``."""
+    return f"{100 * share:.{decimals}f} %"
+
+
+def signed_percent(change: float, decimals: int = 0) -> str:
+    """Return a relative change as a percentage with its sign, such as ``+18 %``; zero is ``+0 %``."""
+    return f"{100 * change:+z.{decimals}f} %"
+
+
 def count(amount: int, noun: str) -> str:
     """Return the amount with its noun: 1 instance, or 2,000 instances."""
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"

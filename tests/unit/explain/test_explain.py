@@ -72,7 +72,7 @@ def test_the_bottleneck_follows_from_stage_times(
     assert stages.busy_share == pytest.approx(busy)
     result = find_bottleneck(stages, None if instances_gain is None else Gain(instances_gain))
     assert result.kind == kind
-    assert f"The 2 instances computed {busy:.0%} of the time" in " ".join(result.reasons)
+    assert f"The 2 instances computed {100 * busy:.0f} % of the time" in " ".join(result.reasons)
 
 
 def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
@@ -83,13 +83,13 @@ def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
     result = find_bottleneck(stages, None, {"client": Gain(0.01), "copying": Gain(0.2)})
     assert result.kind == "compute"
     assert (
-        "40% of a request's time is spent outside the server, but a faster network is not expected to raise the "
+        "40 % of a request's time is spent outside the server, but a faster network is not expected to raise the "
         "throughput." in result.reasons
     )
     copying = break_down_stages(*measured(0.5, network_ms=4.0, compute_infer_ms=1.0, compute_output_ms=2.0))
     result = find_bottleneck(copying, None, {"client": Gain(-0.1), "copying": Gain(0.0)})
     assert result.kind == "compute"
-    assert [reason.partition("%")[0] for reason in result.reasons if "not expected" in reason] == ["57", "29"]
+    assert [reason.partition(" %")[0] for reason in result.reasons if "not expected" in reason] == ["57", "29"]
     wide = Gain(0.0, ConfidenceInterval(-0.1, 0.3))
     assert find_bottleneck(stages, None, {"client": wide}).kind == "client", "it may gain"
 
@@ -98,14 +98,14 @@ def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none()
     stages = break_down_stages(*measured(0.5, latency_avg_ms=18.0, queue_ms=8.0, compute_infer_ms=1.0))
     assert stages.stages_ms == {"network_ms": 9.0, "queue_ms": 8.0, "compute_infer_ms": 1.0}
     (reason, *_) = find_bottleneck(stages, None).reasons
-    assert reason.startswith("50% of a request's time is spent outside the server")
+    assert reason.startswith("50 % of a request's time is spent outside the server")
 
 
 def test_the_instances_of_all_server_processes_are_counted() -> None:
     point, trials = measured(0.9, 2, compute_infer_ms=5.0)
     two_processes = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, 2),)))
     reasons = " ".join(find_bottleneck(break_down_stages(two_processes, trials), None).reasons)
-    assert "The 4 instances of 2 server processes computed 45% of the time" in reasons
+    assert "The 4 instances of 2 server processes computed 45 % of the time" in reasons
 
 
 def test_the_instances_of_all_gpus_are_counted() -> None:
@@ -401,7 +401,7 @@ def test_a_measurement_within_the_bounds_with_more_throughput_is_named() -> None
     assert "Another measurement within the bounds had more throughput: 18,486 infer/s" in shown
     assert "It is not recommended, because it was measured in the search only; fresh servers of this" in shown
     assert (
-        "p95 <= 30 ms: +1%, measured: 18,486 infer/s, p95 14.9 ms, concurrency 41; trial 7, one measurement of the "
+        "p95 <= 30 ms: +1 %, measured: 18,486 infer/s, p95 14.9 ms, concurrency 41; trial 7, one measurement of the "
         "search, which is within 20 ms too." in shown
     )
     assert "Its own test ended with UNDECIDED at 99 % confidence. The recommendation serves more." in shown

@@ -198,9 +198,15 @@ def streamed(load: int, ttft_ms: float, total_ms: float, queue_ms: float | None 
 @pytest.mark.parametrize(
     ("kind", "ttft_ms", "total_ms", "queue_ms", "words"),
     [
-        ("generation", 100.0, 400.0, 1.0, "75% of a request's time is spent between its first and its last response"),
-        ("waiting", 500.0, 700.0, 1.0, "68% of a request's time is spent waiting in the model"),
-        ("queue", 300.0, 400.0, 220.0, "55% of a request's time is spent in Triton's queue"),
+        (
+            "generation",
+            100.0,
+            400.0,
+            1.0,
+            "75 % of a request's time is spent between its first and its last response",
+        ),
+        ("waiting", 500.0, 700.0, 1.0, "68 % of a request's time is spent waiting in the model"),
+        ("queue", 300.0, 400.0, 220.0, "55 % of a request's time is spent in Triton's queue"),
         ("first response", 21.0, 22.0, None, "which takes as long in the quickest measurement (20.0 ms"),
     ],
 )
@@ -240,7 +246,7 @@ def test_the_use_of_the_kv_cache_is_a_reason() -> None:
     stages = break_down_stages(
         full_cache, [Trial(0, full_cache.candidate, ((full_cache.load, full_cache.measurement),))]
     )
-    assert "The KV cache was filled up to 97%, and 3 requests lost their place" in " ".join(
+    assert "The KV cache was filled up to 97 %, and 3 requests lost their place" in " ".join(
         find_bottleneck(stages, None).reasons
     )
 

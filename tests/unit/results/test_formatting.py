@@ -32,6 +32,8 @@ class TestWords:
             "unknown",
         ]
         assert [formatting.clock(value) for value in (-1, 65.4, 3723)] == ["0:00", "1:05", "1:02:03"]
+        assert [formatting.percent(0.846), formatting.percent(0.0453, 1)] == ["85 %", "4.5 %"]
+        assert [formatting.signed_percent(value) for value in (0.18, -0.001)] == ["+18 %", "+0 %"]
         durations = [formatting.duration(value) for value in (0.2, 25, 180, 100.4, 7500)]
         assert durations == ["0 s", "25 s", "3 min", "1 min 40 s", "2 h 5 min"]
         assert [formatting.exact(value) for value in (20.0, 0.5, 4e6)] == ["20", "0.5", "4,000,000"]
