@@ -7,6 +7,7 @@ import pytest
 from optimizer.deploy import runtime
 from tests.command_fixtures import UNDECIDED, Run, Sandbox, run_tune
 from tests.repositories import write_python_model
+from tests.stack.test_main_job import write_steady
 
 SLA_MS = 1000.0
 SLOW_SLA_MS, SLOWDOWN, MOST_IN_FLIGHT = 80.0, 1.4, 48
@@ -39,8 +40,9 @@ space:
 
 @pytest.mark.alone(exclusive=True)  # other tests would disturb most windows
 def test_a_model_far_inside_the_bound_passes(sandbox: Sandbox) -> None:
+    write_steady(sandbox.working_folder)
     arguments = ["--sla-p95", f"{SLA_MS:.0f}ms", "--budget", "90s", "--max-trials", "1"]
-    run = Run(sandbox, run_tune(sandbox, *arguments, "--json", "mlp"))
+    run = Run(sandbox, run_tune(sandbox, *arguments, "--json", "steady.yaml"))
     if "the machine was disturbed" in (run.document["undecided_cause"] or ""):
         pytest.skip("other processes disturbed the windows, whatever the latency")
     assert (run.document["verdict"], run.document["undecided_cause"]) == ("PASS", None), run.document["confirmation"]

@@ -18,10 +18,12 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.metrics_page import read_metrics_page
+from optimizer.model.repository import read_repository_model
 from optimizer.options.server_options import latency_quantiles
 from optimizer.results.finished_run import read_run
 from optimizer.watch.server_metrics import models_of, read_server
 from tests.command_fixtures import FINISHED, UNDECIDED, Sandbox, Tune
+from tests.stack.test_main_job import write_steady
 from tests.stack_fixtures import served
 
 pytestmark = pytest.mark.alone
@@ -33,10 +35,10 @@ LOWEST_RATE = 40.0  # requests per second
 TIMES = {"queue time", "execution time", "time in the server"}
 
 
-def test_a_low_load_fits_and_larger_requests_do_not(
-    sandbox: Sandbox, tune: Tune, mlp: ModelSource, tmp_path: Path
-) -> None:
-    tuned = tune("--sla-p95", "500ms", "--sla-p97", "500ms", *BRIEFLY, "mlp")
+def test_a_low_load_fits_and_larger_requests_do_not(sandbox: Sandbox, tune: Tune, tmp_path: Path) -> None:
+    write_steady(sandbox.working_folder)
+    steady = read_repository_model(sandbox.working_folder / "models", "sleeper", gpu=False)
+    tuned = tune("--sla-p95", "500ms", "--sla-p97", "500ms", *BRIEFLY, "steady.yaml")
     assert tuned.code in FINISHED, tuned.stderr_lines
     (folder,) = (sandbox.working_folder / "results").glob("*/*")
     run = read_run(folder)
@@ -46,9 +48,9 @@ def test_a_low_load_fits_and_larger_requests_do_not(
 
     exported = latency_quantiles(run.problem.sla.latency_levels)
     settings = TargetSettings(tmp_path / "tritonserver.log", exports_metrics=True, arguments=exported)
-    target = EmbeddedTarget(mlp, settings)
+    target = EmbeddedTarget(steady, settings)
     with contextlib.closing(target), target.deploy(recommended.candidate) as endpoint:
-        assert models_of(read_metrics_page(endpoint.metrics)) == ["mlp"]
+        assert models_of(read_metrics_page(endpoint.metrics)) == ["sleeper"]
 
         def watched(load: LoadPoint) -> tuple[int, dict[str, Any]]:
             with served(endpoint, load, tmp_path / "client.log"):
@@ -73,14 +75,15 @@ def test_a_low_load_fits_and_larger_requests_do_not(
         assert fits["unchecked_bounds"] == []
         assert fits["search"]["earlier_trials"] == len(run.trials)
 
-        code, larger = watched(LoadPoint(8, request_rate=round(rate)))
+        size = recommended.candidate.max_batch_size
+        code, larger = watched(LoadPoint(size, request_rate=round(rate)))
         assert (code, larger["verdict"]) == (1, "FAIL"), larger
         statuses = {check["name"]: check["status"] for check in larger["checks"]}
         assert statuses["samples per request"] == "differs"
         commands = " ".join(step["command"] or "" for step in larger["next_steps"])
-        assert "--request-batch-size 8" in commands
+        assert f"--request-batch-size {size}" in commands
         assert f"--warm-start {folder}" in fits["search"]["command"]
-        assert "--request-batch-size 8" in larger["search"]["command"]
+        assert f"--request-batch-size {size}" in larger["search"]["command"]
         assert "--warm-start" not in larger["search"]["command"], "tune takes measurements of the same size only"
 
 
