@@ -87,7 +87,7 @@ def test_perf_analyzer_sends_sequences_of_the_same_length(perf_analyzer: PerfAna
 
 
 def test_a_run_ends_with_a_recommendation_that_loads(tune: Tune, tmp_path: Path) -> None:
-    briefly = ("--budget", "20s", "--max-trials", "3", "--measurement-interval", "100ms", "--no-confirmation")
+    briefly = ("--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-confirmation")
     ended = tune("--sla-p95", "500ms", *briefly, "accumulator")
     assert ended.code in FOUND, ended.stderr
     (best,) = tmp_path.rglob("best/config.pbtxt")

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from tests.command_fixtures import FINISHED, Sandbox, Tune
+from tests.stack.test_main_job import write_steady
 
 BRIEFLY = ("--budget", "10s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-output-check")
 
@@ -15,11 +16,12 @@ BRIEFLY = ("--budget", "10s", "--max-trials", "2", "--measurement-interval", "10
 def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refused(
     sandbox: Sandbox, tune: Tune
 ) -> None:
-    first = tune("--sla-p95", "500ms", *BRIEFLY, "--out", "there", "mlp")
+    write_steady(sandbox.working_folder)
+    first = tune("--sla-p95", "500ms", *BRIEFLY, "--out", "there", "steady.yaml")
     assert first.code in FINISHED, first.stderr_lines  # in so short a time no load may be steady
     (there,) = (sandbox.working_folder / "there").glob("*/*")
     before = (there / "trials.csv").read_bytes()
-    warm = tune("--sla-p95", "500ms", *BRIEFLY, "--warm-start", there, "mlp")
+    warm = tune("--sla-p95", "500ms", *BRIEFLY, "--warm-start", there, "steady.yaml")
     assert warm.code in FINISHED, warm.stderr_lines
     (run_folder,) = (sandbox.working_folder / "results").glob("*/*")
     info, their_info = (json.loads((folder / "run.json").read_text()) for folder in (run_folder, there))
@@ -30,14 +32,15 @@ def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refus
     assert {row["fingerprint"] for row in rows(run_folder)} == {info["fingerprint"]["id"]}
     assert (there / "trials.csv").read_bytes() == before
 
-    shutil.copytree(run_folder, sandbox.working_folder / "moved")
+    moved = run_folder.with_name("moved")  # at the same depth, because it names the profile by a relative path
+    shutil.copytree(run_folder, moved)
     info["fingerprint"]["cpu_count"] += 2  # as if it had been measured on another machine
-    (sandbox.working_folder / "moved" / "run.json").write_text(json.dumps(info))
-    refused = tune("--resume", "moved")
+    (moved / "run.json").write_text(json.dumps(info))
+    refused = tune("--resume", moved)
     assert refused.code == 2
     (line,) = refused.stderr_lines
-    assert "moved: was measured with another device, server or perf_analyzer (cpu count " in line
-    assert "begin a new run (--warm-start moved learns from that one)" in line
+    assert f"{moved}: was measured with another device, server or perf_analyzer (cpu count " in line
+    assert f"begin a new run (--warm-start {moved} learns from that one)" in line
 
     shutil.rmtree(there)
     assert tune("--resume", run_folder).code in FINISHED
