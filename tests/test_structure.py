@@ -6,6 +6,7 @@ import pytest
 
 from tests.structure import (
     ROOT,
+    code_lines,
     imports_of,
     module_cycles,
     package_levels,
@@ -60,3 +61,19 @@ def test_modules_that_import_each_other_are_reported() -> None:
 )
 def test_a_file_that_names_the_sla_or_asks_it_is_listed(source: str, names: list[str]) -> None:
     assert sla_names(source) == names
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("", 0),
+        ("x = 1  # a comment\n\n# another\n", 1),
+        ("'''A docstring\n\nof three lines.'''\nx = 1\n", 1),
+        ("class A:\n    'One.'\n\n    async def f(self):\n        'Two.'\n        return 1\n", 3),
+        ("text = '''not a\n\ndocstring'''\n", 3),
+        ("f(\n    1,\n    # the second\n    2,\n)\n", 4),
+        ("def f():\n    x = 1\n    'no docstring'\n", 3),
+    ],
+)
+def test_lines_of_code_are_without_comments_and_docstrings(source: str, lines: int) -> None:
+    assert code_lines(source) == lines
