@@ -173,10 +173,10 @@ def share_spread(counts: MissCounts, allowed: float, prior_std: float = PRIOR_SH
 def overdispersion(requests: Windows, tail: Windows, other_shares: Windows = ()) -> float:
     """Return how much more the counts of neighboring windows differ than independent requests would, at least 1.
 
-    Differences of neighbors leave slow changes of the mean out (von Neumann 1941). So are those of neighbors whose
-    CPU shares of other processes differ by more than USUAL_RANGE: a verdict is about the machine states that were
-    observed. If these are more than half of all neighbors, none is left out, because the rest would be too few.
-    Windows without requests have no share and are left out.
+    Differences of neighbors leave slow changes of the mean out (von Neumann 1941). Differences of neighbors whose CPU
+    shares of other processes differ by more than USUAL_RANGE are left out too: a verdict is about the machine states
+    that were observed. If these are more than half of all neighbors, none is left out, because the rest would be too
+    few. Windows without requests have no share and are left out.
 
     Args:
         requests: Requests of each window of each server.
