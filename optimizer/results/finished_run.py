@@ -23,13 +23,12 @@ from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import MAX_CPU_COUNT
 from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import ENDED, RunFolder
 from optimizer.store.run_lookup import find_run
 from optimizer.store.trials_reader import INTEGER_RANGES, LOAD_COLUMNS, NUMBER_RANGES
 from optimizer.store.trials_table import TrialsTable
 
 MAX_REASON_LENGTH = 300
-ENDED = ("found", "none")  # the states of a run that ended normally
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, TuneError
@@ -28,6 +28,7 @@ SCHEMA_VERSION = 1  # raised with every change of run.json that an older or newe
 MAX_INFO_BYTES = 64 << 20  # of a record, which may come from anywhere
 MAX_REASON_LENGTH = 200  # characters of a fault in a message
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
+ENDED: Final = ("found", "none")  # the states of a run that ended normally
 MODEL_HASH, HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
 STAMP_FORMAT = "%Y%m%d-%H%M%S"
@@ -259,23 +260,17 @@ class RunFolder:
 
         Raises EnvironmentFault if it cannot be written.
         """
-        write_atomically(self.info, json.dumps({**self._head(options), **facts}, indent=2) + "\n")
+        started_in = os.path.relpath(Path.cwd(), self.path.resolve())
+        head = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in}
+        info = {**head, "signature": sign(external_values(options)), **facts}
+        write_atomically(self.info, json.dumps(info, indent=2) + "\n")
 
-    def update_info(self, facts: Mapping[str, Any], options: RunOptions | None = None) -> None:
-        """Replace the keys of ``facts`` in run.json, and the options if some are given. All other keys remain.
+    def update_info(self, facts: Mapping[str, Any]) -> None:
+        """Replace the keys of ``facts`` in run.json. All other keys keep their values.
 
         Raises BadInputError as ``read_info``, and EnvironmentFault if it cannot be written.
         """
-        head = {} if options is None else self._head(options)
-        write_atomically(self.info, json.dumps({**self._read_document(), **head, **facts}, indent=2) + "\n")
-
-    def _head(self, options: RunOptions) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "options": asdict(options),
-            "started_in": os.path.relpath(Path.cwd(), self.path.resolve()),
-            "signature": sign(external_values(options)),
-        }
+        write_atomically(self.info, json.dumps({**self._read_document(), **facts}, indent=2) + "\n")
 
 
 def damaged_record(path: Path, kind: str, fault: str | Exception) -> BadInputError:

@@ -31,15 +31,14 @@ from optimizer.machine.hardware import Fingerprint
 from optimizer.options import server_options
 from optimizer.options.addresses import redact, redact_header, redact_words
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import RunOptions
 from optimizer.results import result_document, summary
-from optimizer.results.finished_run import ENDED, FinishedRun, candidate_document
+from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.performance_model import model_type
-from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder, remove_configs, write_configs
+from optimizer.store.run_folder import ENDED, WRITTEN_FORMAT, RunFolder, remove_configs, write_configs
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import PerfAnalyzerReason
 from optimizer.study.scheduler import SearchEnd
@@ -178,16 +177,13 @@ class RunRecord:
         )
 
     def write_start(self) -> None:
-        """Write run.json at the start of a session that searches.
+        """Write run.json without a result at the start of a session.
 
-        A run that had ended keeps its status and its result until the session ends, also if it is killed. Raises
-        EnvironmentFault if it cannot be written, and BadInputError if it is damaged.
+        The status is ``running`` until the session ends, also if it is killed: its search is then to be continued. A
+        session that only confirms calls this only if run.json is missing. Raises EnvironmentFault if it cannot be
+        written.
         """
-        if not self.folder.info.exists() or self.folder.read_info().get("status") not in ENDED:
-            self._write_info("running", "", {})
-            return
-        options = self._recorded_options()
-        self.folder.update_info({**self._start_facts(options), "times": self._times()}, options)
+        self._write_info("running", "", {})
 
     def write(self, status: str, outcome: Outcome, reason: str = "") -> dict[str, Any]:
         """Write run.json and the derived files. Return the document of ``--json``.
@@ -236,34 +232,22 @@ class RunRecord:
             write_page(run)
             self._write_info(status, "", document)
 
-    def _recorded_options(self) -> RunOptions:
-        """Return the options of the run without passwords and values of headers."""
-        options = self.environment.options
-        return replace(
-            options,
-            storage=options.storage and redact(options.storage),
-            headers=tuple(map(redact_header, options.headers)),
-        )
-
-    def _start_facts(self, options: RunOptions) -> dict[str, Any]:
-        """Return the keys of run.json that a session changes at its start, by name; ``options`` are recorded."""
-        return {
-            "command": command_line(options),
-            "argv": ["tune", *(redact(word) for word in redact_words(_arguments()))],
-            "written": time.strftime(WRITTEN_FORMAT),
-            "spent": asdict(self.spent),
-        }
-
     def _write_info(self, status: str, reason: str, document: Mapping[str, Any]) -> None:
         """Write run.json, with secrets replaced. ``document`` is that of ``--json``, empty without a result."""
-        options = self._recorded_options()
+        options = replace(
+            self.environment.options,
+            storage=self.environment.options.storage and redact(self.environment.options.storage),
+            headers=tuple(map(redact_header, self.environment.options.headers)),
+        )
         self.folder.write_info(
             options,
             {
                 "status": status,
                 "verdict": document.get("verdict"),
                 "reason": reason,
-                **self._start_facts(options),
+                "command": command_line(options),
+                "argv": ["tune", *(redact(word) for word in redact_words(_arguments()))],
+                "written": time.strftime(WRITTEN_FORMAT),
                 "problem": problem_document(self.task),
                 "hardware": {**asdict(self.environment.hardware), "system": platform.platform()},
                 "fingerprint": self.fingerprint.to_document(),
@@ -278,6 +262,7 @@ class RunRecord:
                 "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
                 "commands": f"logs/{COMMAND_LOG}",
                 "times": self._times(),
+                "spent": asdict(self.spent),
                 "result": document,
             },
         )
@@ -320,8 +305,7 @@ KEYS: Final = {
     "started_in": "Folder that relative paths start from, relative to the folder of the run.",
     "signature": "HMAC-SHA256, by a key of the user, of options that name code, addresses or data; may be null.",
     "status": "`running`, also of a run that was killed; `found`, `none` (nothing is recommended), `interrupted`, "
-    "`failed`, or `left` (other workers continue the shared study). A later session of a run that had ended "
-    "changes it at its end only.",
+    "`failed`, or `left` (other workers continue the shared study). `tune verify` changes it at its end only.",
     "verdict": "PASS, FAIL or UNDECIDED; null before the end.",
     "reason": "Error of a failed run; empty for another one.",
     "command": "Command that reproduces the run, with all options that are not the default.",

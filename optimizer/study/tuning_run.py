@@ -184,7 +184,7 @@ class _Session:
             record.spent = record.spent.next_session(table.read(), self.cluster.worker_count if self.cluster else 1)
             spent = record.spent.seconds
             if self.mode is not RunMode.CONFIRM or not folder.info.exists():
-                record.write_start()  # a continued confirmation writes nothing before its plan
+                record.write_start()  # a continued confirmation keeps the status, also if it is killed
             on_progress = environment.on_progress
             searcher = partial(open_searcher, options, task, folder, fingerprint, transferred, spent, on_progress)
             setup = StudySetup(task, record, table, searcher, open_observer, spent, self.mode, self.confirm_seconds)

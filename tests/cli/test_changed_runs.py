@@ -11,11 +11,11 @@ import pytest
 
 from objectives.sequential import LOOKS
 from optimizer.confirmation.plan import ConfirmationPlan
-from optimizer.core.budget import SpentTime, read_spent_time
+from optimizer.core.errors import DeploymentError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
-from optimizer.results.finished_run import ENDED, read_run, why_unfinished
+from optimizer.results.finished_run import read_run, why_unfinished
 from optimizer.results.recommendation import assess
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
@@ -43,6 +43,7 @@ class FinishedFolder:
     run: RunFolder
     working_folder: Path
     record: RunRecord
+    table: TrialsTable
 
     def write_profile(self, replaced: str, replacement: str) -> None:
         text = PROFILE.replace(replaced, replacement)
@@ -76,7 +77,7 @@ def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> FinishedFolde
     record = RunRecord(run, environment, task, fingerprint, ())
     record.write("found", outcome)
     assert json.loads(run.info.read_text())["verdict"] == "PASS"
-    return FinishedFolder(RunFolder(here / run.path), here, record)
+    return FinishedFolder(RunFolder(here / run.path), here, record, table)
 
 
 def other_model(finished: FinishedFolder) -> None:
@@ -168,32 +169,16 @@ def test_a_planned_confirmation_keeps_the_result_of_the_run(finished: FinishedFo
     assert {**after, **changed} == {**before, **changed}
 
 
-@pytest.mark.parametrize("status", ENDED)
-def test_a_continued_search_keeps_the_result_until_its_end(status: str, finished: FinishedFolder) -> None:
-    """The session may be killed. The next one continues with the options and the time of the killed one."""
-    change_info(finished.run.path, status=status)
-    before, files = finished.run.read_info(), finished.files()
-    options = replace(finished.record.environment.options, budget_seconds=1234.0)
-    environment = replace(finished.record.environment, options=options)
-    spent = SpentTime(50.0, 60.0, 2)
-    replace(finished.record, environment=environment, spent=spent).write_start()
-    after = finished.run.read_info()
-    assert finished.run.read_options().budget_seconds == 1234.0
-    assert finished.run.is_own(finished.run.read_options())
-    assert read_spent_time(after["spent"]) == spent
-    assert "--budget 1234s" in after["command"]
-    changed = dict.fromkeys(("command", "argv", "written", "spent", "times", "options"))
-    assert {**after, **changed} == {**before, **changed}
-    assert {path for path, content in finished.files().items() if content != files[path]} == {finished.run.info}
-    assert why_unfinished(read_run(finished.run.path)) == ""
-
-
-@pytest.mark.parametrize("status", ["interrupted", "failed", "left", "running"])
-def test_a_run_that_had_not_ended_is_running_while_it_is_continued(status: str, finished: FinishedFolder) -> None:
+@pytest.mark.parametrize("status", ["found", "none", "interrupted", "failed", "left", "running"])
+def test_a_continued_search_that_is_killed_leaves_the_run_unfinished(status: str, finished: FinishedFolder) -> None:
+    """The trials are no longer those of the result: the last one may have failed, which drops its measurements."""
     change_info(finished.run.path, status=status)
     finished.record.write_start()
-    assert finished.run.read_info()["status"] == "running"
-    assert finished.run.read_info()["result"] == {}
+    last = finished.table.read()[-1]
+    finished.table.append_failure(last.with_failure(DeploymentError("the model does not load")))
+    killed = read_run(finished.run.path)
+    assert why_unfinished(killed) == "the run was killed"
+    assert killed.info["result"] == {}
 
 
 def test_a_run_is_read_with_the_cpus_that_its_search_had(finished: FinishedFolder) -> None:
