@@ -43,6 +43,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.store.recording import Recording, baselines, read_recording
+from optimizer.store.run_folder import ENDED
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
 
@@ -119,7 +120,7 @@ def _made_runs(folder: Path, budget: str) -> list[Path]:
     runs = []
     for model in MODELS:
         earlier = [path.parent for path in sorted(folder.glob(f"{model}/*/run.json"))]
-        made = [run for run in earlier if read_run(run).status in ("found", "none")]
+        made = [run for run in earlier if read_run(run).status in ENDED]
         if not made:
             print_progress(f"tune {model}")
             try:

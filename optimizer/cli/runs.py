@@ -14,6 +14,7 @@ from optimizer.core.safe_text import is_folder, one_line, show_path
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.option import DEFAULTS
 from optimizer.options.values import quote
+from optimizer.store.run_folder import ENDED
 from optimizer.store.run_list import FLAG, ListedRun, delete_run, find_deletable, list_runs
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _result_text(run: ListedRun) -> str:
     """Return the verdict of a run that ended by itself, otherwise its status."""
     if run.kind == "sweep":
         return "sweep" if run.status == "done" else f"sweep, {run.status}"
-    return run.verdict if run.status in ("found", "none") and run.verdict else run.status
+    return run.verdict if run.status in ENDED and run.verdict else run.status
 
 
 def _delete(arguments: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from optimizer.results.report.parameter_effects import ParameterSample, importan
 from optimizer.results.report.tables import ReportTable
 from optimizer.results.shared_memory_effect import effect_of_trial
 from optimizer.results.summary import NextStep
+from optimizer.store.run_folder import ENDED
 
 CONFIG = "config.pbtxt"
 MAX_MODELS = 64  # models of an ensemble whose files are read
@@ -218,7 +219,7 @@ def _throughput(outcome: Outcome) -> str:
 
 def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     """Return what to do next; None if other workers continue the study of the run."""
-    if run.status in ("found", "none"):
+    if run.status in ENDED:
         can_serve = run.options.target in ON_THIS_MACHINE
         longer = one_line(command_with_larger_budget(run.options), MAX_COMMAND_LENGTH)
         return summary.next_step(
