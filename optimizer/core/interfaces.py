@@ -162,8 +162,9 @@ class CpuInterval:
 class ResourceUsage:
     """Resources that the server used during a recording, filled when the recording ends. None means unknown.
 
-    The fields have the meaning of those of ``Measurement``. ``cpu_intervals`` are successive parts of the recording,
-    from which ``other_cpu_share`` is that of a part; they are empty if it is unknown.
+    The fields have the meaning of those of ``Measurement``. ``cpu_intervals`` are successive parts of the recording;
+    ``added_to`` computes the ``other_cpu_share`` of one measurement from them. They are empty if the CPU time is
+    unknown.
     """
 
     gpu_utilization: float | None = None
@@ -188,7 +189,8 @@ class ResourceUsage:
     def added_to(self, measurement: Measurement) -> Measurement:
         """Return ``measurement``, which was taken during the recording, with the resources that are known.
 
-        Its CPU share of others is that of its own time, or that of the whole recording if its time is unknown.
+        ``other_cpu_share`` covers the time of the measurement. If that time or its CPU intervals are unknown, it
+        covers the whole recording.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "cpu_intervals"}
         known = {name: value for name, value in values.items() if value is not None}
@@ -205,7 +207,9 @@ class ResourceUsage:
         pairs = list(zip(parts, self.cpu_intervals, strict=True))
         total_seconds = sum(part * interval.total_seconds for part, interval in pairs)
         other_seconds = sum(part * interval.other_seconds for part, interval in pairs)
-        return round(min(1.0, max(0.0, other_seconds / total_seconds)), 4) if total_seconds else None
+        if total_seconds <= 0:  # there is no interval, or a counter of the kernel has fallen
+            return None
+        return round(min(1.0, max(0.0, other_seconds / total_seconds)), 4)
 
 
 class Telemetry(Protocol):

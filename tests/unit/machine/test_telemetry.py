@@ -190,11 +190,16 @@ def test_the_cpu_time_of_a_recording_is_divided_into_short_intervals() -> None:
         (10.5, 12.5, 0.3688),  # (-0.05 * 0.5 + 2.0 * 0.75) / (2.0 * 0.5 + 4.0 * 0.75)
         (12.0, 20.0, 0.5),
         (13.0, 14.0, 0.3),  # it has no interval
+        (20.0, 21.0, 0.3),  # a counter of the kernel has fallen
         (None, None, 0.3),
     ],
 )
 def test_a_window_has_the_cpu_share_of_its_own_time(begin: float | None, end: float | None, share: float) -> None:
-    intervals = [CpuInterval(10.0, 11.0, 2.0, -0.05), CpuInterval(11.0, 13.0, 4.0, 2.0)]
+    intervals = [
+        CpuInterval(10.0, 11.0, 2.0, -0.05),
+        CpuInterval(11.0, 13.0, 4.0, 2.0),
+        CpuInterval(20.0, 21.0, -0.01, 0.02),
+    ]
     usage = ResourceUsage(server_memory_bytes=1e6, other_cpu_share=0.3, cpu_intervals=intervals)
     window = Measurement(100.0, begin_unix_seconds=begin, end_unix_seconds=end)
     assert usage.added_to(window) == replace(window, server_memory_bytes=1e6, other_cpu_share=share)
