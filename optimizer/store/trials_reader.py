@@ -138,8 +138,8 @@ DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, L
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
     "confirmation": "Number of the fresh server in the run, from 1; empty for measurements of the search.",
     "confirmation_error": "Error probability of the test of this load; empty if the configuration is only compared.",
-    "confirmation_repeats": "Number of the lost server of an earlier session that this server repeats. Servers of "
-    "the configuration that were lost after it do not count either. Empty for others.",
+    "confirmation_repeats": "Number of the first lost server of an earlier session that this server repeats. That "
+    "server and all lost ones of the configuration after it do not count. Empty for others.",
     "load_generator": f"`{CROSS_CHECK_GENERATOR}` for a measurement that checks tune's own client; empty for others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
