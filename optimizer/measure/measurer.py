@@ -281,7 +281,7 @@ class MeasurementSteps(Protocol):
         """Return ``trial`` with the measurement of ``load``. Raises ServerCrashed."""
 
     def is_worth_retrying(self) -> bool:
-        """Return whether to deploy the candidate again after a crash."""
+        """Return whether to deploy the candidate again. Called once after each crash."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Read the study of another run that ``--warm-start`` names, and selects the trials that fit the problem."""
+"""Read the study of another run that ``--warm-start`` names, and select the trials that fit the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drive one study on the workers of a cluster: sends trials, records their events, and repeats lost trials."""
+"""Drive one study on the workers of a cluster: send trials, record their events, and repeat lost trials."""
 
 from __future__ import annotations
 

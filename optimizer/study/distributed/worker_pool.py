@@ -1,4 +1,4 @@
-"""Start the workers on a Ray cluster, and keeps only those whose measurements are comparable."""
+"""Start the workers on a Ray cluster, and keep only those whose measurements are comparable."""
 
 from __future__ import annotations
 
