@@ -239,7 +239,7 @@ def test_the_size_is_that_of_the_versions_that_are_served(policy: str, served: l
 
 
 @pytest.mark.parametrize(
-    ("line", "mend"),
+    ("line", "fix"),
     [
         ('platform: "tensorrt_plan"', "export it to ONNX"),
         ('platform: "tensorflow_savedmodel"', "export it to ONNX"),
@@ -249,12 +249,12 @@ def test_the_size_is_that_of_the_versions_that_are_served(policy: str, served: l
         ('platform: "torch_aoti"', 'write backend: "pytorch" instead of the platform'),
     ],
 )
-def test_a_backend_that_is_not_in_the_server_is_refused(line: str, mend: str, tmp_path: Path) -> None:
+def test_a_backend_that_is_not_in_the_server_is_refused(line: str, fix: str, tmp_path: Path) -> None:
     write_model(tmp_path, "m", line, doubler())
     has = "not in the embedded server, which has onnxruntime, python, pytorch; only a server of your own that has it"
     with pytest.raises(BadInputError, match=re.escape(has)) as error:
         read_repository_model(tmp_path, "m", gpu=False)
-    assert mend in str(error.value)
+    assert fix in str(error.value)
 
 
 PYTORCH = """\

@@ -174,19 +174,19 @@ def test_an_unavailable_database_is_reported_on_one_line_without_the_password(st
 
 
 @pytest.mark.parametrize(
-    ("driver", "storage", "mend"),
+    ("driver", "storage", "fix"),
     [
         ("psycopg", "postgres://me:secret@host/db", r"pip install 'tritune\[postgresql\]'"),
         ("pymysql", "mysql://host/db", "pip install pymysql"),
         ("nodriver", "sqlite+nodriver:///x.db", None),
     ],
 )
-def test_a_missing_driver_is_named_with_its_mend(
-    monkeypatch: pytest.MonkeyPatch, driver: str, storage: str, mend: str | None
+def test_a_missing_driver_is_named_with_its_fix(
+    monkeypatch: pytest.MonkeyPatch, driver: str, storage: str, fix: str | None
 ) -> None:
     for module in (driver, "psycopg2", "MySQLdb"):
         monkeypatch.setitem(sys.modules, module, None)
-    message = f"its database driver is not installed; {mend}" if mend else "unknown kind of database"
+    message = f"its database driver is not installed; {fix}" if fix else "unknown kind of database"
     with pytest.raises(BadInputError, match=message):
         reopened(storage)
 

@@ -523,10 +523,10 @@ def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchReco
 @pytest.mark.parametrize(
     ("is_terminal", "shown"),
     [
-        (True, "tuning ranker on the embedded server, for at most\n0:12 minutes: highest throughput\n"),
+        (True, "tuning ranker on the embedded server, for at most\n12 s: highest throughput\n"),
         (
             False,
-            r"\d\d:\d\d:\d\d tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput\n",
+            r"\d\d:\d\d:\d\d tuning ranker on the embedded server, for at most 12 s: highest throughput\n",
         ),
     ],
 )
@@ -534,7 +534,7 @@ def test_lines_are_wrapped_on_a_terminal_only(is_terminal: bool, shown: str) -> 
     text = io.StringIO()
     console = Console(width=50, file=text, force_terminal=is_terminal, color_system=None)
     on_progress, _ = make_progress(console, with_time=True)
-    on_progress("tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput")
+    on_progress("tuning ranker on the embedded server, for at most 12 s: highest throughput")
     assert re.fullmatch(shown, text.getvalue())
 
 
