@@ -10,11 +10,12 @@ from pathlib import Path
 
 from optimizer.config import gpu_placement
 from optimizer.config.backends import backend_of, is_ensemble
+from optimizer.config.model_source import ModelSource
 from optimizer.config.ort_settings import uses_openvino
-from optimizer.config.search_space import Problem
+from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Target, Telemetry, TrialStore
+from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Telemetry, TrialStore
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
@@ -70,6 +71,7 @@ NO_POWER = (
     "choose throughput, latency-p95 or memory"
 )
 ObserverFactory = Callable[[Problem, Budget, Hardware], AbstractContextManager[ProgressObserver]]
+TargetMaker = Callable[[ModelSource, SearchSpace, RunOptions, TargetSettings], ServerTarget]
 
 
 @dataclass(frozen=True)
@@ -91,21 +93,6 @@ class ServerResources:
     client_shares_cpus: bool | None
     cpu_quota: float | None
     server_uses_gpus: bool | None
-
-
-@contextmanager
-def closed_at_end(target: Target) -> Iterator[None]:
-    """Close ``target`` at the end of the context. An error of closing is a note of an error of the context."""
-    with ExitStack() as opened:
-        opened.callback(target.close)
-        try:
-            yield
-        except TuneError as error:
-            try:
-                opened.close()
-            except TuneError as second:
-                error.add_note(str(second))
-            raise
 
 
 @dataclass(frozen=True)
@@ -200,11 +187,13 @@ class Environment:
         folder: RunFolder,
         ports: tuple[ServerPorts, ...] = (),
         arguments: tuple[str, ...] = (),
+        *,
+        make_target: TargetMaker = target_factory.make_target,
     ) -> Iterator[ServerTarget]:
-        """Yield the target that serves ``task``, and close it at the end. Its log is in ``folder``.
+        """Yield the target that ``make_target`` returns for ``task``, and close it at the end.
 
-        ``ports`` and ``arguments`` are those of its servers if clients of the user connect to them. If the work has
-        failed too, the error of closing is a note of its error.
+        Its log is in ``folder``. ``ports`` and ``arguments`` are those of its servers if clients of the user connect
+        to them. An error of closing is a note of the error that ended the context, if there is one.
         """
         settings = TargetSettings(
             log=folder.server_log,
@@ -218,9 +207,17 @@ class Environment:
             model_load_timeout_seconds=model_load_timeout_within(self.options.budget_seconds),
         )
         self._ensure_openvino(task)  # a sweep may name it after ``make_task``, and a node of a cluster may lack it
-        target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
-        with closed_at_end(target):
-            yield target
+        target = make_target(task.source, task.problem.space, self.options, settings)
+        with ExitStack() as opened:
+            opened.callback(target.close)
+            try:
+                yield target
+            except TuneError as error:
+                try:
+                    opened.close()
+                except TuneError as second:
+                    error.add_note(str(second))
+                raise
 
     def make_measurer(self, task: Task, folder: RunFolder, table: TrialStore, observer: ProgressObserver) -> Measurer:
         """Return the measurer of ``task``. It writes to ``table`` and reports to ``observer``."""

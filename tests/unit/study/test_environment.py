@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,8 @@ from optimizer.machine.cpus import CpuPlacement, CpuTopology
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.store.recording import RecordedServer
-from optimizer.study.environment import Environment, closed_at_end
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.environment import Environment
 from optimizer.study.task import Task
 from tests.repositories import write_sleeper
 
@@ -49,21 +51,27 @@ def test_server_and_load_generator_have_cpus_of_their_own(environment: Environme
 class UnclosableTarget(RecordedServer):
     """A target whose server cannot be restored when it is closed."""
 
+    server_version = ""
     closed = 0
+
+    def start(self) -> None:
+        """Do nothing: nothing is deployed."""
 
     def close(self) -> None:
         self.closed += 1
         raise ServerFault("not restored")
 
 
-def test_an_error_of_closing_does_not_hide_the_error_before() -> None:
+def test_an_error_of_closing_does_not_hide_the_error_before(environment: Environment, tmp_path: Path) -> None:
+    task = cast("Task", SimpleNamespace(**vars(task_with()), source=SimpleNamespace(models={})))
     target = UnclosableTarget(())
-    with pytest.raises(ServerFault, match="no longer answers") as caught, closed_at_end(target):
+    opened = partial(environment.open_target, task, RunFolder(tmp_path), make_target=lambda *_: target)
+    with pytest.raises(ServerFault, match="no longer answers") as caught, opened():
         raise ServerFault("no longer answers")
     assert caught.value.__notes__ == ["not restored"]
     assert target.closed == 1
-    with pytest.raises(ServerFault, match="not restored"), closed_at_end(target):
-        pass
+    with pytest.raises(ServerFault, match="not restored"), opened() as yielded:
+        assert yielded is target
     assert target.closed == 2
 
 
