@@ -413,13 +413,13 @@ def _further_measuring_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     after = f"after {FURTHER_SECONDS / 60:g} more minutes of measurements ({deployments})"
     if further.sustainable_rate is not None:
         rate = _infer_rate(answer, further.sustainable_rate.safe)
-        return [("measure more", f"{after}, {rate} is expected with {SAFE_CONFIDENCE} confidence")]
+        return [("measure more", f"{after}, {rate} would be the expected answer at {SAFE_CONFIDENCE} confidence")]
     assert further.count is not None, "a further answer is one of the two"
     saved = answer.replicas - further.count.safe
     if saved <= 0:
-        return [("measure more", f"{after}, the same number of replicas is expected")]
+        return [("measure more", f"{after}, the expected answer is the same number of replicas")]
     replicas = _replicas_text(answer.configuration, further.count.safe)
-    text = f"{after}, {replicas} would probably be enough, {saved:,} fewer"
+    text = f"{after}, {replicas} would be the expected answer at {SAFE_CONFIDENCE} confidence, {saved:,} fewer"
     if further.saved_per_hour is not None:
         monthly = HOURS_A_MONTH * further.saved_per_hour
         text += f", which saves {_cost_text(further.saved_per_hour)} per hour, {_cost_text(monthly)} per month"
@@ -438,7 +438,7 @@ def _autoscaler_lines(answer: FleetPlan) -> list[tuple[str, str]]:
         f"{scaler.metric_delay_s:g} s old, cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s"
     )
     result = (
-        f"too few replicas for {formatting.clock(test.too_few_seconds)} of {formatting.clock(test.seconds)}, "
+        f"too few replicas for {formatting.duration(test.too_few_seconds)} of {formatting.duration(test.seconds)}, "
         f"{test.over_bound_share:.2%} of the requests over the bound, {test.mean_replicas:.1f} replicas on average, "
         f"at most {formatting.exact(test.most_replicas)}"
     )

@@ -192,10 +192,13 @@ def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys
     assert main([*map(str, words)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     saved = answer["replicas"] - further["count"]["safe"]
-    assert f"deployments), {further['count']['safe']} replicas would probably be enough, {saved} fewer" in printed
+    expected = f"{further['count']['safe']} replicas would be the expected answer at 99 % confidence"
+    assert f"deployments), {expected}, {saved} fewer" in printed
     assert f"{saved} fewer, which saves {2 * saved:.2f} per hour" in printed
     (rates,) = planned(capsys, run, "--gpus", "50")["answers"]
     assert rates["further_measuring"]["sustainable_rate"]["safe"] > rates["sustainable_requests_per_sec"]["safe"]
+    assert main([str(run), "--gpus", "50"]) == 0
+    assert "infer/s would be the expected answer at 99 % confidence" in " ".join(capsys.readouterr().out.split())
     (bound,) = planned(capsys, run, "--gpus", "50", "--rate", "100000/s")["answers"]
     assert bound["further_measuring"] is None
 
@@ -213,6 +216,8 @@ def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.Cap
     assert careful["start_s"] == 90.0
     assert careful["over_bound_share"] < test["over_bound_share"]
     assert careful["too_few_seconds"] < test["too_few_seconds"]
+    assert main([*map(str, words)]) == 0
+    assert re.search(r"too few replicas for [\dhmins ]+ of 24 h,", " ".join(capsys.readouterr().out.split()))
     assert main([*map(str, words), "--max-replicas", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 to 2 replicas, each with" in printed
