@@ -287,7 +287,7 @@ def judge_share(
     later_looks = [look for look in LOOKS if servers < look <= test.max_servers]
     is_promising = any(estimate.bounds(look, test.error)[1] <= allowed for look in later_looks)
     reason = (
-        f"{low:.2%} to {high:.2%} of the requests {verb} (allowed: {100 * allowed:.4g}%), "
+        f"{100 * low:.2f} % to {100 * high:.2f} % of the requests {verb} (allowed: {100 * allowed:.4g} %), "
         f"{effective:,.0f} effective requests"
     )
     return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)

@@ -55,7 +55,7 @@ def test_many_failures_fail_with_the_interval() -> None:
     judged = judge([100] * 6)
     assert judged.verdict is Verdict.FAIL
     assert judged.reason.startswith("error-rate <= 0.5 %: ")
-    assert "of the requests fail (allowed: 0.5%)" in judged.reason
+    assert "of the requests fail (allowed: 0.5 %)" in judged.reason
     assert judged.excess > 0
 
 
