@@ -8,6 +8,7 @@ from optimizer.cli.output import busy, progress_on_terminal
 from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
 from optimizer.options.values import number_where, parse_optional
 
+ROUNDS, MEASUREMENT_SECONDS = 10, 1.0  # of --measure: measurements without and with shared memory, and their length
 SHARE = number_where(lambda value: 0 < value <= 1, "write a share above 0 and up to 1, such as 0.5")
 
 
@@ -36,8 +37,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], rounds: int = ROUNDS, seconds: float = MEASUREMENT_SECONDS) -> int:
     """Run ``tune explain`` and return its exit code.
+
+    With --measure, it measures without and with shared memory for ``seconds`` each in each of the ``rounds``.
 
     Raises BadInputError if the run has no measurements; with --measure TuneError as a run.
     """
@@ -54,7 +57,7 @@ def main(argv: list[str]) -> int:
         from optimizer.study.shared_memory_measurement import measure_shared_memory
 
         on_progress, _ = progress_on_terminal()
-        measure_shared_memory(run, on_progress)
+        measure_shared_memory(run, on_progress, rounds, seconds)
     with busy("simulating changes"):
         explanation = explain(run, factor or FP16_FACTOR)
     if arguments.json:

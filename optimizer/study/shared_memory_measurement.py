@@ -22,17 +22,10 @@ from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder
 from optimizer.study.environment import Environment
 from optimizer.study.run_request import read_stored_options
 
-ROUNDS = 10  # measurements without and with shared memory
-MEASUREMENT_SECONDS = 1.0  # time of each measurement
 FOLDER = "explain"  # holds the logs, in the folder of the run
 
 
-def measure_shared_memory(
-    run: FinishedRun,
-    on_progress: Callable[[str], None],
-    rounds: int = ROUNDS,
-    seconds: float = MEASUREMENT_SECONDS,
-) -> SharedMemoryEffect:
+def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None], rounds: int, seconds: float) -> None:
     """Measure the recommendation of ``run``, or its closest candidate, with and without system shared memory in turn.
 
     Both are measured for ``seconds`` in each of the ``rounds`` on the same fresh server, at the best load of the run.
@@ -68,7 +61,6 @@ def measure_shared_memory(
             measured=time.strftime(WRITTEN_FORMAT),
         )
         write_effect(run.folder.path, effect)
-        return effect
 
 
 def _measured_point(run: FinishedRun) -> Point:

@@ -19,7 +19,6 @@ from optimizer.explain.explanation_document import document
 from optimizer.results.finished_run import read_run
 from optimizer.results.report.content import report_section
 from optimizer.results.shared_memory_effect import FILE, SharedMemoryEffect, paired_ratio, read_effect, write_effect
-from optimizer.study.shared_memory_measurement import measure_shared_memory
 from tests.run_folders import OPEN, change_info, write_run
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -107,7 +106,7 @@ def test_runs_that_cannot_be_measured_here_are_refused(tmp_path: Path, folder: P
         main(["--measure", str(at_a_rate)])
     change_info(folder, "options", target="remote", url="triton.example:8001")
     with pytest.raises(BadInputError, match=r"--measure: the server at triton\.example:8001 is on another machine"):
-        measure_shared_memory(read_run(folder), print)
+        main(["--measure", str(folder)])
 
 
 def test_the_ratio_is_that_of_the_pairs() -> None:
