@@ -405,7 +405,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
 
 
 def _loss(share: float) -> str:
-    """Return a lost share of the throughput: ``3.0% less``, or ``3.0% more`` for a negative one."""
+    """Return a lost share of the throughput: ``3.0 % less``, or ``3.0 % more`` for a negative one."""
     return f"{percent(abs(share), 1)} {'less' if share >= 0 else 'more'}"
 
 

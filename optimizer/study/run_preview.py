@@ -287,11 +287,11 @@ def _describe_search(run: RunPreview) -> str:
     """Return how the search continues after the first trials, and when it ends, in words."""
     options = run.options
     if options.search == "simulated":
-        gain = f"{MIN_GAIN:.0%}".replace("%", " %")
         problem = run.task.problem
         model = (
             "" if problem.is_simulated else f" with a {model_type(problem).name} that is fitted to the measurements"
         )
+        gain = formatting.percent(MIN_GAIN)
         return f"simulated{model}, until the expected gain of another trial is below about {gain}"
     if options.search == "grid":
         return "grid tries each configuration"

@@ -238,7 +238,9 @@ class ObservedLoads:
 
 
 def read_server(url: str, model: str, steps: Collection[str] = (), clock: Clock = time) -> ModelCounters:
-    """Return the counters of ``model``, which calls ``steps``, on the metrics page at ``url``, read now by ``clock``.
+    """Return the counters of ``model``, which calls ``steps``, on the metrics page at ``url``.
+
+    ``clock`` gives the time of the reading.
 
     Raises EnvironmentFault if the page cannot be read, and BadInputError if it is not Triton's or lacks the model.
     """
@@ -311,7 +313,9 @@ def observe_loads(
 ) -> Iterator[ObservedLoads]:
     """Yield the loads in the newest ``count`` intervals after each interval, as soon as there are ``count``.
 
-    ``on_start`` is called after the first reading of all servers. ``steps`` are the models that ``model`` calls.
+    ``clock`` times the intervals; tests simulate it. ``on_start`` is called after the first reading of all servers.
+    ``steps`` are the models that ``model`` calls.
+
     An interval is lost if a server was restarted within it, could not be read, or lacked the model for a while.
 
     Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all intervals were lost.

@@ -265,7 +265,9 @@ def importance(shares: Mapping[str, float], trials: int) -> Drawing | None:
     """Draw the importance of the parameters. ``shares`` have the sum 1; ``trials`` is the number behind them."""
     if not shares:
         return None
-    texts = [f"{one_line(label(name), MAX_LABEL_LENGTH)} {100 * share:.0f} %" for name, share in shares.items()]
+    texts = [
+        f"{one_line(label(name), MAX_LABEL_LENGTH)} {formatting.percent(share)}" for name, share in shares.items()
+    ]
     figure = new_figure(0.75 + 0.34 * len(texts))
     axes = figure.subplots()
     places = np.arange(len(texts))[::-1]

@@ -384,11 +384,13 @@ def _trial_remark(best: BestLoad, problem: Problem, outcome: Outcome) -> str:
     verdict = f": {confirmed.judged.verdict.value}" if confirmed and confirmed.error else ""
     fresh = f"on fresh servers{verdict}" if confirmed else ""
     closest = "" if best.meets_sla or outcome.recommended is None else "no load meets the SLA; the closest is shown"
-    return "; ".join(filter(None, (fresh, closest, _why_lost(trial, problem, outcome))))
+    return "; ".join(filter(None, (fresh, closest, _relation_to_recommendation(trial, problem, outcome))))
 
 
-def _why_lost(trial: Trial, problem: Problem, outcome: Outcome) -> str:
-    """Return why a trial with a higher throughput in the search than the recommendation lost; empty for others.
+def _relation_to_recommendation(trial: Trial, problem: Problem, outcome: Outcome) -> str:
+    """Return that a trial has the recommended configuration, or why one with a higher throughput lost; else empty.
+
+    The throughput is that of the trial in the search, and is compared with that of the recommendation.
 
     Several trials may have one configuration, such as controls. Its test on fresh servers belongs to one of them.
     """

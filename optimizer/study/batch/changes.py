@@ -87,8 +87,8 @@ def _compare_estimates(old: Estimate, new: Estimate, since: str) -> Change:
     if low <= 0 <= high:
         return Change("noise", since, f"{signed}, within noise", share, low, high)
     kind: ChangeKind = "lost" if high < 0 else "gained"
-    nearest, furthest = sorted((abs(low), abs(high)))
-    text = f"{kind} {percent(share)} since {since} (between {percent(nearest)} and {percent(furthest)})"
+    nearest, furthest = map(change_percent, sorted((abs(low), abs(high))))
+    text = f"{kind} {change_percent(share)} since {since} (between {nearest} and {furthest})"
     return Change(kind, since, text, share, low, high)
 
 
@@ -163,11 +163,11 @@ def _ending(entry: EntryRecord) -> str:
     return endings.get(entry.state, "failed")
 
 
-def percent(share: float) -> str:
-    """Return the size of ``share`` in percent: ``5.8%``, ``12%``, ``0.43%``."""
+def change_percent(share: float) -> str:
+    """Return the size of the change ``share`` in percent: ``5.8%``, ``12%``, ``0.43%``."""
     size = 100 * abs(share)
     return f"{size:.0f}%" if size >= 10 else f"{size:.2g}%"
 
 
 def _signed(share: float) -> str:
-    return f"{'-' if share < 0 else '+'}{percent(share)}"
+    return f"{'-' if share < 0 else '+'}{change_percent(share)}"

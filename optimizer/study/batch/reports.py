@@ -16,7 +16,7 @@ from optimizer.results import formatting, summary
 from optimizer.results.report.writer import template_environment
 from optimizer.results.terminal_output import plain_table, print_table, print_unbroken, wrap
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.batch.changes import percent
+from optimizer.study.batch.changes import change_percent
 from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord
 
 STATE_NAMES = {"none": "found none", "failed": "failed", "waiting": "not begun", "searched": "not confirmed"}
@@ -103,7 +103,7 @@ def change_words(entry: EntryRecord) -> str:
     if change is None:
         return ""
     if change.kind in ("lost", "gained"):
-        return f"{change.kind} {percent(change.share or 0.0)}"
+        return f"{change.kind} {change_percent(change.share or 0.0)}"
     return CHANGE_NAMES[change.kind]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.study.batch.changes import compare_batches, compare_entries, percent
+from optimizer.study.batch.changes import change_percent, compare_batches, compare_entries
 from optimizer.study.batch.record import BatchRecord, EntryRecord, EntryStatus, Estimate
 
 CONDITIONS = {"hardware": "a CPU, 2 CPUs", "load": "concurrency"}
@@ -216,4 +216,4 @@ def test_only_disjoint_intervals_are_a_change(a: float, i: float, b: float, j: f
 
 @pytest.mark.parametrize(("share", "text"), [(0.06, "6%"), (-0.0583, "5.8%"), (0.0043, "0.43%"), (1.2, "120%")])
 def test_a_share_is_shown_in_percent_with_two_digits(share: float, text: str) -> None:
-    assert percent(share) == text
+    assert change_percent(share) == text
