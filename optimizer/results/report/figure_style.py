@@ -230,7 +230,7 @@ def mark_whole_numbers(axes: Axes) -> None:
     """Mark whole numbers only on the x axis, which counts something."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
 
 
 def set_latency_axis(axes: Axes, values_ms: Sequence[float]) -> None:

@@ -89,7 +89,7 @@ def html(sections: Sequence[ReportSection], plots: Sequence[Mapping[str, PagePlo
 
 
 def _unbroken(text: str) -> str:
-    """Return ``text`` without line breaks between ± and its number, which narrow cells of tables would have."""
+    """Return ``text`` without line breaks between ± and its number, which a narrow column would have."""
     return text.replace("± ", "±\N{NO-BREAK SPACE}")
 
 

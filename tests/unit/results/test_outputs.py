@@ -476,7 +476,8 @@ class TestHtml:
     def test_it_shows_the_verdict(self, tmp_path: Path) -> None:
         trials = trials_with_confirmation(15.0)
         page = self.page(tmp_path, outcome(trials), trials)
-        assert '<header class="banner">\n<h1 class="answer">dlrm: PASS at 12,0' in page
+        assert re.search(r'<header class="banner">\n<h1 class="answer">dlrm: PASS at 12,0\d\d ±\xa0', page)
+        assert re.search(r"<dt>throughput</dt><dd>12,0\d\d ±\xa0", page)
         assert "<dt>verdict</dt><dd>PASS: the SLA is met at 99 % confidence" in page
         assert "tune verify" not in page
         assert f'<pre class="copy">tune emit {tmp_path}/dlrm/1</pre>' in page
@@ -551,9 +552,13 @@ class TestHtml:
         trials = [trial(0, BASELINE, (2, measured(2000, 10.0)))]
         page = self.page(tmp_path, outcome(trials), trials)
         assert "1 measured point, 1 on the Pareto front: no other has more throughput at less latency. " in page
-        _, load = page.split('id="run-1-part-load"')
+        load = page.split('id="run-1-part-load"')[1].partition("</svg>")[0]
         assert ">1</text>" in load
         assert ">1.5</text>" not in load
+        trials = [trial(0, BASELINE, (4, measured(2000, 10.0)), (49, measured(9000, 19.0)))]
+        load = self.page(tmp_path, outcome(trials), trials).split('id="run-1-part-load"')[1].partition("</svg>")[0]
+        for number in range(10, 50, 10):
+            assert f">{number}</text>" in load
 
     def test_batches_at_a_rate_are_described_with_the_rate(self, tmp_path: Path) -> None:
         points = ((LoadPoint(16, request_rate=400.0), measured(6400, 10.0, batch_stats="16:30:1000")),)

@@ -171,6 +171,9 @@ class TestRuns:
         assert main(again) == 0
         text = page.read_text()
         assert "<h1>2 runs</h1>" in text
+        index = text.partition("</nav>")[0].partition("<nav")[2]
+        assert "PASS at 13,400 ±\N{NO-BREAK SPACE}500 infer/s" in index
+        assert "± " not in index
         for number in (1, 2):
             assert f'<a href="#run-{number}">' in text
             assert text.count(f'id="run-{number}"') == 1
@@ -294,7 +297,9 @@ class TestFigures:
 
     def test_texts_end_within_each_plot(self, run: Path) -> None:
         finished = read_run(run)
+        names = set()
         for drawn in drawings(finished, report_section(finished)):
+            names.add(drawn.name)
             for arrange in (lambda _: None, make_narrow):
                 with report_style():
                     arrange(drawn.figure)
@@ -302,6 +307,7 @@ class TestFigures:
                     extent, size = drawn.figure.get_tightbbox(), drawn.figure.get_size_inches()
                 assert extent.x0 >= 0, drawn.name
                 assert extent.x1 <= size[0], drawn.name
+        assert {"importance", "load", "slices"} <= names
 
     def test_each_parameter_that_varies_has_the_cost_of_a_step(self, run: Path) -> None:
         finished = read_run(run)
