@@ -460,6 +460,17 @@ def mean_bounds(logs: Windows, spread: ServerSpread, error: float) -> tuple[floa
     return middle - half, middle + half
 
 
+def fresh_server_range(logs: Windows, spread: ServerSpread, error: float) -> float:
+    """Return by how much the log on one fresh server may be above the mean, or below it, each wrong with ``error``.
+
+    It is Student's t with the variance between servers and that of a server's mean.
+    """
+    from scipy import special
+
+    variance = _mean_variance(logs, spread) * len(logs)
+    return -float(special.stdtrit(spread.degrees_of_freedom, error)) * math.sqrt(variance)
+
+
 def difference_bounds(
     ours: Windows, theirs: Windows, log_probe_difference: float, spread: ServerSpread, error: float
 ) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from objectives.confidence import difference_bounds, mean_bounds
+from objectives.confidence import difference_bounds, fresh_server_range, mean_bounds
 from objectives.metrics import METRICS
 from objectives.pooled_windows import pooled_quantile_ms
 from objectives.server_spread import ServerSpread, ServerWindows, has_log, log_probe, metric_logs
@@ -106,12 +106,13 @@ def latency_interval_ms(
 ) -> ConfidenceInterval:
     """Return the confidence interval of a latency metric on a fresh server in ms.
 
-    Quantiles are bounded by order statistics of all requests, the average by Student's t. The upper end is inf if the
-    requests are too few for one, and both ends are unknown if no request is a bound.
+    Quantiles are bounded by order statistics of all requests, the average by Student's t. If latencies vary less
+    within servers than between them, the effective requests are too few for an order statistic. The quantile of all
+    requests is then about that of a slow server, so both ends are those of one fresh server (``fresh_server_range``).
     """
     level, timing = METRICS[metric].quantile, METRICS[metric].timing
+    logs = metric_logs(servers, metric)
     if level is None or timing is None:
-        logs = metric_logs(servers, metric)
         if not logs:
             return UNBOUNDED
         low, high = mean_bounds(logs, spread, 1 - confidence)
@@ -120,8 +121,10 @@ def latency_interval_ms(
         return UNBOUNDED
     windows = [window for server in servers for window in server]
     low, high = order_statistic_levels(effective_requests, level, confidence)
-    if not low:
-        return UNBOUNDED
+    if logs and (not low or high > 1):
+        quantile_ms = pooled_quantile_ms(windows, level, timing)
+        factor = math.exp(fresh_server_range(logs, spread, 1 - confidence))
+        return ConfidenceInterval(quantile_ms / factor, quantile_ms * factor)
     return ConfidenceInterval(pooled_quantile_ms(windows, low, timing), pooled_quantile_ms(windows, high, timing))
 
 

@@ -113,8 +113,8 @@ class Measurement:
             deployment in the search. On a fresh server it is the geometric mean of before and after the load. It
             rises as the machine slows.
         measure_seconds: Wall time of the measurement, with the start of the load generator.
-        begin_unix_seconds: Unix time at which the time that counts began. That of perf_analyzer is its start.
-        end_unix_seconds: Unix time at which it ended.
+        begin_unix_seconds: Unix time at which the measured part of the load began; with perf_analyzer, its start.
+        end_unix_seconds: Unix time at which the measured part of the load ended; with perf_analyzer, its end.
         score: Score of the answers to labelled samples by the user's metric. It does not depend on the load.
         output_deviation: Largest difference of an output from the baseline's as a share of the allowed one, 0 to 1.
             It belongs to the deployment. None if the outputs were not compared.

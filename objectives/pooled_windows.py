@@ -25,9 +25,8 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
     also by priority. Rates, such as the throughput, are means over windows, which have equal lengths: if a window
     holds only one or two large batches, the median is far from the mean. A lost window has none of these. The time
-    is that from the first window's begin to the last one's end. Other values are medians over the windows in which
-    they are known. The result is stable if all windows are, and
-    overloaded or crashed if one of them is.
+    is that from the start of the first window to the end of the last one. Other values are medians over the windows
+    in which they are known. The result is stable if all windows are, and overloaded or crashed if one of them is.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement)):

@@ -293,7 +293,8 @@ def _judge_counted(
     ]
     misses = [np.array([float(count) for _, count in server]) for server in counts_by_server]
     allowed = bound.bound / 100
-    counts = MissCounts(requests, misses, misses, 1.0, -math.inf)
+    other_shares = _other_shares([[window for window, _ in server] for server in counts_by_server])
+    counts = MissCounts(requests, misses, misses, 1.0, -math.inf, other_shares)
     spread = share_spread(counts, allowed, PRIOR_FAILED_STD)
     judged = judge_share(counts, allowed, spread, test, "fail")
     reason, needed = judged.reason, needed_requests(bound, test.error)

@@ -223,7 +223,7 @@ def _latency_interval_ms(
 ) -> ConfidenceInterval:
     """Return the interval of a latency. After a PASS it ends at the bound at the latest.
 
-    The test may bound the quantile where few effective requests do not: by the variance of its log between servers.
+    The test may bound the quantile of all requests more narrowly than the interval of one fresh server does.
     """
     effective = judged.effective_requests_of(metric)
     interval = latency_interval_ms(servers, metric, effective, spreads[metric], problem.confidence)

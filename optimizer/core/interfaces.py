@@ -139,8 +139,8 @@ class CpuInterval:
     """The CPU time between two Unix times.
 
     Attributes:
-        begin_unix_seconds: The begin.
-        end_unix_seconds: The end.
+        begin_unix_seconds: Unix time at which the interval starts.
+        end_unix_seconds: Unix time at which it ends.
         total_seconds: CPU time of the observed CPUs, including idle time.
         other_seconds: CPU time that other processes or machines took. It can be slightly negative, because the
             kernel's counters rise in steps.

@@ -1,4 +1,4 @@
-"""The conditions of this machine at the begin of a run, for ``run.json``."""
+"""The conditions of this machine at the start of a run, for ``run.json``."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from optimizer.machine.cpus import read_kernel_file
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # per second
 _BUSY = (0, 1, 2, 7)  # columns of a line in /proc/stat: user, nice, system, steal
+MAX_READINGS = 3  # of the processes of a tree, until none of them ends meanwhile
 _TOTAL = range(8)  # and idle, iowait, irq, softirq; guest time is part of user
 
 
@@ -41,13 +41,14 @@ class CpuUsage:
         The run's processes are this process, ``pids`` and their descendants. The time of an ended process is
         that of its parent.
         """
+        run_seconds = _tree_seconds(os.getpid(), *pids)
         names = {f"cpu{cpu}" for cpu in (os.sched_getaffinity(0) if cpus is None else cpus)}
         rows = [line.split() for line in read_kernel_file("/proc/stat").splitlines() if line.startswith("cpu")]
         ticks = [[int(number) for number in row[1:]] for row in rows if row[0] in names]
         return cls(
             total_seconds=sum(row[column] for row in ticks for column in _TOTAL) / _TICKS,
             busy_seconds=sum(row[column] for row in ticks for column in _BUSY) / _TICKS,
-            run_seconds=sum(map(_process_ticks, process_tree(os.getpid(), *pids))) / _TICKS,
+            run_seconds=run_seconds,
         )
 
     def others_since(self, before: CpuUsage) -> float:
@@ -58,6 +59,25 @@ class CpuUsage:
     def other_seconds_since(self, before: CpuUsage) -> float:
         """Return the CPU time that others took since ``before``."""
         return self.busy_seconds - before.busy_seconds - (self.run_seconds - before.run_seconds)
+
+
+def _tree_seconds(*pids: int) -> float:
+    """Return the CPU time of the processes and all their descendants.
+
+    If one of them ends and its parent waits for it between two readings, its time would be in both or in neither.
+    Then all are read again.
+    """
+    ticks = 0
+    for _ in range(MAX_READINGS):
+        tree = process_tree(*pids)
+        ticks = sum(map(_process_ticks, tree))
+        if all(map(_exists, tree)):
+            break
+    return ticks / _TICKS
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def process_tree(*pids: int) -> set[int]:
@@ -80,10 +100,12 @@ def tree_by_parents(pids: Iterable[int]) -> set[int]:
     """Return the process tree from the parent IDs. Takes 30 µs for each process of the machine."""
     import psutil
 
-    tree = set(pids)
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            tree |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    parents = {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
+    tree: set[int] = set()
+    new = set(pids)
+    while new:
+        tree |= new
+        new = {pid for pid, parent in parents.items() if parent in new} - tree
     return tree
 
 

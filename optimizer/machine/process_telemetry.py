@@ -16,7 +16,7 @@ from optimizer.machine.cpu_usage import CpuUsage, process_tree
 from optimizer.machine.cpus import read_kernel_file
 from optimizer.machine.sampling import sampled
 
-CPU_INTERVAL_SECONDS = 0.25  # a sample takes about 1 ms
+CPU_INTERVAL_SECONDS = 0.25
 
 
 def cpu_intervals(samples: Sequence[tuple[float, CpuUsage]]) -> list[CpuInterval]:
@@ -29,9 +29,10 @@ def cpu_intervals(samples: Sequence[tuple[float, CpuUsage]]) -> list[CpuInterval
 
 
 class ProcessTelemetry:
-    """Records the memory of the process trees of the servers and the share of CPU time that others took.
+    """Records the memory of the servers' process trees, and the CPU share of others.
 
-    Both values are unknown if the process of a server is.
+    The share is recorded as a whole and in intervals of CPU_INTERVAL_SECONDS. All values are unknown if the process
+    of a server is.
 
     Args:
         cpus: CPUs of server and load generator; None for those of this process.
@@ -50,19 +51,26 @@ class ProcessTelemetry:
         if not pids:
             yield usage
             return
-        forwarders = port_forwarders(endpoint)
+        if self._load_in_container:
+            yield usage
+        else:
+            with self._cpu_times_recorded(usage, {*pids, *port_forwarders(endpoint)}):
+                yield usage
+        usage.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
+
+    @contextlib.contextmanager
+    def _cpu_times_recorded(self, usage: ResourceUsage, pids: set[int]) -> Iterator[None]:
+        """Fill ``usage`` at the end with the CPU time of others than this process, ``pids`` and their descendants."""
 
         def read() -> tuple[float, CpuUsage]:
-            return time.time(), CpuUsage.now(self._cpus, *pids, *forwarders)
+            return time.time(), CpuUsage.now(self._cpus, *pids)
 
         with sampled(read, CPU_INTERVAL_SECONDS) as samples:
-            yield usage
+            yield
         samples.append(read())
-        if not self._load_in_container:
-            share = samples[-1][1].others_since(samples[0][1])
-            usage.other_cpu_share = None if math.isnan(share) else round(share, 4)
-            usage.cpu_intervals = cpu_intervals(samples)
-        usage.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
+        share = samples[-1][1].others_since(samples[0][1])
+        usage.other_cpu_share = None if math.isnan(share) else round(share, 4)
+        usage.cpu_intervals = cpu_intervals(samples)
 
 
 def server_pids(endpoint: Endpoint) -> list[int]:

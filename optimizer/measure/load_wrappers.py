@@ -88,7 +88,7 @@ def _stability(measurements: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def _time(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the fields of a Measurement with the time from the first begin to the last end; None if unknown."""
+    """Return the fields of a Measurement with the time from the first start to the last end; None if unknown."""
     begins, ends = _values(measurements, "begin_unix_seconds"), _values(measurements, "end_unix_seconds")
     return {
         "begin_unix_seconds": None if begins is None else min(begins),
@@ -107,7 +107,7 @@ class _TimedMeasurement(NamedTuple):
 
     @property
     def begin_s(self) -> float:
-        """The begin of the measurement, in the same clock."""
+        """The start of the measurement, by the clock of ``end_s``."""
         return self.end_s - (self.measurement.measure_seconds or 0.0)
 
 

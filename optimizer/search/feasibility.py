@@ -30,8 +30,9 @@ class Feasibility:
     """The probability of success, learned from finished trials.
 
     At most one group of configurations is assumed to be infeasible; Bayes' rule gives the probability of each. The
-    configurations of a group have the same execution settings, the same value of a field, or dynamic batching. Or all
-    have at least a certain number of instances on all server processes, or a certain maximum batch size.
+    configurations of a group have the same execution settings, the same value of a field, or dynamic batching. A
+    group may also be all configurations with at least a certain number of instances on all server processes, or with
+    at least a certain maximum batch size.
     """
 
     def __init__(self, trials: Sequence[Trial], space: SearchSpace, bounds: Sla) -> None:

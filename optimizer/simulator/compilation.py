@@ -102,8 +102,8 @@ class CompiledOnce(Generic[Parameters, Result]):
     """A compiled function with stored code, for calls from Python.
 
     The code is stored in ``$NUMBA_CACHE_DIR``, else in the cache folder of ``tune``, else in a folder that Numba
-    selects. If none is writable, each process compiles the function again. Its callees must be in the same folder:
-    the code is stale as soon as a file of this folder changes.
+    selects. If none is writable, each process compiles the function again. All functions and constants that
+    it uses must be in the same folder: the code is stale as soon as a file of this folder, or this module, changes.
 
     The first process compiles it. Others that start meanwhile wait and load the result, which takes less time than
     to compile it as well. A process that finds stored code does not wait: the other may compile another version.
@@ -166,9 +166,9 @@ def _stored(function: Callable[..., Any]) -> Any:
 
 
 def _digest(folder: Path) -> str:
-    """Return a hash of the names and contents of the Python files in ``folder``."""
+    """Return a hash of the names and contents of this module and of the Python files in ``folder``."""
     digest = hashlib.sha256()
-    for path in sorted(filter(Path.is_file, folder.glob("*.py"))):
+    for path in (Path(__file__), *sorted(filter(Path.is_file, folder.glob("*.py")))):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -285,9 +285,6 @@ class SimulationResult:
         return requests / total if total else math.nan
 
 
-NOT_EXECUTED, REJECTED, TIMED_OUT = -1, -2, -3  # instead of the number of an execution
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulationTrace:
     """All executions and requests of a simulation, ordered by start and by arrival.
@@ -298,8 +295,8 @@ class SimulationTrace:
         requests: Number of requests of each execution.
         request_samples: Samples of each request.
         request_shape: Number of each request's shape.
-        execution: The number of the execution that computes each request, or NOT_EXECUTED when the simulation ended,
-            REJECTED or TIMED_OUT.
+        execution: The number of the execution that computes each request; REJECTED or TIMED_OUT of
+            ``dynamic_batcher.records``, or -1 if the simulation ended before.
     """
 
     instance: IntArray

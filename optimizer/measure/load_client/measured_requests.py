@@ -175,7 +175,7 @@ def quantile(values: FloatArray, share: float) -> float:
 
 
 def with_times(measurements: Sequence[Measurement], record: SendRecord, edges_ns: FloatArray) -> list[Measurement]:
-    """Return ``measurements`` of equal parts of a time with their begin and end, if the time of the start is known.
+    """Return ``measurements`` of equal parts of a time with their times, if the time of the load's start is known.
 
     ``edges_ns`` are the edges of the parts, ascending, in ns after the start of the load.
     """

@@ -15,6 +15,7 @@ from optimizer.simulator.dynamic_batcher.records import (
     FOREVER,
     IN_TRANSIT,
     NONE,
+    REJECTED,
     SLEEPING,
     WAKING,
     Arrays,
@@ -23,9 +24,8 @@ from optimizer.simulator.dynamic_batcher.records import (
     State,
     Tables,
 )
-from optimizer.simulator.scenario import REJECTED
 
-IDLE_WAIT = 500_000_000  # after this time the batcher runs even if it was not notified
+IDLE_WAIT = 500_000_000  # ns, after this time the batcher runs even if it was not notified
 
 
 @inlined

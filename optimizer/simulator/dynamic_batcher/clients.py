@@ -7,7 +7,7 @@ from optimizer.simulator.dynamic_batcher.cyclic_tables import next_gap
 from optimizer.simulator.dynamic_batcher.interval import count_latency
 from optimizer.simulator.dynamic_batcher.records import FOREVER, IN_TRANSIT, Arrays, ScenarioRow, State
 
-REFUSED_PAUSE = 100_000  # a client whose request was refused sends again no sooner than this after it arrived
+REFUSED_PAUSE = 100_000  # ns, a client whose request was refused sends again no sooner than this after it arrived
 MAX_REFUSED = 20  # refused requests for each wanted one, after which a closed loop ends in any case
 
 

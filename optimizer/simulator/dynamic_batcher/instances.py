@@ -24,7 +24,9 @@ from optimizer.simulator.dynamic_batcher.records import (
     State,
 )
 
-PREEMPTION = 32_000  # mean time for which a batcher that runs too early keeps the instance from being idle: measured
+PREEMPTION = (
+    32_000  # ns, mean time for which a batcher that runs too early keeps the instance from being idle: measured
+)
 
 
 @inlined

@@ -10,12 +10,12 @@ from optimizer.simulator.compilation import Records, inlined
 from optimizer.simulator.dynamic_batcher.records import (
     DELAYED,
     IN_QUEUE,
+    TIMED_OUT,
     Arrays,
     Request,
     ScenarioRow,
     State,
 )
-from optimizer.simulator.scenario import TIMED_OUT
 
 
 @inlined

@@ -18,6 +18,8 @@ FOREVER = 2**62
 # once more.
 NONE = cast(int, np.int64(-1))
 
+REJECTED, TIMED_OUT = -2, -3  # instead of the number of an execution; NONE if it has not begun
+
 # where a request is before its execution: the first index of ``Arrays.flight``
 IN_TRANSIT = 0
 IN_QUEUE = 1

@@ -388,13 +388,14 @@ def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(p
 
 
 def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: Problem) -> None:
-    """Few effective requests do not bound the quantile by order statistics, but the test has bounded it."""
+    """Few effective requests do not bound the quantile by order statistics, and one fresh server may be slower.
+
+    The test has bounded the quantile of all requests.
+    """
     random, load, trial = np.random.default_rng(1), LoadPoint(1, 13), Trial(1, FASTER)
     for number, slowness in enumerate((1.0, 1.3, 0.75, 1.1), 1):  # servers that differ are worth few requests
         for _ in range(WINDOWS):
-            latencies = random.gamma(16, 0.02 * slowness, size=600)
-            latencies[0] = 1.2 * BOUND_MS
-            drawn = RandomServer().measured(latencies, served=1200.0)
+            drawn = RandomServer().measured(random.gamma(16, 0.5 * slowness, size=600), served=1200.0)
             trial = trial.with_confirmation(ConfirmationWindow(number, load, drawn, 0.01))
     (confirmed,) = judge_confirmations([trial], problem)
     assert confirmed.judged.verdict is Verdict.PASS

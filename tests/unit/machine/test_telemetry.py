@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -32,6 +33,7 @@ from optimizer.machine.cpu_usage import (
 from optimizer.machine.process_telemetry import (
     CPU_INTERVAL_SECONDS,
     ProcessTelemetry,
+    cpu_intervals,
     port_forwarders,
     tree_memory_bytes,
 )
@@ -166,19 +168,51 @@ def test_a_recording_has_the_cpu_share_of_other_processes() -> None:
     assert usage.server_memory_bytes
 
 
-def test_the_cpu_time_of_a_recording_is_divided_into_short_intervals() -> None:
+def test_the_cpu_time_of_a_process_that_ends_meanwhile_is_not_lost() -> None:
+    """Children that take 0.05 s of CPU time end one after the other. Their time is that of this process then."""
+    spend = "import time\nwhile time.process_time() < 0.05: pass"
+    has_ended = threading.Event()
+
+    def run_children() -> None:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            subprocess.run([sys.executable, "-S", "-c", spend], check=True)
+        has_ended.set()
+
+    children = threading.Thread(target=run_children)
+    children.start()
+    usages = [CpuUsage.now()]
+    while not has_ended.is_set():
+        usages.append(CpuUsage.now())
+    children.join()
+    steps = [after.run_seconds - before.run_seconds for before, after in pairwise(usages)]
+    assert min(steps) > -0.03, "the counters rise in steps of 0.01 s"
+
+
+def test_the_cpu_time_of_a_recording_is_divided_into_intervals() -> None:
     begin = time.time()
     with ProcessTelemetry().record(ENDPOINT) as usage:
-        subprocess.run(["sleep", str(3 * CPU_INTERVAL_SECONDS)], check=True)
+        subprocess.run(["sleep", str(2 * CPU_INTERVAL_SECONDS)], check=True)
     intervals = usage.cpu_intervals
-    assert len(intervals) > 2
     assert begin <= intervals[0].begin_unix_seconds
-    assert intervals[-1].end_unix_seconds - intervals[0].begin_unix_seconds > 3 * CPU_INTERVAL_SECONDS
+    assert intervals[-1].end_unix_seconds <= time.time()
     for before, after in pairwise(intervals):
         assert before.end_unix_seconds == after.begin_unix_seconds
     total_seconds = sum(interval.total_seconds for interval in intervals)
     other_seconds = sum(interval.other_seconds for interval in intervals)
     assert usage.other_cpu_share == pytest.approx(min(1.0, max(0.0, other_seconds / total_seconds)), abs=1e-4)
+
+
+def test_intervals_are_those_between_the_samples() -> None:
+    """The clock was set back by a second between the third sample and the fourth one."""
+    usages = [
+        CpuUsage(total_seconds, 0.75 * total_seconds, 0.25 * total_seconds) for total_seconds in (2, 4, 6, 8, 10)
+    ]
+    assert cpu_intervals(list(zip([10.0, 11.0, 12.0, 11.0, 12.0], usages, strict=True))) == [
+        CpuInterval(10.0, 11.0, 2.0, 1.0),
+        CpuInterval(11.0, 12.0, 2.0, 1.0),
+        CpuInterval(11.0, 12.0, 2.0, 1.0),
+    ]
 
 
 @pytest.mark.parametrize(

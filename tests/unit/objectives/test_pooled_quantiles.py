@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ddsketch.pb import ddsketch_pb2
+from scipy import special
 
 from objectives import latency_sketch
 from objectives.arrays import FloatArray
@@ -101,14 +103,33 @@ def test_an_interval_of_p95_lies_around_the_quantile_of_all_requests() -> None:
 
 
 @pytest.mark.parametrize("sketched", [True, False])
-def test_too_few_requests_bound_a_quantile_from_below_only(sketched: bool) -> None:
+@pytest.mark.parametrize("effective", [1.0, 89.0])
+def test_too_few_requests_for_order_statistics_have_the_interval_of_one_server(
+    effective: float, sketched: bool
+) -> None:
     """The largest of 89 independent latencies is below the true p95 with a probability of 0.95 ** 89 > 1 %."""
-    servers = [[measured(ms, sketched=sketched)] for ms in draw_windows(3)]
-    spread = ServerSpread(0.0, 9.0)
-    interval = latency_interval_ms(servers, "latency-p95", 89.0, spread)
-    assert interval.high == float("inf")
-    assert not interval.is_unknown
-    assert latency_interval_ms(servers, "latency-p95", 1.0, spread).is_unknown, "no request is a bound"
+    latencies_of_windows = draw_windows(3)
+    servers = [[measured(ms, sketched=sketched)] for ms in latencies_of_windows]
+    spread = ServerSpread(0.05**2, 9.0)
+    interval = latency_interval_ms(servers, "latency-p95", effective, spread)
+    quantile_ms = float(np.quantile(np.concatenate(latencies_of_windows), 0.95))
+    factor = math.exp(2.821 * 0.05)  # Student's t with 9 degrees of freedom at 99 %
+    assert (interval.low, interval.high) == pytest.approx((quantile_ms / factor, quantile_ms * factor), rel=0.03)
+
+
+@pytest.mark.parametrize(("between", "within"), [(0.02, 0.005), (0.05, 0.02), (0.1, 0.05), (0.2, 0.1)])
+def test_the_interval_of_one_server_has_the_p95_of_servers_that_differ_more_than_their_requests(
+    between: float, within: float
+) -> None:
+    random, runs = np.random.default_rng(0), 200
+    true_log = float(special.ndtri(0.95)) * math.hypot(between, within)
+    contained = 0
+    for _ in range(runs):
+        logs = random.normal(0, between, (4, 1, 1)) + random.normal(0, within, (4, 2, 200))
+        servers = [[measured(np.exp(window), sketched=True) for window in server] for server in logs]
+        interval = latency_interval_ms(servers, "latency-p95", 20.0, ServerSpread(between**2, 9.0))
+        contained += interval.low <= math.exp(true_log) <= interval.high
+    assert contained / runs >= 0.97, "99 % are planned"
 
 
 def test_misses_are_exact_where_they_were_counted() -> None:

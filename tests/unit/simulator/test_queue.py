@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from objectives.arrays import IntArray
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate
+from optimizer.simulator.dynamic_batcher.records import REJECTED, TIMED_OUT
 from optimizer.simulator.scenario import (
-    REJECTED,
     RING_LENGTH,
-    TIMED_OUT,
     ClosedLoopLoad,
     MeasurementInterval,
     OpenLoopLoad,

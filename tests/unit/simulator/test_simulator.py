@@ -29,10 +29,9 @@ from optimizer.simulator.compilation import CompiledOnce, compiled, inlined
 from optimizer.simulator.dynamic_batcher.clients import REFUSED_PAUSE
 from optimizer.simulator.dynamic_batcher.instances import preempted_ns
 from optimizer.simulator.dynamic_batcher.interval import partition
+from optimizer.simulator.dynamic_batcher.records import REJECTED, TIMED_OUT
 from optimizer.simulator.scenario import (
-    REJECTED,
     RING_LENGTH,
-    TIMED_OUT,
     ClosedLoopLoad,
     MeasurementInterval,
     OpenLoopLoad,
@@ -910,10 +909,8 @@ def test_the_compiler_is_loaded_where_something_is_simulated_only() -> None:
 ROOT = Path(__file__).parents[3]
 
 
-def test_functions_of_a_loop_are_inlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_a_loop_are_inlined() -> None:
     """Numba 0.61 to 0.68 know the private option ``_nrt``, without which each call counts references."""
-    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
-    monkeypatch.setattr("numba.config.CACHE_DIR", "")
 
     @inlined
     def add_one(values: npt.NDArray[np.int64]) -> None:
@@ -1067,15 +1064,16 @@ def test_numbers_are_partitioned_at_a_rank(numbers: list[int], data: st.DataObje
     assert values[:start].tolist() == numbers[:start]
 
 
-def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba also looks for a folder next to the source and in the home of the user."""
+def test_without_a_writable_cache_the_loop_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba also looks for a folder next to the source, where a file is in the way, and in the home of the user."""
     for variable in ("TRITUNE_CACHE", "HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, "/dev/null/folder")
     monkeypatch.setattr("numba.config.CACHE_DIR", "")
-    monkeypatch.chdir("/proc")  # no folder can be created there
-    names: dict[str, Any] = {}
-    exec("def doubled(x): return 2 * x", names)
-    once = CompiledOnce[..., int](names["doubled"])
+    (tmp_path / "__pycache__").write_text("")
+    source = tmp_path / "loop.py"
+    source.write_text("def doubled(x):\n    return 2 * x\n")
+    once = CompiledOnce[..., int](runpy.run_path(str(source))["doubled"])
+    assert once.lock_path is None
     assert once(21) == 42
     assert not once.is_stored()
 
