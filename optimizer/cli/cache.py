@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
-from optimizer.core.safe_text import one_line, show_path
+from optimizer.core.safe_text import one_line, quote, show_path
 from optimizer.deploy.cache import (
     REMOVABLE,
     CachedFiles,
@@ -19,7 +19,6 @@ from optimizer.deploy.cache import (
     remove_cached,
 )
 from optimizer.options.command_line import Parser, add_json
-from optimizer.options.values import quote
 
 FLAG = "--clean"
 DECLINED = 1

@@ -11,8 +11,8 @@ from typing import Literal
 
 from optimizer.cli.commands import COMMANDS
 from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import quote
 from optimizer.options.command_line import COMPLETION_VARIABLE, Parser
-from optimizer.options.values import quote
 
 FLAG = "--print-completion"
 SHELLS = ("bash", "zsh", "tcsh", "fish")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from optimizer.cli.output import check_decided
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error
-from optimizer.core.safe_text import exists, show_path
+from optimizer.core.safe_text import exists, quote, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, value_of
-from optimizer.options.values import quote
 from optimizer.results.autoscaling import (
     DEFAULT_MAX_REPLICAS,
     DEFAULT_MIN_REPLICAS,

@@ -13,13 +13,13 @@ from textwrap import fill
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, named_file, one_line
+from optimizer.core.safe_text import is_file, is_folder, named_file, one_line, quote
 from optimizer.model.profile_lookup import find_profile
 from optimizer.options.command_line import Parser, add_json, add_results, value_of, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
-from optimizer.options.values import number_where, parse_optional, parse_path, parse_value, quote, whole_number
+from optimizer.options.values import number_where, parse_optional, parse_path, parse_value, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
 from optimizer.plan.capacity_plan import (
     CapacityPlan,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_folder, one_line, show_path
+from optimizer.core.safe_text import is_folder, one_line, quote, show_path
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.option import DEFAULTS
-from optimizer.options.values import quote
 from optimizer.store.run_folder import ENDED
 from optimizer.store.run_list import FLAG, ListedRun, delete_run, find_deletable, list_runs
 

@@ -13,7 +13,7 @@ from optimizer.cli.completion import add_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, show_path
+from optimizer.core.safe_text import is_file, is_folder, quote, show_path
 from optimizer.core.signature import is_signed
 from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
@@ -30,7 +30,6 @@ from optimizer.options.values import (
     parse_value,
     parse_whole_numbers,
     parse_words,
-    quote,
     whole_number,
 )
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder

@@ -11,6 +11,8 @@ from typing import Any
 
 from optimizer.core.errors import BadInputError
 
+QUOTE_LENGTH = 300  # limit for the characters of a value in a message
+
 
 def one_line(text: str, max_characters: int | None = None) -> str:
     """Return ``text`` on one line, safe for a terminal.
@@ -28,6 +30,11 @@ def one_line(text: str, max_characters: int | None = None) -> str:
 def shorten(text: str, max_characters: int = 300) -> str:
     """Return ``text`` on one printable line of at most ``max_characters``, with runs of spaces collapsed."""
     return one_line(" ".join(text.split()), max_characters)
+
+
+def quote(text: str) -> str:
+    """Return ``text`` on one line for a message, shortened to QUOTE_LENGTH; blank text is shown as ``' '``."""
+    return one_line(text, QUOTE_LENGTH) if text.strip() else ascii(text[:QUOTE_LENGTH])
 
 
 def show_path(path: str | Path) -> str:
@@ -84,7 +91,7 @@ def named_file(argument: str, text: str, wanted: str) -> Path:
     Raises BadInputError if it is empty or not a regular file. ``wanted`` ends the message with the file to give.
     """
     if fault := file_fault(Path(text)) if text.strip() else "is empty":
-        raise BadInputError(f"{argument} {one_line(text) if text.strip() else ascii(text)}: {fault}; give {wanted}")
+        raise BadInputError(f"{argument} {quote(text)}: {fault}; give {wanted}")
     return Path(text)
 
 

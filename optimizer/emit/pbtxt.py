@@ -15,10 +15,9 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import InputShape, parse_input_shape
-from optimizer.core.safe_text import one_line, show_path
+from optimizer.core.safe_text import one_line, quote, show_path
 from optimizer.emit.production import commented, header
 from optimizer.emit.recommended import Recommendation
-from optimizer.options.values import quote
 from optimizer.results.finished_run import FinishedRun
 
 MAX_DEVICE_CHARACTERS = 60

@@ -15,10 +15,9 @@ import yaml
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import expand_home
 from optimizer.core.notes import SettingsUnread
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, quote
 from optimizer.emit.recommended import Recommendation
 from optimizer.options.server_options import QUANTILE_COST
-from optimizer.options.values import quote
 from optimizer.results import autoscaling, formatting, summary
 
 Scheme: TypeAlias = Literal["s3", "gs", "as", "https", "pvc", "path"]

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 from objectives.quantiles import parse_percentile
 from objectives.sla import UNITS
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import QUOTE_LENGTH, one_line, quote
 from optimizer.options.option import DEFAULTS, Option, ValueType
 from optimizer.options.option_reader import flag_advice, written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OPTIONS, SLA
-from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
+from optimizer.options.values import parse_latency_bound, parse_optional, parse_path, parse_value
 
 _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number

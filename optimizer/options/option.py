@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from optimizer.core.safe_text import quote
 from optimizer.options.addresses import redact_header
 from optimizer.options.run_options import SLA_METRICS, TARGETS, RunOptions, TargetName
-from optimizer.options.values import MovePath, quote
+from optimizer.options.values import MovePath
 
 DEFAULTS: Final = RunOptions("")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from optimizer.core.endpoint import ProtocolName
-from optimizer.core.safe_text import exists, is_folder
+from optimizer.core.safe_text import exists, is_folder, quote
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.run_options import SEARCHERS, SIMULATED_OBJECTIVES, RunOptions, default_search
 from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME, REQUEST_TIME_OPTIONS, TARGET_OPTIONS
-from optimizer.options.values import MAX_INT32, OptionError, format_number, move_model, quote
+from optimizer.options.values import MAX_INT32, OptionError, format_number, move_model
 
 CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
 MIN_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text

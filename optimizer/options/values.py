@@ -20,7 +20,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import STEADY_DISTRIBUTIONS, is_load_shape, parse_load_shape
 from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, names_file, parse_size_distribution
-from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.safe_text import is_file, is_folder, quote
 from optimizer.options.run_options import (
     DISTRIBUTIONS,
     GENERATED_DATA,
@@ -91,7 +91,6 @@ def storage_file(storage: str) -> Path | None:
 
 T = TypeVar("T")
 
-QUOTE_LENGTH = 300  # limit for the characters of a value in a message
 MAX_SEED = 2**32 - 1  # numpy's limit
 MAX_INT32 = 2**31 - 1  # Triton's sizes
 MAX_RATE = 1e6  # requests per second
@@ -110,11 +109,6 @@ class OptionError(BadInputError):
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)
         self.option = option
-
-
-def quote(text: str) -> str:
-    """Return ``text`` on one line for a message; empty text is shown as ``''``."""
-    return one_line(text, QUOTE_LENGTH) if text.strip() else ascii(text[:QUOTE_LENGTH])
 
 
 def parse_value(flag: str, text: str, parse: Callable[[str], T]) -> T:

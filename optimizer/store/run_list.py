@@ -13,8 +13,8 @@ from objectives.intervals import ConfidenceInterval
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
-from optimizer.core.safe_text import exists, is_file, is_folder, one_line, show_path
-from optimizer.options.values import parse_path, parse_value, quote
+from optimizer.core.safe_text import exists, is_file, is_folder, one_line, quote, show_path
+from optimizer.options.values import parse_path, parse_value
 from optimizer.store.run_folder import RUN_FILE, STAMP, SWEEP_FILE, RunFolder, read_sweep_record
 from optimizer.store.run_lookup import LATEST, find_run, folders_in, list_command, newest_first
 

@@ -10,9 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, one_line, show_path
+from optimizer.core.safe_text import is_file, is_folder, one_line, quote, show_path
 from optimizer.options.option import DEFAULTS
-from optimizer.options.values import quote
 from optimizer.store.run_folder import RUN_FILE, STAMP, STAMP_FORMAT, SWEEP_FILE, WRITTEN_FORMAT, RunFolder
 
 LATEST = "latest"  # stands for the newest run

@@ -12,6 +12,7 @@ from pathlib import Path
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
+from optimizer.core.safe_text import quote
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, ContainerRunner
@@ -35,7 +36,6 @@ from optimizer.measure.perf_analyzer import FallbackRunner, PerfAnalyzer, PerfAn
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import GENERATED_DATA, RunOptions
-from optimizer.options.values import quote
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.task import Task
 

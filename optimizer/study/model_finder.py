@@ -13,7 +13,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
-from optimizer.core.safe_text import is_file, is_folder, one_line, show_path
+from optimizer.core.safe_text import is_file, is_folder, one_line, quote, show_path
 from optimizer.core.trial import INSTANCE_GPUS
 from optimizer.deploy.installed_server import Installation, complete_config
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
@@ -29,7 +29,7 @@ from optimizer.model.profile_lookup import MODEL_ENDINGS, PROFILE_ENDINGS, find_
 from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel
 from optimizer.model.repository import read_source, refuse_unmeasurable
 from optimizer.options.run_options import RunOptions, is_trace
-from optimizer.options.values import parse_cpus, quote, usable_cpus
+from optimizer.options.values import parse_cpus, usable_cpus
 
 DEFAULT_LARGEST_BATCH = 64
 

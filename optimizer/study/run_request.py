@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.core.endpoint import REDACTED
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import exists, is_folder, named_file, one_line, show_path
+from optimizer.core.safe_text import exists, is_folder, named_file, one_line, quote, show_path
 from optimizer.options.addresses import redact
 from optimizer.options.command_line import option_words
 from optimizer.options.option import DEFAULTS, Option
@@ -27,7 +27,7 @@ from optimizer.options.option_reader import (
 )
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import REQUEST_TIME_OPTIONS
-from optimizer.options.values import parse_cpus, quote, storage_file, usable_cpus
+from optimizer.options.values import parse_cpus, storage_file, usable_cpus
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run, newest_run
 

@@ -23,7 +23,7 @@ from optimizer.core.request_sizes import (
     parse_size_distribution,
     parse_token_lengths,
 )
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, quote
 from optimizer.core.trial import Candidate, FieldChoices, FieldValue, TrialRole, model_of_field
 from optimizer.deploy.target_factory import other_machine_address
 from optimizer.machine.hardware import Hardware
@@ -34,7 +34,7 @@ from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import parse_optional, quote
+from optimizer.options.values import parse_optional
 from optimizer.study.model_finder import NamedModel, find_model
 from optimizer.study.option_check import (
     check_own_client,

@@ -16,8 +16,7 @@ from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
-from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
-from optimizer.options.values import quote
+from optimizer.core.safe_text import check_file_name, is_file, one_line, quote, read_bytes
 from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, damaged_record, new_folder
 from optimizer.store.run_lookup import folders_in, newest_first
 from optimizer.study.batch.suite import Suite
