@@ -58,8 +58,8 @@ class BaselineOutputCheck:
     """Compares each deployment's outputs with those of the unbatched baseline for the same requests.
 
     The requests follow from ``input_data`` and ``shapes``, as those of the load; the inputs ``unbounded`` have random
-    integers of the whole range of their type. ``file`` keeps requests and outputs and is read if it exists. Raises
-    BadInputError if it is not a file of reference outputs.
+    integers of the whole range of their type. ``file`` keeps requests and outputs and is read if it exists.
+    ``infer`` sends the requests. Raises BadInputError if ``file`` is not a file of reference outputs.
     """
 
     file: Path
@@ -68,6 +68,7 @@ class BaselineOutputCheck:
     request_batch_size: int
     unbounded: tuple[str, ...] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
+    infer: Infer = server_calls.infer
     _attempts: int = field(default=0, init=False)
     _missing_reason: str = field(default="the baseline was not measured", init=False)
 
@@ -136,12 +137,6 @@ class BaselineOutputCheck:
             raise DeploymentError(f"outputs differ from those of the unbatched baseline: {deviation.problem}{hint}")
         return deviation.share_of_tolerance
 
-    def _infer(
-        self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
-    ) -> list[bytes]:
-        """Return the response to each of ``messages``; a subclass may send them in another way."""
-        return server_calls.infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
-
     def _send_alone(self, endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
         """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least _CHUNK of them.
 
@@ -151,7 +146,7 @@ class BaselineOutputCheck:
         responses: list[bytes] = []
         while len(responses) < len(requests) and time.monotonic() - started < REFERENCE_SECONDS:
             chunk = requests[len(responses) : len(responses) + _CHUNK]
-            responses += self._infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+            responses += self.infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
         return responses, time.monotonic() - started
 
     def _send_together(self, endpoint: Endpoint, reference: ReferenceOutputs) -> tuple[list[int], list[bytes]]:
@@ -162,14 +157,14 @@ class BaselineOutputCheck:
         messages = [server_calls.with_model_name(reference.requests[number], endpoint.model) for number in order]
 
         def send(in_flight: int) -> list[bytes]:
-            return self._infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+            return self.infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
 
         return order, server_calls.send_as_queue_permits(send, count)
 
     def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
         """Return whether the server answers ``request`` with an error; a crash is no answer."""
         try:
-            self._infer(endpoint, [request], in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+            self.infer(endpoint, [request], in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
         except ServerCrashed:
             return False
         except DeploymentError:
@@ -210,17 +205,15 @@ class BaselineOutputCheck:
         return max(MIN_IN_FLIGHT, min(two_batches, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
 
 
-class StreamedOutputCheck(BaselineOutputCheck):
-    """Compares the concatenated responses to each request with those of the unbatched baseline.
+def infer_streamed(
+    endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float
+) -> list[bytes]:
+    """Return the concatenated responses to each request, as an ``Infer`` for models that stream.
 
     So it does not matter how the outputs are distributed over the responses.
     """
-
-    def _infer(
-        self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
-    ) -> list[bytes]:
-        streamed = server_calls.stream(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
-        return [concatenate(responses) for responses in streamed]
+    streamed = server_calls.stream(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+    return [concatenate(responses) for responses in streamed]
 
 
 SEQUENCES = 16  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS
@@ -234,11 +227,10 @@ class SequenceOutputCheck(BaselineOutputCheck):
 
     A model or a batcher that mixes up the states of two sequences gives other answers. ``sequence_length`` is the
     longest sequence of the load; the sequences of the check have as many steps, but at most MAX_STEPS.
-    ``infer`` sends them. The other arguments are those of ``BaselineOutputCheck``.
+    The other arguments are those of ``BaselineOutputCheck``.
     """
 
     sequence_length: int
-    infer: Infer = server_calls.infer
 
     @property
     def _steps(self) -> int:

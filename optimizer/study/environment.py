@@ -52,7 +52,7 @@ from optimizer.measure.output_check import (
     CombinedOutputCheck,
     NoOutputCheck,
     SequenceOutputCheck,
-    StreamedOutputCheck,
+    infer_streamed,
 )
 from optimizer.measure.score import read_scorer
 from optimizer.model.default_space import DeviceAssignment, has_gpu_choice
@@ -243,7 +243,7 @@ class Environment:
         if task.sequence_length is not None:
             kind = partial(SequenceOutputCheck, sequence_length=task.sequence_length.largest)
         elif task.source.is_streaming:
-            kind = StreamedOutputCheck
+            kind = partial(BaselineOutputCheck, infer=infer_streamed)
 
         def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
             return kind(

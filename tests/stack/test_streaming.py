@@ -23,7 +23,7 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLo
 from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClient
-from optimizer.measure.output_check import StreamedOutputCheck
+from optimizer.measure.output_check import BaselineOutputCheck, infer_streamed
 from optimizer.model.repository import read_repository_model
 from tests.load_clients import KeptRecords
 from tests.repositories import write_streamer
@@ -149,11 +149,12 @@ def test_a_rate_above_the_capacity_is_an_overload(tmp_path: Path) -> None:
 def test_the_outputs_are_those_of_the_baseline_however_they_are_split(
     streamer: EmbeddedTarget, tmp_path: Path
 ) -> None:
-    check = StreamedOutputCheck(
+    check = BaselineOutputCheck(
         tmp_path / "reference.npz",
         input_data=asking_for(tmp_path, 1, 4, 0, 7),
         shapes=(),
         request_batch_size=1,
+        infer=infer_streamed,
     )
     with streamer.deploy(Candidate(1)) as endpoint:
         check.record_reference(endpoint)
