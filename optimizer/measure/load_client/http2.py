@@ -319,12 +319,6 @@ class TlsSocket:
     def __init__(self, channel: ssl.SSLSocket) -> None:
         self._channel = channel
 
-    def __enter__(self) -> TlsSocket:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self._channel.close()
 

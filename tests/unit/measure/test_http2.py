@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -82,7 +83,7 @@ def call_errors(
     connection = Http2Connection(address, method, headers)
     ended: dict[int, str] = {}
     deadline = time.monotonic() + 60
-    with connect(address) as connected:
+    with contextlib.closing(connect(address)) as connected:
         for message in messages:
             connection.request(message)
         while len(ended) < len(messages) and time.monotonic() < deadline:
@@ -180,7 +181,7 @@ def test_an_answer_that_is_not_http2_ends_no_call() -> None:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         connected = connect(address)
         served, _ = listening.accept()
-        with connected, served:
+        with contextlib.closing(connected), served:
             served.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             served.shutdown(socket.SHUT_WR)
             connection = Http2Connection(address, INFER_METHOD)
@@ -295,7 +296,7 @@ def test_the_responses_of_calls_at_the_same_time_arrive_whole_and_in_order() -> 
     connection = StreamingConnection(address, STREAM_METHOD)
     counts, ended = [5, 0, 40, 1, 3], dict[int, str]()
     deadline = time.monotonic() + 60
-    with connect(address) as connected:
+    with contextlib.closing(connect(address)) as connected:
         for count in counts:
             connection.request(b"%d" % count)
         while len(ended) < len(counts) and time.monotonic() < deadline:

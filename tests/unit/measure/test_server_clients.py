@@ -306,7 +306,7 @@ def test_a_tls_socket_transfers_without_blocking(certificates: Certificates) -> 
     with listening:
         threading.Thread(target=echo, daemon=True).start()
         files = {"ca": str(certificates.ca), "cert": None, "key": None}
-        with connect(f"127.0.0.1:{listening.getsockname()[1]}", files) as channel:
+        with contextlib.closing(connect(f"127.0.0.1:{listening.getsockname()[1]}", files)) as channel:
             assert isinstance(channel, TlsSocket)
             with pytest.raises(BlockingIOError):
                 channel.recv(1)
