@@ -304,9 +304,10 @@ class PerfAnalyzer:
         """Return the measurement of one run and its windows; None if no request was answered in one of them."""
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
-        before, begin_unix_seconds = self._statistics(endpoint), time.time()
+        before = self._statistics(endpoint)
         done = self._run(endpoint, load, window_ms, max(self.drain_seconds, MAX_DRAIN_SECONDS))
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
+        end_unix_seconds = time.time()  # ``done`` is the last run; an older release may have been fetched before it
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
         if not text and not (unanswered and all_servers_respond(endpoint)):
@@ -320,8 +321,8 @@ class PerfAnalyzer:
             requests=read_request_count(done.output),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
-            begin_unix_seconds=round(begin_unix_seconds, 3),
-            end_unix_seconds=round(begin_unix_seconds + done.seconds, 3),
+            begin_unix_seconds=round(end_unix_seconds - done.seconds, 3),
+            end_unix_seconds=round(end_unix_seconds, 3),
         )
         return measurement, read_windows(done.output)
 

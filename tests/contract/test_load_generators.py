@@ -42,6 +42,7 @@ ROUNDING_SECONDS = 0.001
 
 class LoadGeneratorContract:
     load = LOAD
+    has_times = True  # of the begin and the end of a measurement
 
     @pytest.fixture
     def generator(self) -> LoadGenerator:
@@ -72,6 +73,7 @@ class LoadGeneratorContract:
                 "only a client that keeps each latency counts the requests within the bounds"
             )
             assert result.goodput_infer_per_sec <= (result.throughput_infer_per_sec or 0.0)
+        assert (result.begin_unix_seconds is not None) is self.has_times
         if result.begin_unix_seconds is not None:
             assert result.end_unix_seconds is not None
             assert started - ROUNDING_SECONDS <= result.begin_unix_seconds < result.end_unix_seconds
@@ -92,6 +94,8 @@ class LoadGeneratorContract:
 
 
 class TestRecordedTable(LoadGeneratorContract):
+    has_times = False
+
     @pytest.fixture
     def generator(self) -> LoadGenerator:
         return RecordedServer([Trial(0, CANDIDATE, ((LOAD, measurement(800, 5)),))])

@@ -221,7 +221,10 @@ def summarize_open_loop(
     else:
         measurements = _measured_parts(requests, failed, planned, spread_limit, parts)
     edges_ns = np.linspace(1e9 * requests.begin_seconds, 1e9 * requests.end_seconds, len(measurements) + 1)
-    measurements = with_times(measurements, record, edges_ns)
+    counted_ns = edges_ns
+    if record.overload and not responses:  # all responses until the client stopped reading are its capacity
+        counted_ns = np.array([edges_ns[0], record.ended_ns])
+    measurements = with_times(measurements, record, counted_ns)
     if failed:
         measurements = failed.added_to(measurements, failed.planned_ns, edges_ns)
     if record.overload:

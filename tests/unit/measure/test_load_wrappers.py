@@ -53,9 +53,9 @@ def generators_of_two_models(
 
 
 def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
-    slow = replace(measurement(100, 5), begin_unix_seconds=10.2, end_unix_seconds=11.2)
-    fast = replace(measurement(40, 12), begin_unix_seconds=10.1, end_unix_seconds=11.1)
-    joint, first, second = generators_of_two_models(slow, fast)
+    first_model = replace(measurement(100, 5), begin_unix_seconds=10.2, end_unix_seconds=11.2)
+    second_model = replace(measurement(40, 12), begin_unix_seconds=10.1, end_unix_seconds=11.1)
+    joint, first, second = generators_of_two_models(first_model, second_model)
     for outcome in (
         joint.measure(TWO_MODELS, LOAD),
         *joint.measure_windows(TWO_MODELS, LOAD, 1.0, 3),
@@ -119,11 +119,15 @@ def generators_of_servers(*answers: Measurement) -> tuple[ServerProcessesLoadGen
 
 
 def test_each_server_gets_its_share_and_latencies_are_weighted_means() -> None:
-    joint, generators = generators_of_servers(FAST, SLOW)
+    joint, generators = generators_of_servers(
+        replace(FAST, begin_unix_seconds=10.2, end_unix_seconds=11.2),
+        replace(SLOW, begin_unix_seconds=10.1, end_unix_seconds=11.1),
+    )
     outcome = joint.measure(TWO_SERVERS, LoadPoint(1, 7), 1.0)
     assert [generator.loads for generator in generators] == [[("first", 4)], [("second", 3)]]
     assert (outcome.throughput_infer_per_sec, outcome.requests, outcome.measure_seconds) == (400, 400, 1.1)
     assert outcome.latency_p95_ms == pytest.approx(0.75 * 5 + 0.25 * 9)
+    assert (outcome.begin_unix_seconds, outcome.end_unix_seconds) == (10.1, 11.2)
     assert outcome.latency_p99_ms is None, "one server lacks it"
     assert outcome.stable
     assert joint.warm_up(TWO_SERVERS, LOAD) is None

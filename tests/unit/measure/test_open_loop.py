@@ -27,6 +27,7 @@ SIZES = np.array([4])
 PLANNED = np.arange(round(RATE * SECONDS))
 COUNTED = PLANNED >= RATE * LEAD_IN_SECONDS
 MS = 1_000_000
+START_NS = 1_700_000_000 * 10**9
 
 
 def record(latency_ms: float | np.ndarray = 5.0, late_ms: float | np.ndarray = 0.0) -> SendRecord:
@@ -203,6 +204,15 @@ def test_an_overload_counts_the_age_of_unanswered_requests() -> None:
     assert result.latency_p50_ms == pytest.approx(350, abs=2)
 
 
+def test_parts_follow_each_other_in_time() -> None:
+    planned = PlannedLoad(LOAD, SECONDS, SIZES, sla=Sla())
+    parts = summarize_open_loop(replace(record(), start_unix_ns=START_NS), planned, math.inf, 4)
+    begin = START_NS / 1e9 + LEAD_IN_SECONDS
+    assert [part.begin_unix_seconds for part in parts] == [begin, begin + 0.5, begin + 1.0, begin + 1.5]
+    assert [part.end_unix_seconds for part in parts] == [begin + 0.5, begin + 1.0, begin + 1.5, begin + 2.0]
+    assert summarize(record()).begin_unix_seconds is None
+
+
 def test_answers_after_the_planned_time_show_the_capacity() -> None:
     """A request takes half a second, and the client waits for 20 s before it gives up."""
     numbers = np.arange(len(PLANNED))
@@ -212,7 +222,10 @@ def test_answers_after_the_planned_time_show_the_capacity() -> None:
         ended_ns=20_000 * MS + 1,
         overload="overloaded: 2,160 requests unanswered after 20.0 s, the oldest for 19.96 s",
     )
-    assert summarize(slow).throughput_infer_per_sec == pytest.approx(4 * 2, rel=0.02)
+    result = summarize(replace(slow, start_unix_ns=START_NS))
+    assert result.throughput_infer_per_sec == pytest.approx(4 * 2, rel=0.02)
+    assert result.begin_unix_seconds == START_NS / 1e9 + LEAD_IN_SECONDS
+    assert result.end_unix_seconds == START_NS / 1e9 + 20, "the time in which the answers were counted"
 
 
 def test_a_saturated_client_voids_an_overload() -> None:

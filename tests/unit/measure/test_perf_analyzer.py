@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -137,6 +138,30 @@ def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp
     fine = PerfAnalyzerCommand([str(accepted)], timeout_seconds=60, log=tmp_path / "log")
     assert FallbackRunner(tmp_path, fetch_older)(fine).output.split() == ["fine"]
     assert requested == ["fetched"]
+
+
+COLUMNS = (
+    *("Inferences/Second", "Client Send", "Network+Server Send/Recv", "Server Queue", "Server Compute Input"),
+    *("Server Compute Infer", "Server Compute Output", "Client Recv"),
+    *("p50 latency", "p90 latency", "p95 latency", "p99 latency"),
+)
+
+
+def test_the_time_of_a_measurement_begins_with_the_run_that_counts(tmp_path: Path) -> None:
+    """Before it, a runner may have fetched another release, or another process may have used the shared memory."""
+    began = list[float]()
+
+    def run_after_fetching(_: PerfAnalyzerCommand) -> FinishedProcess:
+        time.sleep(0.05)
+        began.append(time.time())
+        (tmp_path / "perf.csv").write_text(f"{','.join(COLUMNS)}\n{','.join('1' for _ in COLUMNS)}\n")
+        return FinishedProcess(0, "", 0.0)
+
+    tool = PerfAnalyzer(Path("perf_analyzer"), run_after_fetching, tmp_path / "log", repeat=False)
+    with FakeInferenceServer(dict).serving() as endpoint:
+        result = tool.measure(endpoint, LoadPoint(1, 1))
+    assert result.begin_unix_seconds is not None
+    assert result.begin_unix_seconds >= began[0] - 0.001, "which is rounded to ms"
 
 
 def test_the_time_limit_includes_reading_the_data(tmp_path: Path) -> None:
