@@ -1,4 +1,4 @@
-"""Files and folders: the cache, own folders, sizes, rows of CSV, and atomic writes of text, CSV and JSON."""
+"""Files and folders: the cache, the package's folders, sizes, CSV rows, and atomic writes of text, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -137,12 +137,13 @@ def output_error(path: Path, error: OSError) -> TuneError:
     return BadInputError(f"cannot write {show_path(path)}: {error.strerror}; give another place with --out")
 
 
-def read_csv_rows(data: bytes, file: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not empty, each with the number of its first line.
+def read_csv_rows(data: bytes, file: str, *, strict: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file, each with the number of its first line.
 
-    Raises BadInputError: ``file:line: problem``.
+    Empty lines are skipped, but a row of empty cells is yielded. With ``strict``, a misplaced quotation mark is an
+    error; otherwise it is part of its cell. Raises BadInputError: ``file:line: problem``.
     """
-    reader = csv.reader(io.StringIO(decode_utf8(data, file), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(decode_utf8(data, file), newline=""), strict=strict)
     before = 0
     try:
         for cells in reader:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -21,9 +22,10 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import START_SECONDS, estimate_start_seconds
 from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import file_fault, show_path
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
-from optimizer.measure.load_client import arrivals
-from optimizer.measure.load_client.arrivals import Arrivals
+from optimizer.measure.load_client.arrivals import Arrivals, parse_arrivals
+from optimizer.options.run_options import is_distribution
 from optimizer.results import summary
 from optimizer.results.comparison import compare_conditions
 from optimizer.results.finished_run import FinishedRun, resume_command
@@ -307,7 +309,7 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
         raise BadInputError(f"{newest.folder.path}: has no latency bound; give one, such as --sla-p95 20ms")
     for run in runs:
         _check_same_conditions(run, newest)
-    request_times = arrivals.parse_arrivals(newest.options.request_times)
+    request_times = _arrivals_of(newest)
     next_command = resume_command(newest) or summary.next_command(
         outcome, newest.folder.path, is_complete=newest.is_test_complete
     )
@@ -338,6 +340,15 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
             )
         )
     return configurations
+
+
+def _arrivals_of(run: FinishedRun) -> Arrivals:
+    """Return the arrival process of the measurements of ``run``. Raises BadInputError if its recording is missing."""
+    text = run.options.request_times
+    if not is_distribution(text) and (fault := file_fault(Path(text))):
+        folder = show_path(run.folder.path)
+        raise BadInputError(f"{show_path(text)}: {fault}; put back the recording that {folder} was measured with")
+    return parse_arrivals(text)
 
 
 def _outcome_of(run: FinishedRun) -> Outcome:

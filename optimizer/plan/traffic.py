@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,8 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line, read_bytes, show_path
+from optimizer.core.files import read_csv_rows
+from optimizer.core.safe_text import read_bytes, show_path
 from optimizer.results import formatting
 
 HOURS = 24
@@ -160,14 +159,14 @@ def read_trace(path: Path) -> RecordedTrace:
     BadInputError if fewer than MIN_TIMESTAMPS can be read.
     """
     name = show_path(path)
-    cells, first_line = _timestamp_cells(read_bytes(path, MAX_BYTES, "give a shorter recording"), name)
+    cells, lines = _timestamp_cells(read_bytes(path, MAX_BYTES, "give a shorter recording"), name)
     seconds = _seconds(cells)
     unreadable_rows = np.flatnonzero(np.isnan(seconds))
     times = np.sort(seconds[~np.isnan(seconds)])
     _check_times(times, len(cells), name)
     left_out, notes = [], []
     if len(unreadable_rows):
-        line = first_line + int(unreadable_rows[0])
+        line = lines[unreadable_rows[0]]
         left_out.append(f"{len(unreadable_rows):,} rows without a timestamp, the first in line {line}")
     steps = np.diff(times)
     repeated_count, resolution_s = int((steps == 0).sum()), float(steps[steps > 0].min())
@@ -225,22 +224,21 @@ def _find_gaps(intervals: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool
     return np.zeros(len(intervals), dtype=np.bool_)
 
 
-def _timestamp_cells(data: bytes, name: str) -> tuple[list[str], int]:
-    """Return the column of timestamps, and the line number of its first row."""
-    try:
-        rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInputError(f"{name}: not a CSV file ({one_line(str(error), 100)})") from None
-    while rows and not any(rows[-1]):
+def _timestamp_cells(data: bytes, name: str) -> tuple[list[str], list[int]]:
+    """Return the column of timestamps, and the line number of each of its rows. Raises BadInputError."""
+    rows = list(read_csv_rows(data, name, strict=False))  # the other columns of a log may have misplaced quotes
+    while rows and not any(rows[-1][1]):
         rows.pop()
     if not rows:
         raise BadInputError(f"{name}: empty; give a timestamp in each row")
-    header = [cell.strip().lower() for cell in rows[0]]
+    first_row = rows[0][1]
+    header = [cell.strip().lower() for cell in first_row]
     named_column = next((header.index(column) for column in COLUMNS if column in header), None)
-    has_header = named_column is not None or bool(np.isnan(_seconds(rows[0][:1])).all())
-    column, header_rows = named_column or 0, 1 if has_header else 0
-    cells = [row[column] if column < len(row) else "" for row in rows[header_rows:]]
-    return cells, header_rows + 1
+    has_header = named_column is not None or bool(np.isnan(_seconds(first_row[:1])).all())
+    column = named_column or 0
+    timed_rows = rows[1:] if has_header else rows
+    cells = [row[column] if column < len(row) else "" for _, row in timed_rows]
+    return cells, [line for line, _ in timed_rows]
 
 
 def _seconds(cells: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -20,7 +20,7 @@ from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
 from optimizer.deploy.target_settings import model_load_timeout_within
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals
+from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals, option_arrivals
 from optimizer.model.config_check import instance_count, too_many_instances
 from optimizer.model.default_space import DeviceAssignment
 from optimizer.model.onnx_file import read_bare_onnx
@@ -227,8 +227,9 @@ def trace_sizes(options: RunOptions) -> SizeDistribution | None:
     """Return the sizes of the requests in the trace of ``options``; None if there are none. Raises BadInputError."""
     if options.load != "rate" or not is_trace(options.request_times):
         return None
-    classes = RecordedArrivals.read_trace(Path(options.request_times)).classes
-    return None if classes is None else classes.sizes
+    arrivals = option_arrivals(options.request_times)
+    assert isinstance(arrivals, RecordedArrivals)
+    return None if arrivals.classes is None else arrivals.classes.sizes
 
 
 def sizes_given_twice(size: int | str, options: RunOptions) -> BadInputError:

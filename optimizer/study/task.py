@@ -27,7 +27,7 @@ from optimizer.core.safe_text import one_line, quote
 from optimizer.core.trial import Candidate, FieldChoices, FieldValue, TrialRole, model_of_field
 from optimizer.deploy.target_factory import other_machine_address
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
+from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, option_arrivals
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.config_check import too_many_instances
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
@@ -109,7 +109,7 @@ def prepare_task(
     ``hardware`` is the server's. Whether its GPUs serve the model follows from configuration and backend. ``swept``
     are the fields that a sweep tries in place of the space, so they decide which priorities can be sent.
     """
-    arrivals = parse_arrivals(options.request_times) if options.load == "rate" else None  # before a model is built
+    arrivals = option_arrivals(options.request_times) if options.load == "rate" else None  # before a model is built
     named = find_model(options, hardware, on_progress)
     source, profile = named.source, named.profile
     hardware = serving_hardware(named, hardware, options)

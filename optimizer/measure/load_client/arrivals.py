@@ -12,8 +12,6 @@ the default level of the model) may be missing, and the columns may have any ord
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +21,11 @@ import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
 from optimizer.core.errors import BadInputError
+from optimizer.core.files import read_csv_rows
 from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_load_shape, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_CHOICES, MAX_SIZE, SizeDistribution
 from optimizer.core.safe_text import named_file, one_line, read_bytes, show_path
-from optimizer.options.run_options import is_trace
+from optimizer.options.run_options import is_distribution, is_trace
 
 MAX_BYTES = 16 << 20
 MAX_INTERVAL_US = 10**12  # longest interval between two requests: eleven days
@@ -44,6 +43,18 @@ class Arrivals(Protocol):
 
         The period of a load shape ends at ``seconds``. A lead-in before whole periods is thus the end of a period.
         """
+
+
+def option_arrivals(request_times: str) -> Arrivals:
+    """Return the arrival process for ``RunOptions.request_times``, as ``parse_arrivals``.
+
+    Raises BadInputError, which names the option if the file of a recording is missing.
+    """
+    if is_trace(request_times):
+        named_file("--request-trace", request_times, f"a CSV file with a column {TIME}")
+    elif not is_distribution(request_times):
+        named_file("--request-intervals", request_times, "a file of intervals in microseconds")
+    return parse_arrivals(request_times)
 
 
 def parse_arrivals(text: str) -> Arrivals:
@@ -131,7 +142,7 @@ class RecordedArrivals:
 
         Raises BadInputError with ``file:line: ...``.
         """
-        name = show_path(named_file("--request-intervals", str(path), "a file of intervals in microseconds"))
+        name = show_path(path)
         lines = read_bytes(path, MAX_BYTES, "give fewer intervals").split(b"\n")
         if not lines[-1].strip():
             lines.pop()
@@ -160,11 +171,12 @@ class RecordedArrivals:
 
     def _start(self, seed: int) -> int:
         """Return the index of the interval with which the plan for ``seed`` starts."""
-        chosen = int(np.random.default_rng(seed).integers(len(self.intervals)))
-        return chosen if self.start is None else self.start
+        if self.start is not None:
+            return self.start
+        # without ``start``, measurements start at different intervals: together they cover the whole recording
+        return int(np.random.default_rng(seed).integers(len(self.intervals)))
 
     def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
-        # measurements start at different intervals, so that together they cover the whole recording
         intervals = np.roll(self.intervals, -self._start(seed)) / (self.intervals.mean() * rate)
         repeats = math.ceil(seconds / intervals.sum()) + 1
         times = np.concatenate(([0.0], np.cumsum(np.tile(intervals, repeats))))
@@ -216,13 +228,9 @@ class RecordedClasses:
 
 def _read_trace(path: Path) -> tuple[FloatArray, RecordedClasses | None]:
     """Return the times of the requests in seconds, and their sizes and priorities if the file has any."""
-    name = show_path(named_file("--request-trace", str(path), "a CSV file with a column time_s"))
+    name = show_path(path)
     data = read_bytes(path, MAX_BYTES, "give a shorter trace")
-    try:
-        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
-        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInputError(f"{name}: not a CSV file ({one_line(str(error), 100)})") from None
+    rows = [(line, row) for line, row in read_csv_rows(data, name, strict=False) if any(map(str.strip, row))]
     columns = [cell.strip().lower() for cell in rows[0][1]] if rows else []
     unknown = [column for column in columns if column not in COLUMNS]
     if TIME not in columns or unknown or len(set(columns)) < len(columns):

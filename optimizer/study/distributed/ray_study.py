@@ -22,7 +22,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint
-from optimizer.measure.load_client.arrivals import parse_arrivals
+from optimizer.measure.load_client.arrivals import option_arrivals
 from optimizer.options.addresses import LOCAL_CLUSTER, RAY_SCHEME
 from optimizer.options.run_options import RunOptions
 from optimizer.study.distributed.driver import ClusterExecutor, EventRecorder
@@ -173,7 +173,7 @@ def open_cluster(
     ``preferred`` is the fingerprint of the run to continue. Raises EnvironmentFault if no node can be used.
     """
     assert options.cluster is not None
-    parse_arrivals(options.request_times)  # refuse a bad file before anything is started
+    option_arrivals(options.request_times)  # refuse a bad file before anything is started
     with stopwatch.count("set_up"), contextlib.ExitStack() as opening:
         ray = opening.enter_context(connected(options.cluster))
         share = share_of(read_nodes(ray.nodes()), options.cluster_cpus)

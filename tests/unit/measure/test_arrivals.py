@@ -17,6 +17,7 @@ from optimizer.measure.load_client.arrivals import (
     PoissonArrivals,
     RecordedArrivals,
     ShapedArrivals,
+    option_arrivals,
     parse_arrivals,
 )
 
@@ -123,6 +124,8 @@ def test_an_invalid_recording_is_reported_with_its_line(
 def test_a_missing_recording_is_refused(tmp_path: Path, name: str, flag: str, wanted: str) -> None:
     path = tmp_path / name
     with pytest.raises(BadInputError, match=rf"^{flag} {path}: no such file; give {wanted}$"):
+        option_arrivals(str(path))
+    with pytest.raises(BadInputError, match=rf"^{path}: no such file; check the path$"):
         parse_arrivals(str(path))
 
 
@@ -269,5 +272,5 @@ def test_an_invalid_trace_is_reported_with_its_line(tmp_path: Path, content: str
 def test_a_trace_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInputError, match="not a CSV file"):
+    with pytest.raises(BadInputError, match=r"trace\.csv:1: byte 0xff is not UTF-8 text; save the file as UTF-8"):
         parse_arrivals(str(path))

@@ -535,6 +535,28 @@ def test_gaps_are_reported_and_left_out(tmp_path: Path) -> None:
     assert trace.traffic.rate == pytest.approx(100, rel=0.01)
 
 
+def test_the_line_of_a_row_without_a_timestamp_counts_line_breaks_in_cells(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f'{0.01 * i},agent "x" {i}\n' for i in range(300)]
+    path.write_text("".join(['timestamp,agent\n0,"two\nlines"\n\n', *rows, "broken,\n"]))
+    assert "1 rows without a timestamp, the first in line 305" in read_trace(path).note
+
+
+def test_a_recording_that_is_no_utf8_text_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"timestamp\n1\n\xe9\n")
+    with pytest.raises(BadInputError, match=r"t\.csv:3: byte 0xe9 is not UTF-8 text; save the file as UTF-8$"):
+        read_trace(path)
+
+
+def test_a_run_whose_recording_is_missing_names_the_file(run: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "gone.csv"
+    recorded = copy_run(run, "recorded", options={"load": "rate", "request_times": str(recording)})
+    expected = f"^{recording}: no such file; put back the recording that {recorded} was measured with$"
+    with pytest.raises(BadInputError, match=expected):
+        main([str(recorded), "--rate", "9/s", "--traffic", "poisson"])
+
+
 def test_bursts_keep_the_idle_times_between_them(tmp_path: Path) -> None:
     """200 requests within 20 ms are followed by an idle second, which is 1,000 times the median interval."""
     times = [second + 1e-4 * i for second in range(60) for i in range(200)]
