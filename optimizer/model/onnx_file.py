@@ -340,8 +340,8 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
         )
     if not file.exists():
         similar = similar_models(file)
-        hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
-        raise BadInputError(f"{show_path(file)}: no such file; check the path{hint}")
+        advice = f"did you mean {' or '.join(similar)}?" if similar else "check the path"
+        raise BadInputError(f"{show_path(file)}: no such file; {advice}")
     model = read_onnx(file)
     weights = external_files(model, file)
     name = model_name(file)

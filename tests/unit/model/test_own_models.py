@@ -130,6 +130,15 @@ def read_bare(file: Path, cache: Path) -> ModelSource:
     return read_bare_onnx(file, gpu=False, largest_batch=64, cache=cache)
 
 
+def test_the_error_about_a_missing_file_has_one_piece_of_advice(tmp_path: Path) -> None:
+    missing, cache = tmp_path / "net.onx", tmp_path / "cache"
+    with pytest.raises(BadInputError, match=rf"^{missing}: no such file; check the path$"):
+        read_bare(missing, cache)
+    (tmp_path / "net.onnx").touch()
+    with pytest.raises(BadInputError, match=rf"^{missing}: no such file; did you mean {tmp_path}/net\.onnx\?$"):
+        read_bare(missing, cache)
+
+
 def test_a_bare_file_is_linked_with_its_weights_and_left_as_it_is(tmp_path: Path) -> None:
     file = with_weights_beside(tmp_path / "mine")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*")}
