@@ -6,7 +6,6 @@ The newer release measures where it starts. It needs a newer C library than the 
 from __future__ import annotations
 
 import functools
-import platform
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.deploy.server_process import is_older
 from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
+from optimizer.machine.hardware import describe_unsupported_libc
 
 NEWER_VERSION, OLDER_VERSION = "2.60.0", "2.36.0"
 NEWER_GLIBC = (2, 38)
@@ -53,16 +53,8 @@ def newer_program() -> Path:
 
 def glibc_problem(libc: tuple[str, str] | None = None) -> str:
     """Return why the C library (default: this system's) is too old for the newer release; empty if it is not."""
-    library = other_than_glibc(NEWER_GLIBC, libc)
+    library = describe_unsupported_libc(NEWER_GLIBC, libc)
     return f"it needs glibc {'.'.join(map(str, NEWER_GLIBC))}, this is {library}" if library else ""
-
-
-def other_than_glibc(minimum: tuple[int, int], libc: tuple[str, str] | None = None) -> str:
-    """Return the C library (default: this system's), such as ``glibc 2.31``; empty for glibc from ``minimum`` on."""
-    name, version = libc or platform.libc_ver()
-    if name == "glibc" and tuple(map(int, version.split(".")[:2])) >= minimum:
-        return ""
-    return f"{name} {version}".strip() or "another C library"
 
 
 @functools.cache

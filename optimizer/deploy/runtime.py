@@ -20,6 +20,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import is_folder
 from optimizer.deploy import perf_analyzer_release
 from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
+from optimizer.machine.hardware import describe_unsupported_libc
 
 TRITON_VERSION = "2.51.0"
 PINNED_PERF_ANALYZER = "2.51.0"
@@ -220,7 +221,7 @@ def unsupported(
     """Return why the embedded server cannot run on a system (default: this one); empty if it can."""
     if (system, machine) != ("Linux", "x86_64"):
         return f"the embedded server needs Linux on x86-64, this is {system} on {machine}: run tune on such a machine"
-    if library := perf_analyzer_release.other_than_glibc((2, 35), libc):
+    if library := describe_unsupported_libc((2, 35), libc):
         return f"the embedded server needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04), this is {library}"
     python_version = "{}.{}".format(*python)
     if python_version not in PYTHON_STUBS:

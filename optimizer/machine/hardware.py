@@ -1,4 +1,4 @@
-"""The hardware of this machine, the devices that its libraries support, and the fingerprint of what measures."""
+"""The hardware and C library of this machine, the devices its libraries support, and the fingerprint of a run."""
 
 from __future__ import annotations
 
@@ -62,6 +62,17 @@ def memory_bytes() -> int:
 def gpu_names() -> tuple[str, ...]:
     """Return the names of the GPUs that CUDA shows to this process, in CUDA's order; empty without NVML."""
     return tuple(gpu.name for gpu in filter_visible(survey().gpus))
+
+
+def describe_unsupported_libc(oldest_glibc: tuple[int, int], libc: tuple[str, str] | None = None) -> str:
+    """Return the name of the C library if it is not glibc, or a glibc before ``oldest_glibc``; empty if it fits.
+
+    The name is such as ``glibc 2.31``. ``libc`` is a name and a version, by default those of this system's C library.
+    """
+    name, version = libc or platform.libc_ver()
+    if name == "glibc" and tuple(map(int, version.split(".")[:2])) >= oldest_glibc:
+        return ""
+    return f"{name} {version}".strip() or "another C library"
 
 
 def onnxruntime_on_gpu() -> bool:

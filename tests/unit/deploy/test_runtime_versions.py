@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import sys
 import venv
 from pathlib import Path
@@ -42,7 +43,7 @@ def unpacked_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime
 def newer_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path of the newer perf_analyzer on a system whose C library is new enough."""
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
-    monkeypatch.setattr(perf_analyzer_release, "glibc_problem", lambda: "")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.41"))
     start_problem.cache_clear()
     wheel = perf_analyzer_release.NEWER_WHEEL
     return tmp_path / f"perf_analyzer-{NEWER_VERSION}-{wheel.sha256[:12]}" / wheel.members[0]
