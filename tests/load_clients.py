@@ -1,4 +1,7 @@
-"""Load clients in this process: on a simulated network, where no time depends on the load of the machine."""
+"""Ways to run the load client in tests.
+
+It runs in this process on a simulated network, as a process whose records are kept, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class SimulatedSocket:
         return -1  # as a closed socket: it has no file
 
     def send(self, data: bytes | bytearray, /) -> int:
-        received, start = self._received + bytes(data), 0
+        received = self._received + bytes(data)
         start = len(PREFACE) if received.startswith(PREFACE) else 0
         while len(received) - start >= FRAME.size:
             word, flags, stream = FRAME.unpack_from(received, start)
@@ -88,7 +91,7 @@ class SimulatedNetwork:
     ) -> Collection[ServerSocket]:
         if not writing:
             until_ns = self.now_ns + math.ceil(1e9 * seconds)
-            next_ns = min(until_ns, *(connected.next_answer_ns for connected in self._sockets))
+            next_ns = min([until_ns, *(connected.next_answer_ns for connected in self._sockets)])
             self.now_ns = max(self.now_ns, round(next_ns))
         return [connected for connected in self._sockets if connected.next_answer_ns <= self.now_ns]
 
@@ -104,14 +107,21 @@ def run_in_this_process(load_client: LoadClient, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class SimulatedClient:
-    """A ``RunClient``: it runs the client in this process on a simulated network."""
+    """A ``RunClient``: it runs the client in this process on a simulated network.
+
+    Its servers answer each request once, without outputs, so that it refuses streams, sequences and shared memory.
+    """
 
     serve: Serve
 
     def __call__(
         self, task: ClientTask, log: Path, cpus: frozenset[int] | None, stopwatch: Stopwatch
     ) -> tuple[SendRecord, float]:
-        kind = ClosedLoopClient if task.plan.concurrency else OpenLoopClient
+        plan = task.plan
+        assert plan.stream is None, "the simulated server sends one response"
+        assert not plan.sequence_lengths, "the simulated server keeps no state"
+        assert not task.requests.output_slots, "the simulated server uses no shared memory"
+        kind = ClosedLoopClient if plan.concurrency else OpenLoopClient
         with tempfile.TemporaryDirectory(dir=log.parent) as scratch:
             folder = Path(scratch)
             task.write(folder)
