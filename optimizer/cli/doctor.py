@@ -90,7 +90,10 @@ def check_python_stub() -> Finding:
 
 
 def check_libpython(folders: Sequence[str | Path] | None = None) -> Finding:
-    """Check Python's shared library, which is searched in ``folders`` and in the unpacked runtime."""
+    """Check Python's shared library, which is searched in the unpacked runtime and in ``folders``.
+
+    None searches the folders of this Python and of the system.
+    """
     folder = runtime.libpython_folder(runtime.installed(), folders)
     if folder is None:
         return Finding("libpython", "fail", "the shared library is missing", runtime.libpython_advice())

@@ -1,4 +1,4 @@
-"""Triton's backends: the one that serves a model, and the settings that vLLM adds to config.pbtxt."""
+"""Triton's backends: the one that serves a model, engines of language models, and vLLM's settings in config.pbtxt."""
 
 from __future__ import annotations
 

@@ -80,7 +80,10 @@ def decode_utf8(data: bytes, file: str) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raise BadInputError if ``path`` is not a regular file, or its folder cannot be read."""
+    """Raise BadInputError if ``path`` is not a regular file, or cannot be looked up.
+
+    That is so if its folder cannot be read, for a loop of links, and for a name that is too long or has a NUL byte.
+    """
     if fault := file_fault(path):
         raise BadInputError(f"{show_path(path)}: {fault}; check the path")
 

@@ -424,10 +424,10 @@ def exports_metrics(source: ModelSource) -> bool:
 
 
 def auto_complete_options(configs: Iterable[ModelConfig]) -> list[str]:
-    """Return the options of a server with the models ``configs`` on Triton's auto-completion.
+    """Return the server options that turn Triton's auto-completion off, or none if one of ``configs`` needs it.
 
-    It is on only if a model needs it: a Python model then takes one more stub process a load, and backends add
-    dynamic batching to a config.pbtxt that has none.
+    It is on only then, because with it a Python model takes one more stub process a load, and backends add dynamic
+    batching to a config.pbtxt that has none.
     """
     complete = all(config.input and config.output for config in configs)
     return ["--disable-auto-complete-config"] if complete else []

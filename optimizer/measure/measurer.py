@@ -43,7 +43,8 @@ class Measurer:
         observer: Each measurement is reported to it.
         output_check: Compares the outputs of each deployment with those of the baseline.
         scorer: Scores the outputs of each deployment; None if they are not scored.
-        stopwatch: Counts the time of the server, of probes, of rows and of the display.
+        stopwatch: Counts the time of calls to the server, of speed probes, of writing rows of the table and of the
+            display.
         confirmation: The load generator for fresh servers; None for ``load_generator``.
         cross_checking: perf_analyzer if another load generator confirms, which it checks; None otherwise.
         disturbance_limit: A window on a fresh server in which other processes took more than this share of the CPUs

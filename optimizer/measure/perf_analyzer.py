@@ -202,8 +202,9 @@ class PerfAnalyzer:
         input_data: ``random``, ``zero`` or a JSON data file.
         shapes: ``name:d1,d2``.
         repeat: Repeat a measurement whose windows have few requests with longer windows.
-        overdue_seconds: Time after the last window from which the server is checked as long as the run lasts.
-        drain_seconds: How long the server may complete no request after that before the run is killed.
+        overdue_seconds: Seconds after the expected end of the last window; a run that takes longer is overdue, and
+            the server is checked.
+        drain_seconds: Seconds in which the server may complete no request before an overdue run is killed.
         latency_bound_ms: The largest bound on the latency, which extends the longest window and ``drain_seconds``.
         cpus: CPUs that it runs on; None for all.
         sequence_length: Requests in each sequence to a stateful model; None for other models.
@@ -306,8 +307,8 @@ class PerfAnalyzer:
         csv_path.unlink(missing_ok=True)
         before = self._statistics(endpoint)
         done = self._run(endpoint, load, window_ms, max(self.drain_seconds, MAX_DRAIN_SECONDS))
-        none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         end_unix_seconds = time.time()  # ``done`` is the last run; an older release may have been fetched before it
+        none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
         if not text and not (unanswered and all_servers_respond(endpoint)):

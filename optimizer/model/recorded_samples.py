@@ -221,9 +221,10 @@ def read_parquet_samples(
     optional: frozenset[str],
     max_bytes: int = MAX_PARQUET_BYTES,
 ) -> list[InputSample]:
-    """Return the rows of a Parquet file in order, which has at most ``max_bytes`` packed and as many unpacked.
+    """Return the rows of a Parquet file, in order.
 
-    Raises BadInputError: ``file: row 3, input x: …``.
+    Raises BadInputError, such as ``file: row 3, input x: …``, also for a file with more than ``max_bytes``, packed or
+    unpacked.
     """
     file = show_path(path)
     try:

@@ -345,7 +345,10 @@ def read_source(
 def _refuse_tuned_model(
     name: str, composing: Sequence[str], variants: Sequence[str], concurrent: Sequence[str]
 ) -> None:
-    """Raise BadInputError if an option for other models names only the tuned model ``name`` itself."""
+    """Raise BadInputError if an option for other models names the tuned model ``name``.
+
+    Only ``--variants`` may name it, next to others.
+    """
     for flag, names in {"bls-composing-models": composing, "concurrent-models": concurrent}.items():
         if name in names:
             raise BadInputError(f"--{flag} {name}: {name} is the tuned model itself; leave it out")

@@ -1,4 +1,4 @@
-"""The base class of the generators that start tune's own load client: requests, process, errors and repetitions."""
+"""The base class of the generators that use tune's own load client: its requests, errors and repetitions."""
 
 from __future__ import annotations
 

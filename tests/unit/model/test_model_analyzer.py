@@ -512,7 +512,7 @@ def test_gpu_is_requested_if_there_is_one() -> None:
 
 
 def test_every_key_of_model_analyzer_is_imported_or_noted() -> None:
-    """Return the keys of Model Analyzer; its documentation names one objective more than its program."""
+    """The documentation of Model Analyzer names one objective more than its program, which is imported too."""
     more = {"`objectives`": {"cpu_free_ram"}}
     known = dict(line.split(": ", 1) for line in KNOWN.read_text().splitlines())
     expected = {section: set(names.split()) | more.get(section, set()) for section, names in known.items()}
