@@ -47,8 +47,7 @@ def main(argv: list[str]) -> int:
     """Run ``tune compare`` and return its exit code. Raises BadInputError if a run cannot be compared."""
     arguments = build_parser().read(argv)
     limit = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
-    from optimizer.results.comparison import compare_runs
-    from optimizer.results.comparison_text import document
+    from optimizer.results.comparison import compare_runs, document
     from optimizer.results.finished_run import read_run
 
     comparison = compare_runs(read_run(arguments.a, arguments.results), read_run(arguments.b, arguments.results))

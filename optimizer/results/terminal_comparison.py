@@ -17,9 +17,12 @@ from optimizer.results.comparison import (
     Aspect,
     ComparedRun,
     Comparison,
+    answer,
+    difference_warning,
     different_settings,
+    ratio_sentence,
+    regression_sentence,
 )
-from optimizer.results.comparison_text import answer, difference_warning, ratio_sentence, regression_sentence
 from optimizer.results.recommendation import Outcome
 from optimizer.results.terminal_output import (
     plain_table,

@@ -21,11 +21,13 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.results.comparison import (
     Comparison,
+    answer,
     compare_runs,
     conditions,
+    difference_warning,
+    document,
     is_regression,
 )
-from optimizer.results.comparison_text import answer, difference_warning, document
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.results.terminal_comparison import print_comparison
