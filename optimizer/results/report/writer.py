@@ -17,8 +17,7 @@ from optimizer.core.files import output_error, replace_file, write_error
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.report.content import ReportSection, report_section
-from optimizer.results.report.figure_style import PALETTE, Drawing, inline, png, report_style, svg
-from optimizer.results.report.narrow_layout import make_narrow
+from optimizer.results.report.figure_style import PALETTE, Drawing, inline, make_narrow, png, report_style, svg
 
 
 def template_environment(folder: Path, *, html: bool) -> jinja2.Environment:

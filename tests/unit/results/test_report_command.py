@@ -23,8 +23,7 @@ from optimizer.results import outcome_values
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.report import parameter_effects, tables
 from optimizer.results.report.content import config_diff, report_section
-from optimizer.results.report.figure_style import PALETTE, new_figure, report_style
-from optimizer.results.report.narrow_layout import make_narrow
+from optimizer.results.report.figure_style import PALETTE, make_narrow, new_figure, report_style
 from optimizer.results.report.writer import drawings, markdown, write_page
 from tests.run_folders import change_info, copy_run
 
