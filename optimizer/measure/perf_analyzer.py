@@ -105,18 +105,32 @@ class OverdueCheck:
 PerfAnalyzerRunner: TypeAlias = Callable[[PerfAnalyzerCommand], FinishedProcess]
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalRunner:
-    """Runs perf_analyzer on this machine; ``libraries`` is a folder of shared libraries that it needs.
+    """Runs perf_analyzer on this machine, an older release of it if the server refuses requests of the newer one.
 
     It gets the variables of CUDA, because it has to see the same GPUs as the server, with the same numbers.
-    ``variables`` are more variables, unless the environment sets them.
+
+    Attributes:
+        libraries: A folder of shared libraries that it needs.
+        variables: More variables, unless the environment sets them.
+        older: Fetches the older release and returns its path; None if no server refuses requests.
     """
 
     libraries: Path
     variables: Mapping[str, str] = field(default_factory=dict)
+    older: Callable[[], Path] | None = None
+    _older_binary: Path | None = field(default=None, init=False)
 
     def __call__(self, command: PerfAnalyzerCommand) -> FinishedProcess:
+        if self._older_binary is None:
+            done = self._run(command)
+            if self.older is None or RESERVED_KEY_ERROR not in done.output:
+                return done
+            self._older_binary = self.older()
+        return self._run(replace(command, arguments=[str(self._older_binary), *command.arguments[1:]]))
+
+    def _run(self, command: PerfAnalyzerCommand) -> FinishedProcess:
         environment = {
             **self.variables,
             **{name: value for name, value in os.environ.items() if name.startswith("CUDA_")},
@@ -134,28 +148,6 @@ class LocalRunner:
             check=command.check,
             shm_patterns=command.shm_patterns,
         )
-
-
-@dataclass
-class FallbackRunner:
-    """Runs perf_analyzer on this machine, an older release of it if the server refuses requests of the newer one.
-
-    ``older`` fetches that release and returns its path; ``variables`` are those of LocalRunner.
-    """
-
-    libraries: Path
-    older: Callable[[], Path]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    _older_binary: Path | None = field(default=None, init=False)
-
-    def __call__(self, command: PerfAnalyzerCommand) -> FinishedProcess:
-        runner = LocalRunner(self.libraries, self.variables)
-        if self._older_binary is None:
-            done = runner(command)
-            if RESERVED_KEY_ERROR not in done.output:
-                return done
-            self._older_binary = self.older()
-        return runner(replace(command, arguments=[str(self._older_binary), *command.arguments[1:]]))
 
 
 def connection_arguments(connection: Connection) -> list[str]:

@@ -32,7 +32,7 @@ from optimizer.measure.load_wrappers import (
     ServerProcessesLoadGenerator,
     SharedMemoryLoadGenerator,
 )
-from optimizer.measure.perf_analyzer import FallbackRunner, PerfAnalyzer, PerfAnalyzerRunner
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer, PerfAnalyzerRunner
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import GENERATED_DATA, RunOptions
@@ -212,7 +212,8 @@ def _make_perf_analyzer(
     runner: PerfAnalyzerRunner
     if image is None:
         variables = {} if options.target == "remote" else BUS_ORDER  # the order of the servers that tune starts
-        runner = FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, on_progress), variables)
+        older = partial(ensure_older, on_progress)
+        runner = LocalRunner(installed.perf_analyzer_libraries, variables, older)
     else:
         runner = ContainerRunner(image)
     return PerfAnalyzer(

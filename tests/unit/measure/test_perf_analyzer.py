@@ -21,7 +21,6 @@ from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.model_statistics import add_statistics, executions_by_size, mean_batch_size, with_statistics
 from optimizer.measure.perf_analyzer import (
     RESERVED_KEY_ERROR,
-    FallbackRunner,
     LocalRunner,
     PerfAnalyzer,
     PerfAnalyzerCommand,
@@ -129,14 +128,14 @@ def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp
 
     refusal = f"Thread [0] had error: {RESERVED_KEY_ERROR} for Triton usage"
     newer = write_program(tmp_path / "newer", f'#!/bin/sh\necho "{refusal}"; exit 99\n')
-    runner = FallbackRunner(tmp_path, fetch_older)
+    runner = LocalRunner(tmp_path, older=fetch_older)
     for _ in range(2):
         finished = runner(PerfAnalyzerCommand([str(newer), "-m"], timeout_seconds=60, log=tmp_path / "log"))
         assert (finished.exit_code, finished.output.split()) == (0, ["measured", "-m"])
     assert requested == ["fetched"]
     accepted = write_program(tmp_path / "accepted", "#!/bin/sh\necho fine\n")
     fine = PerfAnalyzerCommand([str(accepted)], timeout_seconds=60, log=tmp_path / "log")
-    assert FallbackRunner(tmp_path, fetch_older)(fine).output.split() == ["fine"]
+    assert LocalRunner(tmp_path, older=fetch_older)(fine).output.split() == ["fine"]
     assert requested == ["fetched"]
 
 
