@@ -25,7 +25,9 @@ from optimizer.core.process import RunningProcess
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.error_messages import (
+from optimizer.measure.server_client import (
+    CallError,
+    ServerClient,
     hides_cause,
     lacks_gpu_memory,
     lacks_memory,
@@ -33,7 +35,6 @@ from optimizer.measure.error_messages import (
     model_died,
     without_traceback,
 )
-from optimizer.measure.server_client import CallError, ServerClient
 
 
 class RepositoryCopy(ABC):

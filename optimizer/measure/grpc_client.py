@@ -14,7 +14,6 @@ from tritonclient.utils import InferenceServerException
 
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
-from optimizer.measure.error_messages import is_refused_by_queue
 from optimizer.measure.load_client.http2 import INFER_METHOD, STREAM_METHOD
 from optimizer.measure.server_client import (
     CALL_SECONDS,
@@ -22,6 +21,7 @@ from optimizer.measure.server_client import (
     CallError,
     CallFailure,
     ca_file,
+    is_refused_by_queue,
     send_all,
     tls_context,
 )

@@ -31,11 +31,10 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.machine.nvml import cuda_folders
 from optimizer.measure import server_calls
-from optimizer.measure.error_messages import model_died
 from optimizer.measure.model_statistics import completed_requests, read_statistics, with_statistics
 from optimizer.measure.perf_output import failure_text, read_average_ms, read_csv, read_request_count, read_windows
 from optimizer.measure.server_calls import PROBE_SECONDS, all_servers_respond
-from optimizer.measure.server_client import ca_file
+from optimizer.measure.server_client import ca_file, model_died
 from optimizer.measure.shared_memory import claimed
 from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import SSL_FLAGS

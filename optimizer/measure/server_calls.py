@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
-from optimizer.measure.error_messages import is_refused_by_queue, lacks_gpu_memory, model_died, without_traceback
-from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
+from optimizer.measure.server_client import (
+    CALL_SECONDS,
+    CallError,
+    ServerClient,
+    is_refused_by_queue,
+    lacks_gpu_memory,
+    model_died,
+    without_traceback,
+)
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse

@@ -13,9 +13,9 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
-from optimizer.measure.error_messages import is_refused_by_queue
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
+from optimizer.measure.server_client import is_refused_by_queue
 from optimizer.study.scheduler import Scheduler
 
 

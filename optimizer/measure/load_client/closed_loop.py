@@ -12,7 +12,6 @@ from objectives.metrics import LATENCY, Measurement, Metric
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
-from optimizer.measure.error_messages import without_traceback
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.measured_requests import (
     CLIENT_CPU_ADVICE,
@@ -31,6 +30,7 @@ from optimizer.measure.load_client.measured_requests import (
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
+from optimizer.measure.server_client import without_traceback
 
 CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # also warms a fresh server up
 

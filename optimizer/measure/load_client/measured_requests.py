@@ -22,9 +22,9 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.error_messages import is_rejection, without_traceback
 from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendRecord
 from optimizer.measure.load_client.responses import StreamOutput, StreamTimes
+from optimizer.measure.server_client import is_rejection, without_traceback
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 

@@ -15,7 +15,6 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.error_messages import without_traceback
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.measured_requests import (
     CLIENT_CPU_ADVICE,
@@ -36,6 +35,7 @@ from optimizer.measure.load_client.measured_requests import (
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
+from optimizer.measure.server_client import without_traceback
 
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
 # if the median request of the last third is later than this share of the time, the client sends less than the rate

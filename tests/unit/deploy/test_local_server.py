@@ -20,7 +20,7 @@ from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import MIN_VERSION, is_older, last_output, startup_failure
 from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
-from optimizer.measure.error_messages import missing_module
+from optimizer.measure.server_client import missing_module
 from tests.programs import write_program
 
 HELP = """\

@@ -16,7 +16,6 @@ from objectives.priority_stats import from_text
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.error_messages import is_refused_by_queue
 from optimizer.measure.load_client.client import MAX_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
 from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendPlan, SendRecord
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop
@@ -27,6 +26,7 @@ from optimizer.measure.load_client.measured_requests import (
     split_failures,
 )
 from optimizer.measure.load_client.open_loop import LateError, summarize_open_loop
+from optimizer.measure.server_client import is_refused_by_queue
 
 FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
 EXPIRED = "[request id: <id_unknown>] Request timeout expired"
