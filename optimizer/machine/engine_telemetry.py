@@ -12,8 +12,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.machine.gpu_telemetry import counter_rate
 from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
-from optimizer.machine.process_telemetry import total_of
-from optimizer.machine.sampling import sampled
+from optimizer.machine.process_telemetry import sampled, total_of
 
 INTERVAL_SECONDS = 0.25
 

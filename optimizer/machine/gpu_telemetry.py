@@ -19,8 +19,7 @@ from optimizer.core.notes import ClocksLowered
 from optimizer.machine.cpu_usage import process_tree
 from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
 from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by
-from optimizer.machine.process_telemetry import server_pids, total_of
-from optimizer.machine.sampling import sampled
+from optimizer.machine.process_telemetry import sampled, server_pids, total_of
 
 TRITON_GPU_METRICS = {
     "nv_gpu_utilization": "utilization",

@@ -1,22 +1,54 @@
-"""Telemetry of the server's processes: their memory, and the CPU time that others took meanwhile."""
+"""Telemetry of the server's processes: their memory, and the CPU time that others took meanwhile.
+
+The telemetry of GPUs and of engines uses ``sampled`` too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.machine.cpu_usage import CpuUsage, process_tree
 from optimizer.machine.cpus import read_kernel_file
-from optimizer.machine.sampling import sampled
 
+T = TypeVar("T")
+
+INTERVAL_SECONDS = 0.1  # of readings, unless a caller sets another
 CPU_INTERVAL_SECONDS = 0.25
+
+
+@contextlib.contextmanager
+def sampled(read: Callable[[], T | None], interval_seconds: float = INTERVAL_SECONDS) -> Iterator[list[T]]:
+    """Call ``read`` repeatedly in a thread; the yielded list is complete when the context ends.
+
+    Empty samples and None are left out.
+    """
+    samples: list[T] = []
+    stop = threading.Event()
+
+    def sample() -> None:
+        while True:
+            if sample := read():
+                samples.append(sample)
+            if stop.wait(interval_seconds):
+                return
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        stop.set()
+        sampler.join()
 
 
 def cpu_intervals(samples: Sequence[tuple[float, CpuUsage]]) -> list[CpuInterval]:

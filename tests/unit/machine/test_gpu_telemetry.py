@@ -22,7 +22,7 @@ from optimizer.machine.gpu_telemetry import (
 )
 from optimizer.machine.metrics_page import parse_metrics_page
 from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, GpuReading, filter_visible, gpus_used_by, mps_share
-from optimizer.machine.sampling import INTERVAL_SECONDS
+from optimizer.machine.process_telemetry import INTERVAL_SECONDS
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 from tests.telemetry_fakes import metrics_server
 
