@@ -57,7 +57,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.machine.speed_probe import SpeedMeter
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import DiscardingRecord

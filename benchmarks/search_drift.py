@@ -44,7 +44,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, latest_points
-from optimizer.machine.speed_probe import SpeedMeter
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.replay import DiscardingRecord
 from optimizer.results import formatting

@@ -22,7 +22,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine.speed_probe import SpeedMeter
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable

@@ -23,8 +23,8 @@ from optimizer.core.trial import (
     LoadPoint,
     Trial,
 )
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
-from optimizer.machine.speed_probe import SpeedMeter
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
 

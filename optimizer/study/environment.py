@@ -39,13 +39,13 @@ from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
 from optimizer.deploy.target_settings import ServerPorts, TargetSettings, model_load_timeout_within
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.machine.process_telemetry import ProcessTelemetry
-from optimizer.machine.speed_probe import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import (
     BaselineOutputCheck,

@@ -13,7 +13,7 @@ from optimizer.core.files import write_json
 from optimizer.core.notes import present
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
-from optimizer.machine.speed_probe import speed_note
+from optimizer.machine.conditions import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary, verification

@@ -40,7 +40,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
-from optimizer.machine.speed_probe import SpeedMeter
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.results.progress_observers import QuietObserver

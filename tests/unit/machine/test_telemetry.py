@@ -22,6 +22,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.notes import SpeedVaried
 from optimizer.core.trial import Candidate
+from optimizer.machine.conditions import SpeedMeter, SpeedProbe, speed_note
 from optimizer.machine.cpu_usage import (
     DISTURBANCE_LIMIT,
     CpuUsage,
@@ -37,7 +38,6 @@ from optimizer.machine.process_telemetry import (
     port_forwarders,
     tree_memory_bytes,
 )
-from optimizer.machine.speed_probe import SpeedMeter, SpeedProbe, speed_note
 from tests.command_fixtures import eventually
 from tests.programs import write_program
 
