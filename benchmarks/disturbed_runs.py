@@ -57,7 +57,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import DiscardingRecord
@@ -240,7 +239,7 @@ def run(job: DisturbedRunJob) -> DisturbedRunResult:
     )
     server = DisturbedServer(stack, job.disturbed, job.slowness, job.background, job.start_seconds, job.seed)
     measurer = Measurer(
-        server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed=SpeedMeter(server.probe)
+        server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed=server.probe
     )
     budget = Budget(BUDGET_SECONDS, clock=server.clock)
     comparisons = baselines(problem.space)

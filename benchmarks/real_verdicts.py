@@ -55,7 +55,7 @@ from optimizer.core.errors import TuneError
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
-from optimizer.machine.conditions import SpeedMeter
+from optimizer.machine.conditions import SpeedProbe, probe_speed
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.study.task import Task
@@ -171,7 +171,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self._tasks: dict[str, Task] = {}
-        self._speed = SpeedMeter()
+        self._speed = SpeedProbe()
 
     def prepare(self, models: Iterable[str]) -> None:
         """Do what tune does once on a machine: install the server, build the models and compile the simulator."""
@@ -232,11 +232,11 @@ class Bench:
 
     def _load(self, perf_analyzer: PerfAnalyzer, endpoint: Endpoint, load: LoadPoint, bound_ms: float) -> Remeasured:
         perf_analyzer.warm_up(endpoint, load)
-        probe_before = self._speed.probe()
+        probe_before = probe_speed(self._speed.seconds)
         before = CpuUsage.now()
         measured = perf_analyzer.measure(endpoint, load, SMOKE_LOAD_SECONDS if self.smoke else LOAD_SECONDS)
         others_share = CpuUsage.now().others_since(before)
-        probes_ms = (round(1000 * probe_before, 3), round(1000 * self._speed.probe(), 3))
+        probes_ms = (round(1000 * probe_before, 3), round(1000 * probe_speed(self._speed.seconds), 3))
         share = share_over(measured, bound_ms)
         p95_ms, p99_ms = measured.latency_p95_ms or 0.0, measured.latency_p99_ms or 0.0
         print_progress(f"  plain server: {share:.2%} over {bound_ms:g} ms, p95 {p95_ms:.1f} ms")

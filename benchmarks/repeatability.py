@@ -51,7 +51,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import SpeedMeter
+from optimizer.machine.conditions import SpeedProbe, probe_speed
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.results import configuration_text
 from optimizer.study.task import Task
@@ -166,7 +166,7 @@ def measure(
 ) -> None:
     """Measure all entrants in each round that is not complete yet. Raises TuneError."""
     done = complete_rounds(entrants, records.read(machine))
-    speed = SpeedMeter()
+    speed = SpeedProbe()
     with tempfile.TemporaryDirectory() as scratch:
         generator = ClosedLoopGenerator(
             log=Path(scratch, "closed_loop.log"),
@@ -196,13 +196,13 @@ def complete_rounds(
 
 
 def _measure(
-    target: EmbeddedTarget, generator: ClosedLoopGenerator, entrant: Entrant, speed: SpeedMeter
+    target: EmbeddedTarget, generator: ClosedLoopGenerator, entrant: Entrant, speed: SpeedProbe
 ) -> tuple[list[Measurement], float]:
     """Return the windows on a fresh server, as the confirmation takes them, and the speed probe in ms."""
     known = Measurement(entrant.throughput_infer_per_sec)
     planned = plan_server(Point(0, entrant.candidate, entrant.load, known), entrant.load, None)
     with target.deploy(entrant.candidate, fresh=True) as endpoint:
-        probe_ms = 1000 * speed.probe()
+        probe_ms = 1000 * probe_speed(speed.seconds)
         generator.warm_up(endpoint, entrant.load)
         return generator.measure_windows(endpoint, entrant.load, planned.window_seconds, planned.windows), probe_ms
 

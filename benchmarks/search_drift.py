@@ -44,7 +44,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, latest_points
-from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.replay import DiscardingRecord
 from optimizer.results import formatting
@@ -230,7 +229,7 @@ def search(job: DriftJob) -> DriftResult:
         cpu_count=job.machine.cpu_count,
     )
     server = DriftingServer(stack, job.machine, job.seed, job.method.sees_others)
-    speed = SpeedMeter(server.probe) if job.method.sees_probe else None
+    speed = server.probe if job.method.sees_probe else None
     measurer = Measurer(server, server, DiscardingRecord(), QuietObserver(), speed=speed)
     budget = Budget(SEARCH_SECONDS, confirm_share=0.0, clock=server.clock)
     searcher = make_searcher("simulated", problem, job.seed)

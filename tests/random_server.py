@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
@@ -136,7 +135,7 @@ def confirm(
     problem: Problem,
     path: Path,
     seconds: float = 600,
-    speed: SpeedMeter | None = None,
+    speed: Callable[[], float] | None = None,
 ) -> list[Trial]:
     """Return ``trials`` with their confirmations; all rows are in trials.csv in ``path``."""
     table = TrialsTable(path / "trials.csv", "drawn", {})

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -102,18 +101,12 @@ class SpeedProbe:
         return self._ended - started
 
 
-@dataclass
-class SpeedMeter:
-    """Measures the speed of the machine while a server is idle, before its first load.
+def probe_speed(seconds: Callable[[], float]) -> float:
+    """Return the seconds of the faster of two probes, so that a short disturbance does not count.
 
-    ``seconds`` runs one probe and returns its time.
+    ``seconds`` runs one probe and returns its time, see ``SpeedProbe``. The server is idle meanwhile.
     """
-
-    seconds: Callable[[], float] = field(default_factory=lambda: SpeedProbe().seconds)
-
-    def probe(self) -> float:
-        """Return the seconds of the faster of two probes, so that a short disturbance does not count."""
-        return min(self.seconds() for _ in range(2))
+    return min(seconds() for _ in range(2))
 
 
 def speed_note(measured: Iterable[Measurement]) -> SpeedVaried | None:

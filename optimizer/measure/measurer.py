@@ -23,7 +23,7 @@ from optimizer.core.trial import (
     LoadPoint,
     Trial,
 )
-from optimizer.machine.conditions import SpeedMeter
+from optimizer.machine.conditions import probe_speed
 from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
@@ -49,7 +49,8 @@ class Measurer:
         cross_checking: perf_analyzer if another load generator confirms, which it checks; None otherwise.
         disturbance_limit: A window on a fresh server in which other processes took more than this share of the CPUs
             does not count for a verdict.
-        speed: Probes this machine's speed next to the idle server; None if the server runs on another machine.
+        speed: Runs a probe of this machine's speed next to the idle server and returns its seconds, see
+            ``SpeedProbe``; None if the server runs on another machine.
         with_forecast: Adds the forecast to a measurement of the search; None if there are no forecasts.
         node: The host name of a node of a cluster; empty outside of a cluster.
     """
@@ -64,7 +65,7 @@ class Measurer:
     confirmation: LoadGenerator | None = None
     cross_checking: LoadGenerator | None = None
     disturbance_limit: float = DISTURBANCE_LIMIT
-    speed: SpeedMeter | None = None
+    speed: Callable[[], float] | None = None
     with_forecast: Callable[[Candidate, LoadPoint, Measurement], Measurement] | None = None
     node: str = ""
 
@@ -98,9 +99,9 @@ class Measurer:
         """Remember for the notes whether the server has put the deployment on the CPU although there is a GPU."""
         self._fell_back_to_cpu |= endpoint.fell_back_to_cpu
 
-    def _probe(self, speed: SpeedMeter) -> float:
+    def _probe(self, speed: Callable[[], float]) -> float:
         with self.stopwatch.count_own("probes"):
-            return speed.probe()
+            return probe_speed(speed)
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint, *, is_fresh: bool = False) -> Measurement | None:
         """Warm the server up with the load generator that measures it; ``is_fresh`` is whether it is a fresh server.

@@ -22,7 +22,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.notes import SpeedVaried
 from optimizer.core.trial import Candidate
-from optimizer.machine.conditions import SpeedMeter, SpeedProbe, speed_note
+from optimizer.machine.conditions import SpeedProbe, probe_speed, speed_note
 from optimizer.machine.cpu_usage import (
     DISTURBANCE_LIMIT,
     CpuUsage,
@@ -323,7 +323,7 @@ def test_a_disturbance_is_described_with_its_share() -> None:
 
 def test_a_short_disturbance_of_a_probe_does_not_count() -> None:
     probes = iter([0.040, 0.900])
-    assert SpeedMeter(probes.__next__).probe() == 0.040
+    assert probe_speed(probes.__next__) == 0.040
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole, latest_points
-from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
@@ -107,7 +106,7 @@ def search(
         server,
         TrialsTable(path / "trials.csv", "known", {}),
         observer,
-        speed=SpeedMeter(server.probe) if probed else None,
+        speed=server.probe if probed else None,
     )
     searcher = make_searcher(method, problem, 0, str(path / "study.journal"), "known")
     limits = Budget(**({"seconds": 600} | budget))  # type: ignore[arg-type]
