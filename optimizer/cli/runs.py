@@ -14,7 +14,7 @@ from optimizer.core.safe_text import is_folder, one_line, quote, show_path
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.option import DEFAULTS
 from optimizer.store.run_folder import ENDED
-from optimizer.store.run_list import FLAG, ListedRun, delete_run, find_deletable, list_runs
+from optimizer.store.run_lookup import FLAG, ListedRun, delete_run, find_deletable, list_runs
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,21 +1,41 @@
-"""Finds the folders of runs and sweeps by the names that a user gives."""
+"""The runs in a folder of results: how they are found by the names that a user gives, listed, and deleted."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Literal
 
-from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, one_line, quote, show_path
+from objectives.intervals import ConfidenceInterval
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.files import stored_bytes
+from optimizer.core.locks import LOCK_FILE
+from optimizer.core.safe_text import exists, is_file, is_folder, one_line, quote, show_path
 from optimizer.options.option import DEFAULTS
-from optimizer.store.run_folder import RUN_FILE, STAMP, STAMP_FORMAT, SWEEP_FILE, WRITTEN_FORMAT, RunFolder
+from optimizer.options.values import parse_path, parse_value
+from optimizer.store.run_folder import (
+    RUN_FILE,
+    STAMP,
+    STAMP_FORMAT,
+    SWEEP_FILE,
+    WRITTEN_FORMAT,
+    RunFolder,
+    read_sweep_record,
+)
 
 LATEST = "latest"  # stands for the newest run
 MAX_NAME_LENGTH = 100  # characters of a folder in a message that names a run too
+FLAG = "--delete"
+MAX_TEXT_LENGTH = 100
+MAX_THROUGHPUT = 1e15
+OTHER_RECORDS = ("batch.json", "verify.json")  # their folders are named by the time too, and are no runs
 
 
 def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
@@ -117,3 +137,217 @@ def _started(path: Path) -> tuple[float, int, float]:
         written = str(RunFolder(path).read_info().get("written"))
         return datetime.strptime(written, WRITTEN_FORMAT).timestamp(), 1, modified
     return modified, 1, modified
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run or a sweep in a folder of results. Texts of its record are on one line; unknown ones are empty.
+
+    Attributes:
+        folder: Its folder.
+        kind: ``run``, or ``sweep`` for what ``tune sweep`` measured.
+        status: ``running`` while a process measures something for it, ``killed`` if its process ended without a
+            result, ``damaged`` if its record cannot be read; otherwise the status in its record.
+        verdict: ``PASS``, ``UNDECIDED`` or ``FAIL``.
+        throughput_infer_per_sec: That of the recommended configuration; None without one.
+        throughput_interval: Its interval on fresh servers; None if it was not tested there.
+        bounds: The SLA.
+        written: When its record was written.
+        size_bytes: The size of all its files.
+        fault: Why its record cannot be read.
+    """
+
+    folder: RunFolder
+    kind: Literal["run", "sweep"]
+    status: str
+    verdict: str
+    throughput_infer_per_sec: float | None
+    throughput_interval: ConfidenceInterval | None
+    bounds: tuple[str, ...]
+    written: str
+    size_bytes: int
+    fault: str
+
+    @property
+    def model(self) -> str:
+        """The name of the model's folder."""
+        return one_line(self.folder.path.parent.name)
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder, usually its time."""
+        return one_line(self.folder.path.name)
+
+    def document(self) -> dict[str, object]:
+        """Return the entry of ``tune runs --json``; unknown values are None."""
+        return {
+            "model": self.model,
+            "run": self.name,
+            "folder": str(self.folder.path),
+            "kind": self.kind,
+            "status": self.status,
+            "verdict": self.verdict or None,
+            "throughput_infer_per_sec": self.throughput_infer_per_sec,
+            "sla": list(self.bounds),
+            "written": self.written or None,
+            "size_bytes": self.size_bytes,
+            "fault": self.fault or None,
+        }
+
+
+def list_runs(out: str, model: str | None = None) -> list[ListedRun]:
+    """Return the runs and sweeps in ``out``, or those of one model, the newest first.
+
+    What ``tune verify --fresh`` measured is part of its run. Raises BadInputError if ``model`` has no runs there.
+    """
+    listed = [_describe(path) for path in newest_first(filter(_is_run, folders_in(out, model)))]
+    if model is not None and not listed:
+        models = sorted({one_line(path.parent.name) for path in folders_in(out) if _is_run(path)})
+        of_models = f"of {', '.join(models)}" if models else "of no model"
+        raise BadInputError(f"{quote(model)}: no run of this model; {one_line(out)} has runs {of_models}")
+    return listed
+
+
+def find_deletable(run: str, out: str) -> ListedRun:
+    """Return the run to delete, given by its path, as ``<model>/<run>`` in ``out``, or as ``latest``.
+
+    Raises BadInputError if it is a link, is not the folder of one run, or leads out of ``out`` without being given by
+    its path; EnvironmentFault if a process uses it.
+    """
+    parse_value(FLAG, run, parse_path)
+    named = f"{FLAG} {quote(run)}"
+    path = next((path for path in (Path(run), Path(out) / run) if _is_link(path) or exists(path)), None)
+    if path is None or (run == LATEST and not _is_run(path)):
+        path = find_run(run, out, FLAG).path
+    if _is_link(path):
+        raise BadInputError(f"{named}: is a link; give the folder that it leads to, or remove the link with rm")
+    if path != Path(run) and not path.resolve().is_relative_to(Path(out).resolve()):
+        raise BadInputError(f"{named}: leads out of {one_line(out)}; give the path of the folder to delete")
+    _check_is_run(named, path, out)
+    if holder := RunFolder(path).user():
+        raise _in_use(path, holder)
+    return _describe(path)
+
+
+def delete_run(run: RunFolder) -> None:
+    """Delete the folder of a run, its record last, so that an interrupted deletion can be repeated.
+
+    Raises EnvironmentFault if a process uses the run, or the disk refuses.
+    """
+    path = run.path.resolve()
+    if holder := run.user():
+        raise _in_use(run.path, holder)
+    try:
+        if _is_link(path / LOCK_FILE):  # to lock the folder would write the file that the link leads to
+            (path / LOCK_FILE).unlink()
+        with run.locked():
+            for entry in path.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name not in (RUN_FILE, SWEEP_FILE, LOCK_FILE):
+                    entry.unlink()
+            shutil.rmtree(path)
+    except OSError as error:
+        place = one_line(str(error.filename or path))
+        raise EnvironmentFault(f"cannot delete {place}: {error.strerror}; make it writable, then try again") from None
+
+
+def _in_use(path: Path, holder: str) -> EnvironmentFault:
+    return EnvironmentFault(f"{show_path(path)}: {holder} uses this run; wait until it ends, or stop it")
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except (OSError, ValueError):  # an impossible path
+        return False
+
+
+def _has_record(path: Path) -> bool:
+    return is_file(path / RUN_FILE) or is_file(path / SWEEP_FILE)
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a folder ``<out>/<model>/<run>`` is a run or a sweep, even if that ended before its record."""
+    is_started = STAMP.fullmatch(path.name) is not None and is_folder(path / "logs")
+    return _has_record(path) or (is_started and not any(exists(path / name) for name in OTHER_RECORDS))
+
+
+def _check_is_run(named: str, path: Path, out: str) -> None:
+    """Raise BadInputError unless ``path`` is certainly the folder of one run or sweep, and of nothing else."""
+    inner = (*folders_in(str(path.parent), path.name), *folders_in(str(path)))
+    if runs := newest_first(folder for folder in inner if is_file(folder / RUN_FILE)):
+        raise BadInputError(f"{named}: holds runs; give the folder of each, such as {show_path(runs[0])}")
+    is_in_out = path.resolve().parent.parent == Path(out).resolve()
+    if not _has_record(path) and not (is_in_out and _is_run(path)):
+        shown = list_command(out)
+        raise BadInputError(f"{named}: no {RUN_FILE} there; give the folder of a run (`{shown}` lists runs)")
+    _, fault = _read_record(path)
+    if fault and not is_in_out and STAMP.fullmatch(path.name) is None:
+        raise BadInputError(f"{named}: may be no run, so remove it with rm; {fault}")
+
+
+def _kind(path: Path) -> Literal["run", "sweep"]:
+    return "sweep" if is_file(path / SWEEP_FILE) and not is_file(path / RUN_FILE) else "run"
+
+
+def _describe(path: Path) -> ListedRun:
+    folder, (info, fault) = RunFolder(path), _read_record(path)
+    status = _text(info.get("status")) or "unknown"
+    if folder.writer():
+        status, fault = "running", ""  # a new run has no record yet
+    elif fault:
+        status = "damaged"
+    elif status == "running":
+        status = "killed"
+    problem, result = _mapping(info.get("problem")), _mapping(info.get("result"))
+    bounds = problem.get("constraints")
+    return ListedRun(
+        folder=folder,
+        kind=_kind(path),
+        status=status,
+        verdict=_text(info.get("verdict") or result.get("verdict")),
+        throughput_infer_per_sec=_throughput(_mapping(result.get("recommended")).get("throughput_infer_per_sec")),
+        throughput_interval=_interval(_mapping(result.get("confirmation")).get("throughput_infer_per_sec")),
+        bounds=tuple(filter(None, map(_text, bounds))) if isinstance(bounds, list) else (),
+        written=_text(info.get("written") or info.get("began")),
+        size_bytes=stored_bytes(path),
+        fault=fault,
+    )
+
+
+def _read_record(path: Path) -> tuple[Mapping[str, Any], str]:
+    """Return the record of a run or sweep, or why it cannot be read."""
+    try:
+        return (_read_run(RunFolder(path)) if _kind(path) == "run" else read_sweep_record(path)), ""
+    except BadInputError as error:
+        return {}, str(error)
+
+
+def _read_run(folder: RunFolder) -> Mapping[str, Any]:
+    """Return run.json. Raises BadInputError if it is not the record of a run."""
+    info = folder.read_info()
+    if not isinstance(info.get("options"), dict):
+        raise folder.no_record("no 'options'")
+    return info
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return one_line(value, MAX_TEXT_LENGTH) if isinstance(value, str) else ""
+
+
+def _throughput(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_THROUGHPUT:
+        return None  # also for NaN
+    return float(value)
+
+
+def _interval(value: object) -> ConfidenceInterval | None:
+    ends = [_throughput(end) for end in value] if isinstance(value, list) else []
+    if len(ends) != 2 or (low := ends[0]) is None:
+        return None
+    return ConfidenceInterval(low, math.inf if ends[1] is None else ends[1])

@@ -14,8 +14,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.locks import LOCK_FILE, file_lock
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
-from optimizer.store.run_list import delete_run, find_deletable, list_runs
-from optimizer.store.run_lookup import find_run, newest_run, runs_in
+from optimizer.store.run_lookup import delete_run, find_deletable, find_run, list_runs, newest_run, runs_in
 from optimizer.study.run_request import read_run_request
 from optimizer.study.warm_start import read_warm_start
 from tests.run_folders import write_run
