@@ -27,9 +27,8 @@ from optimizer.options.addresses import LOCAL_CLUSTER, RAY_SCHEME
 from optimizer.options.run_options import RunOptions
 from optimizer.study.distributed.driver import ClusterExecutor, EventRecorder
 from optimizer.study.distributed.messages import pack
-from optimizer.study.distributed.resources import TrialShare, read_nodes, share_of
 from optimizer.study.distributed.worker import WorkerInfo
-from optimizer.study.distributed.worker_pool import WorkerPool
+from optimizer.study.distributed.worker_pool import TrialShare, WorkerPool, read_nodes, share_of
 from optimizer.study.environment import Environment
 from optimizer.study.study import StudyResult, StudySetup, run_study
 from optimizer.study.task import Task

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import TextIO
 
 from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError, TuneError
@@ -19,14 +22,12 @@ from optimizer.core.notes import CpusUsedByOthers, FewerCpusThanRayCounts, Note
 from optimizer.core.safe_text import read_tail
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import server_process
-from optimizer.machine import cpus
-from optimizer.machine.cpus import CpuPlacement
+from optimizer.machine.cpus import CpuPlacement, CpuTopology, read_topology
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.distributed import resources
 from optimizer.study.distributed.messages import (
     ConfirmationEnded,
     ConfirmationPlanned,
@@ -44,6 +45,8 @@ from optimizer.study.study import LocalExecutor
 from optimizer.study.trial_runner import TrialRunner
 
 PARENT_POLL_SECONDS = 1.0
+CPUS_WAIT_SECONDS = 10.0  # for the CPUs of a worker that is about to end
+CPUS_POLL_SECONDS = 0.1
 
 
 def end_with_parent() -> None:
@@ -59,6 +62,71 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+HeldCpus = Mapping[int, TextIO]  # reserved CPUs with their lock files, which the kernel releases with the process
+
+
+def lock_folder() -> Path:
+    """Return the folder of the locks, one for each user and machine."""
+    return Path(tempfile.gettempdir()) / f"tritune_cpus_{os.getuid()}"
+
+
+def hold_cpus(
+    count: int, machine: CpuTopology, folder: Path, wait_seconds: float = CPUS_WAIT_SECONDS
+) -> HeldCpus | None:
+    """Reserve ``count`` free CPUs, whole cores on one NUMA node if possible. Return None if there are too few.
+
+    They stay reserved until their files are closed. Raises OSError if ``folder`` cannot be written.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        if held := _try_to_hold(count, machine, folder):
+            return held
+        if len(machine.cpus) < count or time.monotonic() > deadline:
+            return None
+        time.sleep(CPUS_POLL_SECONDS)
+
+
+def pin(cpus: frozenset[int]) -> None:
+    """Run this process, all its threads and its future children on ``cpus``."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
+            os.sched_setaffinity(int(thread.name), cpus)
+
+
+def _try_to_hold(count: int, machine: CpuTopology, folder: Path) -> HeldCpus | None:
+    """Return the locks of ``count`` CPUs; None if too few are free. One process at a time chooses."""
+    with (folder / "choosing").open("a") as choosing, contextlib.ExitStack() as undo:
+        fcntl.flock(choosing, fcntl.LOCK_EX)
+        free: dict[int, TextIO] = {}
+        for cpu in machine.cpus:
+            lock = undo.enter_context((folder / str(cpu)).open("a"))
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free[cpu] = lock
+        chosen = _choose_cpus(count, machine, frozenset(free))
+        if chosen is None:
+            return None
+        undo.pop_all()
+        for cpu in machine.cpus - chosen:
+            if cpu in free:
+                free[cpu].close()
+        return {cpu: free[cpu] for cpu in chosen}
+
+
+def _choose_cpus(count: int, machine: CpuTopology, free: frozenset[int]) -> frozenset[int] | None:
+    """Return ``count`` of the ``free`` CPUs: whole cores first, on one NUMA node if possible.
+
+    The node that then has the fewest free CPUs is preferred.
+    """
+    if len(free) < count:
+        return None
+    sufficient_nodes = [node & free for node in machine.nodes if len(node & free) >= count]
+    preferred = min(sufficient_nodes, key=len, default=free)
+    cores = sorted((core & preferred for core in machine.cores), key=lambda core: core not in machine.cores)
+    return frozenset([cpu for core in cores for cpu in sorted(core)][:count])
 
 
 LOG_BYTES = 1 << 16
@@ -172,13 +240,13 @@ class Worker:
 
     def _reserve_cpus(self) -> Note | None:
         """Pin this process to CPUs of its own. Return a note if it has to share them."""
-        machine, host = cpus.read_topology(usable_cpus()), socket.gethostname()
+        machine, host = read_topology(usable_cpus()), socket.gethostname()
         if self._node_cpus > len(machine.cpus):
             return FewerCpusThanRayCounts(host, self._node_cpus, len(machine.cpus))
-        self._held = resources.hold_cpus(self._own_cpus, machine, resources.lock_folder())
+        self._held = hold_cpus(self._own_cpus, machine, lock_folder())
         if self._held is None:
             return CpusUsedByOthers(host)
-        resources.pin(frozenset(self._held))
+        pin(frozenset(self._held))
         return None
 
     def _use_references(self, references: Mapping[str, bytes]) -> None:

@@ -1,10 +1,10 @@
-"""Start the workers on a Ray cluster, and keep only those whose measurements are comparable."""
+"""Start workers on the nodes of a Ray cluster, and keep only those whose measurements are comparable."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, Protocol, TypeAlias
@@ -24,8 +24,68 @@ from optimizer.study.distributed.messages import (
     TrialEnded,
     WorkerFailed,
 )
-from optimizer.study.distributed.resources import ClusterNode, TrialShare, read_nodes
 from optimizer.study.distributed.worker import Worker, WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node of the cluster with its id in Ray and the CPUs and GPUs that Ray counts on it, used or not."""
+
+    id: str
+    host: str
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialShare:
+    """How many CPUs and GPUs each trial gets."""
+
+    cpus: int
+    gpus: int
+
+    def count_on(self, node: ClusterNode) -> int:
+        """Return how many trials fit on ``node``."""
+        count = node.cpus // self.cpus
+        return min(count, node.gpus // self.gpus) if self.gpus else count
+
+    def __str__(self) -> str:
+        cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
+        return f"1 GPU and {cpus}" if self.gpus else cpus
+
+
+def read_nodes(ray_nodes: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
+    """Return the nodes in ``ray.nodes()`` that are alive and have CPUs."""
+    nodes = []
+    for entry in ray_nodes:
+        resources = entry.get("Resources") or {}
+        host = str(entry.get("NodeManagerHostname") or entry.get("NodeManagerAddress"))
+        node = ClusterNode(str(entry["NodeID"]), host, int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
+        if entry["Alive"] and node.cpus:
+            nodes.append(node)
+    return nodes
+
+
+def share_of(nodes: Sequence[ClusterNode], cpus: int | None) -> TrialShare:
+    """Return the share of one trial.
+
+    With ``cpus`` it is these CPUs without a GPU. Otherwise it is one GPU and its part of the CPUs if there are GPUs,
+    else all CPUs of the smallest node. Raises EnvironmentFault if no node has that.
+    """
+    if not nodes:
+        raise EnvironmentFault("--cluster: no node of the cluster has CPUs; see `ray status`")
+    if cpus is not None:
+        largest = max(node.cpus for node in nodes)
+        if largest < cpus:
+            raise EnvironmentFault(
+                f"--cluster-cpus {cpus}: the largest node of the cluster has {largest}; ask for less"
+            )
+        return TrialShare(cpus, 0)
+    with_gpus = [node for node in nodes if node.gpus]
+    if with_gpus:
+        return TrialShare(max(1, min(node.cpus // node.gpus for node in with_gpus)), 1)
+    return TrialShare(min(node.cpus for node in nodes), 0)
+
 
 HardwareKind = tuple[str, int, tuple[str, ...]]  # CPU, number of CPUs, GPUs
 

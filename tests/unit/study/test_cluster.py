@@ -22,7 +22,8 @@ from optimizer.study import task
 from optimizer.study.distributed.driver import UnfinishedTrials
 from optimizer.study.distributed.messages import LoadMeasured, LogLine, Outbox, pack, unpack
 from optimizer.study.distributed.ray_study import connected, connection_error
-from optimizer.study.distributed.resources import ClusterNode, TrialShare, hold_cpus, read_nodes, share_of
+from optimizer.study.distributed.worker import hold_cpus
+from optimizer.study.distributed.worker_pool import ClusterNode, TrialShare, read_nodes, share_of
 from tests.repositories import doubler, write_model
 
 SMALL, LARGE = ClusterNode("a", "small", 4, 0), ClusterNode("b", "large", 16, 0)
@@ -89,7 +90,7 @@ def test_two_trials_never_get_the_same_cpus(tmp_path: Path) -> None:
 def test_the_cpus_of_a_killed_process_are_free_again(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
-from optimizer.study.distributed.resources import hold_cpus
+from optimizer.study.distributed.worker import hold_cpus
 from tests.unit.study.test_cluster import TWO_NODES
 held = hold_cpus(8, TWO_NODES, Path({str(tmp_path)!r}), 0)
 print(sorted(held), flush=True)

@@ -30,8 +30,7 @@ from optimizer.study.distributed.messages import (
     SearchJob,
     TrialEnded,
 )
-from optimizer.study.distributed.resources import ClusterNode
-from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerHandle, WorkerLost
+from optimizer.study.distributed.worker_pool import ClusterNode, WorkerEvent, WorkerHandle, WorkerLost
 from optimizer.study.scheduler import Scheduler
 from tests.conftest import measure_known_server
 
