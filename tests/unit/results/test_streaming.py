@@ -23,7 +23,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import front_metrics
 from optimizer.results.report import server_plots, tables, writer
 from optimizer.results.report.figure_style import report_style
-from optimizer.study.batch.entry_state import describe_entry
+from optimizer.study.batch.batch_runner import describe_entry
 from optimizer.study.batch.record import EntryRecord
 from optimizer.study.sweep_output import print_sweep
 from optimizer.study.sweep_plan import SweepCell

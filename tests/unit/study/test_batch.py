@@ -26,9 +26,8 @@ from optimizer.results.progress_observers import make_progress
 from optimizer.search import make_searcher
 from optimizer.store.recording import read_recording
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.batch.batch_runner import BatchRunner
+from optimizer.study.batch.batch_runner import BatchRunner, describe_entry, expected_improvement
 from optimizer.study.batch.changes import compare_entries
-from optimizer.study.batch.entry_state import describe_entry, expected_improvement
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
 from optimizer.study.batch.reports import gain_words, junit, print_batch, write_index
 from optimizer.study.batch.suite import Suite, read_suite

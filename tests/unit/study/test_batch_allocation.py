@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.study.batch.entry_state import (
+from optimizer.study.batch.batch_runner import (
     SLICE_SECONDS,
     Allocation,
     EntryState,
