@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.plan import ConfirmationPlan
@@ -14,15 +16,22 @@ from optimizer.core.budget import Budget, RunMode
 from optimizer.core.interfaces import ProgressObserver, Searcher, Target
 from optimizer.core.notes import Note
 from optimizer.core.trial import Trial
+from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
+from optimizer.results.comparison import request_conditions
+from optimizer.search import make_searcher, make_searcher_for_study
 from optimizer.simulator.performance_model import compile_model
+from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH, RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import ObserverFactory
 from optimizer.study.run_record import RunRecord
 from optimizer.study.scheduler import OtherWorkers, Scheduler, SearchEnd
 from optimizer.study.task import Task
 from optimizer.study.trial_runner import run_trials
+
+if TYPE_CHECKING:
+    from optimizer.search.transfer import TransferredStudy
 
 # The start of Python and the report took about 2 s each on 2 cores.
 START_AND_REPORT_SECONDS = 4.0
@@ -84,25 +93,21 @@ class LocalExecutor:
 
 @dataclass(frozen=True)
 class StudySetup:
-    """The task of a study and the places where it is stored.
+    """A study and the places where it is stored.
 
     Attributes:
-        task: The model, the problem and the requests.
-        record: It writes run.json.
+        record: It has the task, and writes run.json.
         table: The trials table.
         open_searcher: It yields the searcher and the other workers of the study.
         open_observer: It opens the display of progress.
-        spent_seconds: Time of the budget that earlier sessions used.
         mode: Whether to search, to confirm, or both.
         confirm_seconds: Budget of a session that only continues the confirmation; None for that of the options.
     """
 
-    task: Task
     record: RunRecord
     table: TrialsTable
     open_searcher: Callable[[], AbstractContextManager[tuple[Searcher, OtherWorkers]]]
     open_observer: ObserverFactory
-    spent_seconds: float
     mode: RunMode
     confirm_seconds: float | None = None
 
@@ -111,12 +116,12 @@ class StudySetup:
         """Return the time that this session has."""
         if self.confirm_seconds is not None:
             return self.confirm_seconds
-        return max(self.record.environment.options.budget_seconds - self.spent_seconds, 0.0)
+        return max(self.record.environment.options.budget_seconds - self.record.spent.seconds, 0.0)
 
     def start_budget(self) -> Budget:
         """Return the budget, whose time begins now."""
         options = self.record.environment.options
-        seconds, spent = options.budget_seconds, self.spent_seconds
+        seconds, spent = options.budget_seconds, self.record.spent.seconds
         if self.confirm_seconds is not None:
             seconds, spent = self.confirm_seconds, 0.0
         other_seconds = min(START_AND_REPORT_SECONDS, START_AND_REPORT_SHARE * seconds)
@@ -134,7 +139,7 @@ class StudyResult:
 
 def run_locally(setup: StudySetup) -> StudyResult:
     """Search, then confirm, on a target of the run's environment."""
-    task, folder, environment = setup.task, setup.record.folder, setup.record.environment
+    task, folder, environment = setup.record.task, setup.record.folder, setup.record.environment
 
     def make_executor(observer: ProgressObserver) -> LocalExecutor:
         measurer = environment.make_measurer(task, folder, setup.table, observer)
@@ -153,7 +158,7 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
 
     The record gets the notes on the measurements, also if the study is interrupted or fails.
     """
-    task, record, environment = setup.task, setup.record, setup.record.environment
+    task, record, environment = setup.record.task, setup.record, setup.record.environment
     stopwatch = environment.stopwatch
     if environment.options.search == "simulated":  # workers and servers start meanwhile
         with stopwatch.count("set_up"):
@@ -176,3 +181,59 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
             with stopwatch.confirming():
                 trials = executor.confirm(trials, budget, record.confirmation_plan(), record.write_plan)
     return StudyResult(trials, search_ended, continued_by)
+
+
+def shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]:
+    """Return the conditions that all workers of a shared study have to share; empty for a study of one run.
+
+    An unknown condition is None and agrees with any other.
+    """
+    if options.study_name is None:
+        return {}
+    model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
+    return {
+        MODEL_HASH: str(model)[:HASH_DIGITS] if model else None,
+        **request_conditions(options, Path(task.input_data).name),
+    }
+
+
+def check_stored_study(options: RunOptions, task: Task, folder: RunFolder, fingerprint: Fingerprint) -> None:
+    """Raise a TuneError if ``open_searcher`` would refuse the study of the run in ``folder``."""
+    from optimizer.search.optuna_samplers import sampler_for  # imports Optuna
+    from optimizer.store.optuna_study import check_study
+
+    storage, name = options.storage or str(folder.study), options.study_name or folder.study_name
+    sampler = sampler_for(options.search, options.seed)
+    check_study(storage, name, task.problem, sampler, fingerprint, shared_conditions(options, task))
+
+
+@contextlib.contextmanager
+def open_searcher(record: RunRecord, transferred: TransferredStudy | None) -> Iterator[tuple[Searcher, OtherWorkers]]:
+    """Yield the searcher of a run, and the other workers of its study. Raises TuneError.
+
+    The study is in the folder of the run, or in the storage that its options name. A study that was measured with
+    another fingerprint is refused. A faulty storage is retried until the end of the budget. ``transferred`` are the
+    trials of the study that ``--warm-start`` names; None without it.
+    """
+    options, problem, folder = record.environment.options, record.task.problem, record.folder
+    if options.study_name is not None:
+        from optimizer.store.optuna_storage import RetryPolicy
+        from optimizer.store.optuna_study import StudySharing
+        from optimizer.study.distributed.shared_study import join
+
+        until = time.monotonic() + options.budget_seconds - record.spent.seconds
+        sharing = StudySharing(RetryPolicy(until, record.environment.on_progress, str(folder.trials)))
+        conditions = shared_conditions(options, record.task)
+        with join(options, problem, folder, record.fingerprint, sharing, conditions) as shared:
+            yield make_searcher_for_study(shared.tracker, options.search, problem, options.seed, transferred), shared
+        return
+    searcher = make_searcher(
+        options.search,
+        problem,
+        options.seed,
+        options.storage or str(folder.study),
+        folder.study_name,
+        fingerprint=record.fingerprint,
+        transferred=transferred,
+    )
+    yield searcher, OtherWorkers()

@@ -33,8 +33,7 @@ from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import action_of, notes_on_end, notes_on_measurements, notes_on_outcome, start_line
 from optimizer.study.run_record import RunRecord, current_versions
-from optimizer.study.searcher_factory import check_stored_study, open_searcher
-from optimizer.study.study import StudyResult, StudySetup, run_locally
+from optimizer.study.study import StudyResult, StudySetup, check_stored_study, open_searcher, run_locally
 from optimizer.study.task import Task
 from optimizer.study.warm_start import load_warm_start
 
@@ -182,12 +181,10 @@ class _Session:
                 self._check_unchanged(self.resumed, task, fingerprint, table)  # before anything is written
             record = self._make_record(folder, task, fingerprint, transfer_notes)
             record.spent = record.spent.next_session(table.read(), self.cluster.worker_count if self.cluster else 1)
-            spent = record.spent.seconds
             if self.mode is not RunMode.CONFIRM or not folder.info.exists():
                 record.write_start()  # a continued confirmation keeps the status, also if it is killed
-            on_progress = environment.on_progress
-            searcher = partial(open_searcher, options, task, folder, fingerprint, transferred, spent, on_progress)
-            setup = StudySetup(task, record, table, searcher, open_observer, spent, self.mode, self.confirm_seconds)
+            searcher = partial(open_searcher, record, transferred)
+            setup = StudySetup(record, table, searcher, open_observer, self.mode, self.confirm_seconds)
             result = self._measure(setup)
             trials = result.trials if result else table.read()
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)
@@ -277,13 +274,13 @@ class _Session:
 
     def _announce(self, setup: StudySetup) -> None:
         """Say what begins and how long it takes."""
-        action = action_of(self.mode, setup.spent_seconds)
-        problem, options, folder = setup.task.problem, self.environment.options, setup.record.folder
+        action = action_of(self.mode, setup.record.spent.seconds)
+        problem, options, folder = setup.record.task.problem, self.environment.options, setup.record.folder
         self.environment.on_progress(start_line(action, problem, options, setup.remaining_seconds, folder.path))
 
     def _record_failure(self, setup: StudySetup, error: BaseException) -> None:
         """Write the results before ``error``, and add the command that continues the run to it."""
-        task, folder = setup.task, setup.record.folder
+        task, folder = setup.record.task, setup.record.folder
         with contextlib.suppress(TuneError):  # a full disk must not hide the first error
             trials = setup.table.read()
             outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)

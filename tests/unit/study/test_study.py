@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optimizer.config.search_space import Problem
-from optimizer.core.budget import Budget, RunMode
+from optimizer.core.budget import Budget, RunMode, SpentTime
 from optimizer.core.notes import Note, ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, Trial
@@ -56,14 +56,13 @@ def setup_of(problem: Problem, folder: Path, mode: RunMode, **fields: Any) -> St
         stopwatch=Stopwatch(),
         hardware=None,
     )
-    record = RunRecord(RunFolder(folder), environment, None, None, ())  # type: ignore[arg-type]
+    task: Any = SimpleNamespace(problem=problem, comparisons=lambda: [("baseline", Candidate(1))])
+    record = RunRecord(RunFolder(folder), environment, task, None, (), spent=SpentTime(40.0))  # type: ignore[arg-type]
     return StudySetup(
-        SimpleNamespace(problem=problem, comparisons=lambda: [("baseline", Candidate(1))]),  # type: ignore[arg-type]
         record,
         TrialsTable(folder / "trials.csv", "known", {}),
         lambda: contextlib.nullcontext((make_searcher("random", problem), OtherWorkers())),
         lambda *_: contextlib.nullcontext(QuietObserver()),
-        spent_seconds=40.0,
         mode=mode,
         **fields,
     )

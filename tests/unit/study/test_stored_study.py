@@ -13,7 +13,8 @@ from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.searcher_factory import check_stored_study, open_searcher
+from optimizer.study.run_record import RunRecord
+from optimizer.study.study import check_stored_study, open_searcher
 
 FINGERPRINT = Fingerprint("a CPU", 8, (), "embedded", "2.51.0", (), "")
 
@@ -44,7 +45,8 @@ def test_workers_with_another_model_or_other_requests_are_refused(
         folder = RunFolder(tmp_path / f"worker{number}")
         folder.path.mkdir(exist_ok=True)
         values = RunOptions("m", search="random", storage=f"sqlite:///{tmp_path}/s.db", study_name="s", **options)
-        with open_searcher(values, task, folder, FINGERPRINT, None, 0.0, print):
+        environment: Any = SimpleNamespace(options=values, on_progress=print)
+        with open_searcher(RunRecord(folder, environment, task, FINGERPRINT, ()), None):
             check_stored_study(values, task, folder, FINGERPRINT)
 
     task_fields = {"sha256": 64 * "a"}
