@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optimizer.cli.completion import add_model
@@ -37,44 +36,13 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class RunArguments(RunRequest):
-    """The command line of ``tune run``.
-
-    Attributes:
-        as_json: Print one JSON document.
-        print_profile: Print Model Analyzer's file as a profile and run nothing.
-        dry_run: Print a preview of the run and measure nothing.
-        log: One of LOGS; None chooses by the kind of terminal.
-        report: Write the report page.
-        verbose: Print the details of the result too.
-    """
-
-    as_json: bool = False
-    print_profile: bool = False
-    dry_run: bool = False
-    log: str | None = None
-    report: bool = True
-    verbose: bool = False
-
-
-def read_run_arguments(argv: list[str]) -> RunArguments:
+def read_run_arguments(argv: list[str]) -> RunRequest:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
     namespace = build_parser(OPTIONS_BY_NAME).read(argv)
     values = values_of(namespace)
     if "print-profile" in values and "from-model-analyzer" not in values:
         raise BadInputError("--print-profile prints the file of --from-model-analyzer FILE: give that too")
-    request = read_run_request(namespace.model, values)
-    parsed = request.parsed
-    return RunArguments(
-        **vars(request),
-        as_json="json" in parsed,
-        print_profile="print-profile" in parsed,
-        dry_run="dry-run" in parsed,
-        log=parsed.get("log"),
-        report="no-report" not in parsed,
-        verbose="verbose" in parsed,
-    )
+    return read_run_request(namespace.model, values)
 
 
 class _Help(argparse.Action):
@@ -113,20 +81,22 @@ def build_parser(names: Collection[str] = ()) -> Parser:
 
 def main(argv: list[str]) -> int:
     """Run ``tune run`` and return its exit code. Raises TuneError."""
-    arguments = read_run_arguments(argv)
-    options, mapped = arguments.options, arguments.mapped
-    if mapped is not None and arguments.print_profile:
+    request = read_run_arguments(argv)
+    options, mapped, parsed = request.options, request.mapped, request.parsed
+    as_json = "json" in parsed
+    if mapped is not None and "print-profile" in parsed:
         return _print_profile(mapped, options)
-    on_progress, open_observer = progress_on_terminal(arguments.log)
-    if arguments.dry_run:  # the preview has the notes
-        return _preview(options, on_progress, as_json=arguments.as_json)
-    if mapped is not None and not arguments.as_json:
+    on_progress, open_observer = progress_on_terminal(parsed.get("log"))
+    if "dry-run" in parsed:  # the preview has the notes
+        return _preview(options, on_progress, as_json=as_json)
+    if mapped is not None and not as_json:
         for note in mapped.notes:
             print(note, file=sys.stderr, flush=True)
     from optimizer.study.tuning_run import tune
 
-    with tune(options, arguments.resumed, on_progress, open_observer, report=arguments.report) as result:
-        show_result(result, as_json=arguments.as_json, verbose=arguments.verbose)
+    writes_report = "no-report" not in parsed
+    with tune(options, request.resumed, on_progress, open_observer, report=writes_report) as result:
+        show_result(result, as_json=as_json, verbose="verbose" in parsed)
     return exit_code(result.status, result.outcome.verdict)
 
 

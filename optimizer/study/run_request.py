@@ -64,20 +64,14 @@ def read_run_request(
     that are not ``is_known`` are refused.
     """
     parsed = parse_values(values, is_known)
-    return replace(_read_request(model, values, parsed, flag), parsed=parsed)
-
-
-def _read_request(
-    model: str | None, values: Mapping[str, object], parsed: Mapping[str, Any], flag: str
-) -> RunRequest:
-    """Return the request without its parsed values; the arguments are those of ``read_run_request``."""
     if "resume" in parsed:
-        return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, flag)
+        options, folder = _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, flag)
+        return RunRequest(options, folder, parsed=parsed)
     if "from-model-analyzer" not in parsed:
         if not model:
             raise missing_model(parsed.get("model-repository"))
         options = parsed_options(model, parsed)
-        return RunRequest(with_found_run(options, options.warm_start))
+        return RunRequest(with_found_run(options, options.warm_start), parsed=parsed)
     from optimizer.model.model_analyzer.reader import read_model_analyzer
 
     file = named_file("--from-model-analyzer", parsed["from-model-analyzer"], "a configuration of Model Analyzer")
@@ -90,7 +84,7 @@ def _read_request(
     if values.get("shared-memory") == "none" and "output-shared-memory-size" not in values:
         merged.pop("output-shared-memory-size", None)  # the file's has no effect
     options = run_options(mapped.model, merged)
-    return RunRequest(with_found_run(options, options.warm_start), mapped=mapped)
+    return RunRequest(with_found_run(options, options.warm_start), mapped=mapped, parsed=parsed)
 
 
 def missing_model(repository: str | None) -> BadInputError:
@@ -139,8 +133,10 @@ def _if_usable(cpus: str | None) -> str | None:
         return cpus
 
 
-def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object], flag: str) -> RunRequest:
-    """Return the request that continues the run ``resume``, a path or a name in the results folder ``out``.
+def _resumed(
+    model: str | None, resume: str, out: str, values: Mapping[str, object], flag: str
+) -> tuple[RunOptions, RunFolder]:
+    """Return options and folder of the run ``resume``, a path or a name in the results folder ``out``.
 
     Raises BadInputError if there is no such run, or if ``values`` change options that a continued run keeps.
     """
@@ -159,7 +155,7 @@ def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, obje
             f"{about}: its run.json names a storage outside its folder, which the run would write; if it is "
             f"yours, give --storage {quote(redact(options.storage))}"
         )
-    return RunRequest(options, folder)
+    return options, folder
 
 
 def refuse_foreign_values(

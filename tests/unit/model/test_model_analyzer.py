@@ -472,7 +472,7 @@ def test_the_task_is_that_of_the_printed_profile() -> None:
     read(f"{text}constraints: {{perf_latency_p95: {{max: 20}}, perf_throughput: {{min: 10}}}}\n")
     values = read_run_arguments(["--from-model-analyzer", "ma.yaml", "--print-profile", "--budget", "1m"])
     assert values.mapped is not None
-    assert values.print_profile
+    assert values.parsed["print-profile"]
     printed = render_imported_profile(values.mapped, values.options, stored(Path("models")))
     Path("m.yaml").write_text(printed)
     (command,) = re.findall("^#   (tune .*)", printed, re.MULTILINE)

@@ -82,10 +82,10 @@ def test_options_outside_a_command_are_unknown_to_it() -> None:
 
 def test_verbose_is_no_part_of_the_task() -> None:
     quiet = read_run_arguments(["mlp"])
-    assert not quiet.verbose
+    assert "verbose" not in quiet.parsed
     for flag in ("-v", "--verbose"):
         arguments = read_run_arguments([flag, "mlp"])
-        assert arguments.verbose
+        assert arguments.parsed["verbose"]
         assert arguments.options == quiet.options
     assert "verbose" not in written_values(quiet.options)
 
@@ -265,7 +265,8 @@ def test_the_reproduced_command_gives_the_same_options(original: RunOptions) -> 
     assert command == "tune"
     parsed = read_run_arguments(words)
     assert parsed.options == original
-    assert (parsed.resumed, parsed.as_json) == (None, False)
+    assert parsed.resumed is None
+    assert "json" not in parsed.parsed
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ class TestPlain:
         assert chosen(None, terminal=False) is PlainObserver
         assert chosen("plain", terminal=True) is chosen("plain", terminal=False) is PlainObserver
         assert chosen("none", terminal=True) is QuietObserver
-        assert read_run_arguments(["--log", "plain", "mlp"]).log == "plain"
+        assert read_run_arguments(["--log", "plain", "mlp"]).parsed["log"] == "plain"
 
     @pytest.mark.parametrize(("log", "printed"), [(None, True), ("plain", True), ("none", False)])
     def test_a_preparation_is_one_line_without_a_terminal(self, log: str | None, printed: bool) -> None:
