@@ -1,14 +1,23 @@
-"""The commands of ``tune``: their table, what --help and --version print, and the error for a misspelt one."""
+"""The commands of ``tune``: their table, what --help and --version print, and the error for a misspelt one.
+
+A shell completes command lines by a script that calls ``tune`` with the line in ``COMP_LINE``, and the parser of the
+command answers (``Parser.read``).
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import exists, format_value
+from optimizer.core.safe_text import exists, format_value, quote
+
+if TYPE_CHECKING:
+    from optimizer.options.command_line import Parser
+
 
 _GROUPS: Final = {  # each command is the module of its name in this package
     "Tune": {
@@ -48,6 +57,8 @@ More     tune run --help, tune COMMAND --help; `tune doctor` locates docs/
 DISTRIBUTION: Final = "tritune"
 _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with these, MODEL may be any name
 _MIN_SIMILARITY: Final = 0.7
+COMPLETION_FLAG: Final = "--print-completion"
+SHELLS: Final = ("bash", "zsh", "tcsh", "fish")
 
 
 def overview() -> str:
@@ -89,3 +100,47 @@ def refuse_misspelt_command(argv: Sequence[str]) -> None:
         f"no command or model {format_value(word)}; did you mean {proposals}? `tune --help` lists the commands, "
         "`tune models` the models"
     )
+
+
+def print_completion_script(argv: Sequence[str]) -> int:
+    """Print the script for the shell that follows ``COMPLETION_FLAG`` in ``argv``. Return 0. Raises BadInputError."""
+    shell = " ".join(argv).removeprefix(COMPLETION_FLAG)[1:]
+    if shell not in SHELLS:
+        raise BadInputError(f"{COMPLETION_FLAG} {quote(shell)}: write one of {', '.join(SHELLS)}")
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["tune"], True, shell), end="")
+    return 0
+
+
+def requested_words() -> list[str]:
+    """Return the words before the cursor without ``tune``, and let the parser begin after the command among them."""
+    from optimizer.options.command_line import COMPLETION_VARIABLE  # takes long to import
+
+    words = _words_before_cursor()
+    if words and words[0] in COMMANDS:
+        os.environ[COMPLETION_VARIABLE] = "2"  # the number of the word that names the parser's program
+    return words
+
+
+def add_model(parser: Parser, text: str, nargs: Literal["?"] | None = None) -> None:
+    """Add the argument MODEL with the help ``text``, whose words a shell can complete; ``nargs`` as in argparse."""
+    argument = parser.add_argument("model", metavar="MODEL", nargs=nargs, help=text)
+    argument.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
+
+
+def complete_model(prefix: str, **_: object) -> list[str]:
+    """Return the words that MODEL may be. The first word of a line may also be a command."""
+    from argcomplete.completers import FilesCompleter
+
+    from optimizer.model.profile_lookup import list_profiles
+
+    commands = () if _words_before_cursor() else COMMANDS
+    return [*commands, *list_profiles(), *FilesCompleter()(prefix)]
+
+
+def _words_before_cursor() -> list[str]:
+    from argcomplete.lexers import split_line
+
+    *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
+    return list(words[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from optimizer.cli.completion import add_model
+from optimizer.cli.commands import add_model
 from optimizer.cli.output import progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file

@@ -12,7 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command, version_line
+from optimizer.cli.commands import (
+    COMMANDS,
+    COMPLETION_FLAG,
+    overview,
+    print_completion_script,
+    refuse_misspelt_command,
+    requested_words,
+    version_line,
+)
 from optimizer.cli.output import INTERRUPTED, fail, flush, guarded_streams
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
@@ -109,8 +117,6 @@ def address_space_peak_bytes() -> int:
 
 def _dispatch(argv: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that may come next
-        from optimizer.cli.completion import requested_words
-
         argv = requested_words()
     first = argv[0] if argv else ""
     try:
@@ -120,10 +126,8 @@ def _dispatch(argv: list[str]) -> int:
         if first == "--version":
             print(version_line())
             return 0
-        if first.partition("=")[0] == "--print-completion":
-            from optimizer.cli.completion import print_script
-
-            return print_script(argv)
+        if first.partition("=")[0] == COMPLETION_FLAG:
+            return print_completion_script(argv)
         if first not in COMMANDS:
             refuse_misspelt_command(argv)
         command, arguments = (first, argv[1:]) if first in COMMANDS else ("run", argv)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from optimizer.cli.completion import add_model
+from optimizer.cli.commands import add_model
 from optimizer.cli.output import exit_code, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of

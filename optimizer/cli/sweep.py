@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from objectives.sla import parse_duration_ms
-from optimizer.cli.completion import add_model
+from optimizer.cli.commands import add_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.errors import BadInputError

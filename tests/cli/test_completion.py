@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.cli.commands import COMMANDS
-from optimizer.cli.completion import SHELLS
+from optimizer.cli.commands import COMMANDS, SHELLS
 from optimizer.options.run_options import TARGETS
 from tests.command_fixtures import TUNE, Tune
 
