@@ -13,7 +13,7 @@ from optimizer.cli.commands import add_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, quote, show_path
+from optimizer.core.safe_text import is_folder, quote, show_path
 from optimizer.core.signature import is_signed
 from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
@@ -33,7 +33,7 @@ from optimizer.options.values import (
     whole_number,
 )
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
-from optimizer.store.run_lookup import newest_run
+from optimizer.store.run_lookup import find_recorded
 from optimizer.study.run_request import read_run_request
 from optimizer.study.sweep_output import read_document
 from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepRequest
@@ -107,12 +107,12 @@ def _read_resumed(resume: str, given: GivenOptions) -> tuple[RunFolder, RunOptio
             refused = value if name == MODEL else f"--{name}"
             raise BadInputError(f"{about} keeps the options of the sweep; leave {refused} out")
     folder = _find_sweep(resume)
-    RunFolder(folder).refuse_links()
-    stored = read_document(folder)
+    folder.refuse_links()
+    stored = read_document(folder.path)
     try:
         options, request = _read_request(stored["options"])
     except BadInputError as error:
-        raise BadInputError(f"{show_path(folder / SWEEP_FILE)}: {error}") from None
+        raise BadInputError(f"{show_path(folder.path / SWEEP_FILE)}: {error}") from None
     if external_names(options) and not is_signed(external_values(options), stored.get("signature")):
         raise BadInputError(
             f"{about}: {SWEEP_FILE} was not written by your tune in this folder, and names code, addresses or data; "
@@ -121,7 +121,7 @@ def _read_resumed(resume: str, given: GivenOptions) -> tuple[RunFolder, RunOptio
     if HEADER in given:
         options = resume_options(options, given)
         request = replace(request, given={**request.given, HEADER: _without_secrets(HEADER, given[HEADER])})
-    return RunFolder(folder), options, request
+    return folder, options, request
 
 
 def _given_options(arguments: argparse.Namespace) -> dict[str, str | list[str] | bool]:
@@ -132,19 +132,12 @@ def _given_options(arguments: argparse.Namespace) -> dict[str, str | list[str] |
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _find_sweep(sweep: str) -> Path:
-    """Return the folder of a sweep, given by its path, as ``<model>/<run>`` in ``results``, or by a name.
-
-    A path takes precedence over a name; see ``newest_run``. Raises BadInputError.
-    """
-    for path in (Path(sweep), Path(DEFAULTS.out, sweep)):
-        if is_file(path / SWEEP_FILE):
-            return path
-    newest = newest_run(sweep, DEFAULTS.out, SWEEP_FILE)
-    if newest is not None:
-        return newest.path
+def _find_sweep(sweep: str) -> RunFolder:
+    """Return the folder of a sweep; see ``find_recorded``. Raises BadInputError."""
+    if (found := find_recorded(sweep, DEFAULTS.out, SWEEP_FILE)) is not None:
+        return found
     if is_folder(Path(sweep)):
-        return Path(sweep)
+        return RunFolder(Path(sweep))
     raise BadInputError(
         f"--resume {quote(sweep)}: no such folder, also not in {DEFAULTS.out}, and no sweep of such a model there; "
         f"give the folder of a sweep, with {SWEEP_FILE} (`tune runs` lists sweeps)"

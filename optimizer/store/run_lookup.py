@@ -45,14 +45,11 @@ def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
 
     Raises BadInputError, which begins with ``flag``, if there is no such run.
     """
+    if (found := find_recorded(run, out)) is not None:
+        return found
+    if run != LATEST and (sweep := find_recorded(run, out, SWEEP_FILE)) is not None:
+        raise _sweep_error(sweep.path, flag, run)
     in_results = Path(out) / run
-    for path in (Path(run), in_results):
-        if is_file(path / RUN_FILE):
-            return RunFolder(path)
-    if (newest := newest_run(run, out)) is not None:
-        return newest
-    if (sweep := _find_sweep(run, out)) is not None:
-        raise _sweep_error(sweep, flag, run)
     results, shown = one_line(out, MAX_NAME_LENGTH), list_command(out)
     if run == LATEST:
         raise BadInputError(f"{flag} {LATEST}: no run in {results}; give the folder of a run (`{shown}` lists runs)")
@@ -61,6 +58,14 @@ def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
         f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {results} has no run of such a model; "
         f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"
     )
+
+
+def find_recorded(name: str, out: str, record: str = RUN_FILE) -> RunFolder | None:
+    """Return the run at the path ``name``, that of ``<model>/<run>`` in ``out``, or as ``newest_run``."""
+    for path in (Path(name), Path(out) / name):
+        if is_file(path / record):
+            return RunFolder(path)
+    return newest_run(name, out, record)
 
 
 def newest_run(name: str, out: str, record: str = RUN_FILE) -> RunFolder | None:
@@ -94,15 +99,6 @@ def list_command(out: str) -> str:
     """Return the command that lists the runs in ``out``."""
     arguments = ["tune", "runs", *([] if out == DEFAULTS.out else ["--results", out])]
     return one_line(shlex.join(arguments), MAX_NAME_LENGTH)
-
-
-def _find_sweep(run: str, out: str) -> Path | None:
-    """Return the folder of the sweep that ``run`` stands for as in ``find_run``; None if there is none."""
-    for path in (Path(run), Path(out) / run):
-        if is_file(path / SWEEP_FILE):
-            return path
-    newest = None if run == LATEST else newest_run(run, out, SWEEP_FILE)
-    return newest.path if newest else None
 
 
 def _sweep_error(sweep: Path, flag: str, run: str) -> BadInputError:
