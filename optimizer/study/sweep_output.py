@@ -78,11 +78,6 @@ def notes_on_cells(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     )
 
 
-def write_document(folder: RunFolder, document: Mapping[str, object]) -> None:
-    """Write ``document`` to sweep.json. Raises EnvironmentFault if the disk refuses it."""
-    files.write_json(folder.path / SWEEP_FILE, document)
-
-
 def read_document(folder: Path) -> dict[str, Any]:
     """Return sweep.json in ``folder``. Its ``options`` are GivenOptions, other keys are not checked.
 

@@ -17,7 +17,7 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, TuneError
-from optimizer.core.files import cache_folder
+from optimizer.core.files import cache_folder, write_json
 from optimizer.core.interfaces import ProgressObserver, Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
@@ -33,7 +33,7 @@ from optimizer.model.requests import RequestBatching, Requests
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
-from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder
+from optimizer.store.run_folder import SWEEP_FILE, WRITTEN_FORMAT, RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
@@ -103,9 +103,7 @@ class SweepResult:
     """The cells of a sweep. ``document`` is what ``--json`` prints."""
 
     status: SweepStatus
-    plan: SweepPlan
     cells: list[SweepCell]
-    folder: RunFolder
     document: dict[str, Any]
 
 
@@ -254,7 +252,7 @@ class _SweepSession:
                 self._record("failed")
             raise
         cells, document = self._record(status)
-        return SweepResult(status, self._plan, cells, self._folder, document)
+        return SweepResult(status, cells, document)
 
     def _measure(self, make_observer: Callable[[SweepPlan], ProgressObserver]) -> None:
         """Start the server and measure the missing loads. The notes on its deployments are kept if this fails."""
@@ -279,7 +277,7 @@ class _SweepSession:
         times = with_earlier_times({"wall_seconds": wall_seconds}, self._earlier)
         notes = (*self._notes, *sweep_output.notes_on_cells(cells))
         document = sweep_output.sweep_document(status, self._facts, cells, notes, times)
-        sweep_output.write_document(self._folder, document)
+        write_json(self._folder.path / SWEEP_FILE, document)
         return cells, document
 
 

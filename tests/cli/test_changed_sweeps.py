@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.cli.sweep import read_sweep_arguments
+from optimizer.core.files import write_json
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Trial
@@ -59,9 +60,8 @@ def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         "began": BEGAN,
     }
     cells = sweep_cells(plan, table.read())
-    sweep_output.write_document(
-        folder, sweep_output.sweep_document("done", facts, cells, (), {"wall_seconds": 1000.0})
-    )
+    document = sweep_output.sweep_document("done", facts, cells, (), {"wall_seconds": 1000.0})
+    write_json(folder.path / SWEEP_FILE, document)
     return RunFolder(here / folder.path)
 
 
@@ -91,7 +91,7 @@ def test_another_device_or_server_is_refused(finished: RunFolder, called_tune: T
 def test_another_plan_is_refused(finished: RunFolder, called_tune: Tune) -> None:
     document = record(finished)
     document["options"]["max-batch-size"] = "2,4"
-    sweep_output.write_document(finished, document)
+    write_json(finished.path / SWEEP_FILE, document)
     assert_refused(called_tune, finished, "trials.csv: trial 0 belongs to another sweep; start a new one")
 
 
