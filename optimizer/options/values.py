@@ -170,14 +170,9 @@ def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], in
     return parse
 
 
-def parse_budget_ms(text: str) -> float:
-    """Return a duration such as ``5m`` in milliseconds."""
-    return parse_duration_ms(text, example="5m")
-
-
 def parse_budget_seconds(text: str) -> float:
     """Return a duration such as ``5m`` in seconds."""
-    return parse_budget_ms(text) / 1000
+    return parse_duration_ms(text, example="5m") / 1000
 
 
 def parse_interval_ms(text: str) -> float:

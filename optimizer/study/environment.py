@@ -87,12 +87,12 @@ class ServerResources:
         server_uses_gpus: Whether the server had the GPUs of the machine; None if that is not known.
     """
 
-    server_cpus: float | None
-    server_cpu_list: str
-    client_cpu_list: str
-    client_shares_cpus: bool | None
-    cpu_quota: float | None
-    server_uses_gpus: bool | None
+    server_cpus: float | None = None
+    server_cpu_list: str = ""
+    client_cpu_list: str = ""
+    client_shares_cpus: bool | None = None
+    cpu_quota: float | None = None
+    server_uses_gpus: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -298,14 +298,7 @@ class Environment:
     def server_resources(self, task: Task) -> ServerResources:
         """Return the CPUs and GPUs that the server of ``task`` has."""
         if self._is_remote:
-            return ServerResources(
-                server_cpus=None,
-                server_cpu_list="",
-                client_cpu_list="",
-                client_shares_cpus=None,
-                cpu_quota=None,
-                server_uses_gpus=None,
-            )
+            return ServerResources()
         placement, is_here = self.placement(task), self.node_placement is None
         count = len(placement.server)
         return ServerResources(
