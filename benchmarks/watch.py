@@ -40,7 +40,7 @@ from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.watch.expectation import Expectation, derive_expectation
-from optimizer.watch.fit_check import Judgement, judge
+from optimizer.watch.fit_check import Judgement
 from optimizer.watch.server_metrics import observe_loads, read_server
 from optimizer.watch.watch_report import check_name
 
@@ -128,7 +128,7 @@ def judged(case: LoadCase, expectation: Expectation, folder: Path, interval: flo
             has_load = sender.is_alive()
         finally:
             sender.join()
-    return judge(expectation, observed.loads, 1, observed.lost_intervals) if has_load else None
+    return Judgement(expectation, observed.loads, 1, observed.lost_intervals) if has_load else None
 
 
 def outcome(judgement: Judgement | None) -> str:

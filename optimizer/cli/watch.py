@@ -94,7 +94,7 @@ def main(argv: list[str], clock: Clock = time) -> int:
     from optimizer.results.finished_run import read_run
     from optimizer.simulator.simulate import compile_simulator
     from optimizer.watch.expectation import check_server_count, derive_expectation
-    from optimizer.watch.fit_check import judge
+    from optimizer.watch.fit_check import Judgement
     from optimizer.watch.server_metrics import observe_loads
     from optimizer.watch.watch_report import document, follow_line, print_judgement
 
@@ -112,7 +112,7 @@ def main(argv: list[str], clock: Clock = time) -> int:
     judgement = None
     model = given_model or expectation.model
     for observed in observe_loads(urls, model, interval_seconds, count, clock, announce, expectation.steps):
-        judgement = judge(expectation, observed.loads, len(urls), observed.lost_intervals)
+        judgement = Judgement(expectation, observed.loads, len(urls), observed.lost_intervals)
         if arguments.json:
             indent = None if arguments.follow else 2
             print(json.dumps(document(judgement, urls), indent=indent, allow_nan=False), flush=True)

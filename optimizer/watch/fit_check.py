@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -35,19 +35,19 @@ NOT_EXPORTED = "the server does not export it because of --metrics-config=counte
 
 
 class CheckKind(Enum):
-    """The value that a check compares."""
+    """The value that a check compares; ``watch_report.check_name`` fills in its name."""
 
-    FAILED_REQUESTS = auto()
-    STALL = auto()
-    RATE = auto()
-    REQUEST_SIZE = auto()
-    BATCH_SIZE = auto()
-    QUEUE_TIME = auto()
-    EXECUTION_TIME = auto()
-    TIME_IN_SERVER = auto()
-    LATENCY_QUANTILE = auto()
-    MEAN_LATENCY = auto()
-    LATE_FIRST_RESPONSES = auto()
+    FAILED_REQUESTS = "failed requests"
+    STALL = "time without success"
+    RATE = "requests/s per {replica}"
+    REQUEST_SIZE = "samples per request"
+    BATCH_SIZE = "samples per execution"
+    QUEUE_TIME = "queue time"
+    EXECUTION_TIME = "execution time"
+    TIME_IN_SERVER = "time in the server"
+    LATENCY_QUANTILE = "{metric} in the server"
+    MEAN_LATENCY = "mean in the server"
+    LATE_FIRST_RESPONSES = "late first responses"
 
 
 # times of requests that both the load and the speed of the server change
@@ -96,20 +96,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement on the metrics of production in a number of intervals of observation.
+    """The judgement on the metrics of production in a number of intervals of observation, at least two.
 
-    ``servers`` have a page of metrics each; a replica has as many of them as the run has server processes.
-    ``loads`` has the load of each observed interval, summed over the servers. ``lost_intervals`` counts the intervals
-    in which a server was restarted or could not be read. ``failures`` has the failed requests by reason.
+    ``loads`` has the load of each observed interval, summed over the ``servers``, which have a page of metrics each.
+    Their number is a multiple of the server processes of the run. ``lost_intervals`` counts the intervals in which a
+    server was restarted or could not be read.
     """
 
     expectation: Expectation
+    loads: Sequence[ServedLoad]
     servers: int
-    loads: tuple[ServedLoad, ...]
-    lost_intervals: int
-    checks: tuple[Check, ...]
-    fewest_requests: int
-    failures: Mapping[str, float] = field(default_factory=dict)
+    lost_intervals: int = 0
 
     @property
     def replicas(self) -> int:
@@ -172,38 +169,12 @@ class Judgement:
             return Verdict.FAIL
         return Verdict.UNDECIDED if self.has_few_requests or self.undecided else Verdict.PASS
 
-
-def judge(expectation: Expectation, loads: Sequence[ServedLoad], servers: int, lost_intervals: int = 0) -> Judgement:
-    """Return the judgement on ``loads``, those of ``servers`` together in at least two intervals.
-
-    ``servers`` is a multiple of the server processes of the run.
-    """
-    comparison = Comparison(expectation, tuple(loads), servers // expectation.server_processes)
-    return Judgement(
-        expectation,
-        servers,
-        comparison.loads,
-        lost_intervals,
-        tuple(comparison.checks()),
-        _fewest_requests(expectation),
-        comparison.failures,
-    )
-
-
-def _fewest_requests(expectation: Expectation) -> int:
-    """Return the number of requests below which a bound that all of them meet could still be missed."""
-    error = 1 - expectation.run.problem.confidence
-    needed = max((needed_requests(bound, error) for bound in expectation.sla), default=0)
-    return needed or fewest_requests(SLOW_SHARE_WITHOUT_SLA, error)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The loads of ``replicas`` together, and the expectation that each check compares them with."""
-
-    expectation: Expectation
-    loads: tuple[ServedLoad, ...]
-    replicas: int
+    @functools.cached_property
+    def fewest_requests(self) -> int:
+        """The number of requests below which a bound that all of them meet could still be missed."""
+        error = 1 - self.expectation.run.problem.confidence
+        needed = max((needed_requests(bound, error) for bound in self.expectation.sla), default=0)
+        return needed or fewest_requests(SLOW_SHARE_WITHOUT_SLA, error)
 
     @functools.cached_property
     def error(self) -> float:
@@ -233,14 +204,15 @@ class Comparison:
         expected = [at_rate for rate in rates if (at_rate := self.expectation.at(rate, self.replicas, self.error))]
         return functools.reduce(ExpectedAtRate.joined, expected) if expected else None
 
-    def checks(self) -> list[Check]:
-        """Return all checks, in the order of the output; those of requests only if there were any."""
+    @functools.cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """All checks, in the order of the output; those of requests only if there were any."""
         if not self.loads:
-            return []
-        checks = [*self._check_stall(), self._check_rate()]
+            return ()
+        checks = (*self._check_stall(), self._check_rate())
         if not any(load.requests or load.failures for load in self.loads):
             return checks
-        return [
+        return (
             self._check_failures(),
             *checks,
             self.request_size,
@@ -249,7 +221,7 @@ class Comparison:
             self._check_execution_time(),
             self._check_time_in_server(),
             *self._check_bounds(),
-        ]
+        )
 
     def _ratio(
         self, numerator: Callable[[ServedLoad], float], denominator: Callable[[ServedLoad], float]

@@ -16,6 +16,7 @@ from objectives.sla import Constraint
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.options.server_options import QUANTILE_COST, latency_quantiles
 from optimizer.results import formatting
+from optimizer.results.result_document import json_value
 from optimizer.results.terminal_output import (
     plain_table,
     print_line,
@@ -34,33 +35,14 @@ from optimizer.watch.next_steps import (
     search_seconds,
 )
 
-STATUS_TEXTS = {
-    "fits": "fits",
-    "near": "near",
-    "undecided": "undecided",
-    "differs": "DIFFERS",
-    "unknown": "not checked",
-}
-CHECK_NAMES = {
-    CheckKind.FAILED_REQUESTS: "failed requests",
-    CheckKind.STALL: "time without success",
-    CheckKind.RATE: "requests/s per {replica}",
-    CheckKind.REQUEST_SIZE: "samples per request",
-    CheckKind.BATCH_SIZE: "samples per execution",
-    CheckKind.QUEUE_TIME: "queue time",
-    CheckKind.EXECUTION_TIME: "execution time",
-    CheckKind.TIME_IN_SERVER: "time in the server",
-    CheckKind.LATENCY_QUANTILE: "{metric} in the server",
-    CheckKind.MEAN_LATENCY: "mean in the server",
-    CheckKind.LATE_FIRST_RESPONSES: "late first responses",
-}
+STATUS_TEXTS = {"differs": "DIFFERS", "unknown": "not checked"}  # others are shown as they are
 FIRST_RESPONSES = "--metrics-config=histogram_latencies=true"
 
 
 def check_name(check: Check, expectation: Expectation) -> str:
     """Return the name of a check in the table, in the answer and in the JSON document."""
     metric = METRICS[check.bound.metric].short_name if check.bound else ""
-    return CHECK_NAMES[check.kind].format(replica=expectation.replica_name, metric=metric)
+    return check.kind.value.format(replica=expectation.replica_name, metric=metric)
 
 
 def _check_names(checks: Iterable[Check], expectation: Expectation) -> str:
@@ -156,7 +138,7 @@ def print_judgement(console: Console, judgement: Judgement) -> None:
                 check_name(check, judgement.expectation),
                 _measured_text(check),
                 _range_text(check.expected_range, check.unit),
-                STATUS_TEXTS[check.status],
+                STATUS_TEXTS.get(check.status, check.status),
             )
             table.add_row(*map(Text, cells))
         print_table(console, table)
@@ -262,16 +244,12 @@ def _check_document(check: Check, expectation: Expectation) -> dict[str, Any]:
         "name": check_name(check, expectation),
         "status": check.status,
         "unit": check.unit or None,
-        "measured": _finite(check.measured.value) if check.measured else None,
+        "measured": json_value(check.measured.value) if check.measured else None,
         "confidence_interval": _ends(check.measured),
         "expected": _ends(check.expected_range),
         "explanation": check.explanation or None,
     }
 
 
-def _ends(interval: Estimate | Range | None) -> list[float | None] | None:
-    return None if interval is None else [_finite(interval.low), _finite(interval.high)]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _ends(interval: Estimate | Range | None) -> list[object] | None:
+    return None if interval is None else [json_value(interval.low), json_value(interval.high)]

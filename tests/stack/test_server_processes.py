@@ -43,7 +43,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from optimizer.watch.expectation import check_server_count, derive_expectation
-from optimizer.watch.fit_check import CheckKind, judge
+from optimizer.watch.fit_check import CheckKind, Judgement
 from optimizer.watch.server_metrics import observe_loads, read_server
 from tests.command_fixtures import UNDECIDED, Sandbox, Tune, eventually
 from tests.contract import test_emitters
@@ -260,7 +260,7 @@ def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tun
         with served(endpoint, LoadPoint(1, request_rate=RATE), tmp_path / "client.log"):
             assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), ANSWER_SECONDS)
             observed = next(observe_loads(urls, "sleeper", 0.3, 6))
-        judgement = judge(expected, observed.loads, len(urls), observed.lost_intervals)
+        judgement = Judgement(expected, observed.loads, len(urls), observed.lost_intervals)
         assert {check.kind for check in judgement.differing} <= TIMES, judgement.differing
         assert judgement.requests > 0
         rate = judgement.check(CheckKind.RATE)
@@ -270,7 +270,7 @@ def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tun
 
         with hanging(endpoint.replicas[0]):
             observed = next(observe_loads(urls, "sleeper", 0.9, 2))
-        judgement = judge(expected, observed.loads, len(urls), observed.lost_intervals)
+        judgement = Judgement(expected, observed.loads, len(urls), observed.lost_intervals)
         assert judgement.differs(CheckKind.STALL)
 
 

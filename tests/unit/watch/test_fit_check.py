@@ -25,7 +25,7 @@ from optimizer.watch.expectation import (
     derive_expectation,
     time_in_server_ms,
 )
-from optimizer.watch.fit_check import NOT_EXPORTED, Check, CheckKind, Judgement, judge, share_interval
+from optimizer.watch.fit_check import NOT_EXPORTED, Check, CheckKind, Judgement, share_interval
 from optimizer.watch.next_steps import busy_share, next_steps
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import document, headline, observed_text
@@ -45,7 +45,7 @@ from tests.production_loads import (
 
 
 def judged(observed: list[ServedLoad], servers: int = 1) -> tuple[Judgement, dict[CheckKind, Check]]:
-    judgement = judge(recorded_expectation(), observed, servers)
+    judgement = Judgement(recorded_expectation(), observed, servers)
     return judgement, {check.kind: check for check in judgement.checks}
 
 
@@ -130,13 +130,13 @@ def test_a_rate_above_the_confirmed_throughput_is_detected() -> None:
 
 def test_the_output_names_each_bound_and_the_kind_of_server() -> None:
     quantiles = loads(RATE, 2, latencies_ms={0.95: (19.0, 19.0), 0.99: (30.0, 30.0)})
-    text = printed(judge(expectation_of(sla=Sla.from_bounds({"p95": 20.0, "p99": 40.0})), quantiles, 2))
+    text = printed(Judgement(expectation_of(sla=Sla.from_bounds({"p95": 20.0, "p99": 40.0})), quantiles, 2))
     assert re.findall(r"(?m)^(requests/s per \w+|p\d+ in the server) ", text) == [
         "requests/s per server",
         "p95 in the server",
         "p99 in the server",
     ]
-    assert "\nrequests/s per replica " in printed(judge(of_processes(2), quantiles, 2))
+    assert "\nrequests/s per replica " in printed(Judgement(of_processes(2), quantiles, 2))
 
 
 def test_quantiles_of_the_server_within_the_bound_replace_its_mean() -> None:
@@ -160,8 +160,8 @@ def test_failures_that_the_run_permits_or_had_are_no_difference() -> None:
     permits = expectation_of(sla=Sla.from_bounds({"error-rate": 2.0}))
     had = replace(recorded_expectation(), failed_requests=round(0.02 * recorded_expectation().served_requests))
     for expected, share in ((permits, "none of"), (had, f"{had.failed_requests:,} of")):
-        assert judge(expected, some, 1).differing == ()
-        (check,) = judge(expected, many, 1).differing
+        assert Judgement(expected, some, 1).differing == ()
+        (check,) = Judgement(expected, many, 1).differing
         assert check.kind == CheckKind.FAILED_REQUESTS
         assert share in check.explanation
 
@@ -171,10 +171,10 @@ def test_few_requests_are_undecided_and_none_are_too() -> None:
     assert judgement.fewest_requests == 90  # 0.95 ** 90 < 1 %
     assert judgement.verdict is Verdict.UNDECIDED
     idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
-    judgement = judge(recorded_expectation(), [idle] * INTERVALS, 1)
+    judgement = Judgement(recorded_expectation(), [idle] * INTERVALS, 1)
     assert judgement.verdict is Verdict.UNDECIDED
     assert [(check.kind, check.status) for check in judgement.checks] == [(CheckKind.RATE, "fits")]
-    assert judge(recorded_expectation(), [], 1, lost_intervals=INTERVALS).verdict is Verdict.UNDECIDED
+    assert Judgement(recorded_expectation(), [], 1, lost_intervals=INTERVALS).verdict is Verdict.UNDECIDED
 
 
 IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
@@ -184,7 +184,7 @@ HALF = INTERVALS // 2
 def test_all_checks_share_the_error_probability() -> None:
     """With three latency bounds there are ten checks. The upper end of the rate is wrong with a tenth of 1 %."""
     sla = Sla.from_bounds({"p95": 20.0, "p99": 40.0, "p99.9": 60.0})
-    rate = judge(expectation_of(sla=sla), loads(500.0), 1).check(CheckKind.RATE)
+    rate = Judgement(expectation_of(sla=sla), loads(500.0), 1).check(CheckKind.RATE)
     assert rate is not None
     assert rate.expected_range is not None
     predicted = recorded_expectation().confirmed_rate.predicted(1, 0.01 / 10)
@@ -266,7 +266,7 @@ def test_bounds_on_quantiles_that_the_server_does_not_export_are_not_checked() -
     assert judged(loads(RATE, latencies_ms={0.95: (19.0, 19.0)}))[0].unchecked_bounds == ()
     assert judged([IDLE] * INTERVALS)[0].unchecked_bounds == ()
     means = expectation_of(sla=Sla.from_bounds({"avg": 20.0}))
-    assert judge(means, loads(RATE), 1).unchecked_bounds == ()
+    assert Judgement(means, loads(RATE), 1).unchecked_bounds == ()
 
 
 def test_times_that_the_server_does_not_export_are_not_checked() -> None:
@@ -278,7 +278,7 @@ def test_times_that_the_server_does_not_export_are_not_checked() -> None:
     assert {checks[name].explanation for name in times} == {NOT_EXPORTED}
     assert busy_share(recorded_expectation(), hidden, 1) is None
     means = expectation_of(sla=Sla.from_bounds({"avg": 20.0}))
-    judgement = judge(means, hidden, 1)
+    judgement = Judgement(means, hidden, 1)
     assert list(map(str, judgement.unchecked_bounds)) == ["avg <= 20 ms"]
     assert NOT_EXPORTED in " ".join(printed(judgement).split())
 
@@ -356,14 +356,14 @@ def of_processes(count: int) -> Expectation:
 def test_the_servers_of_a_run_with_processes_are_replicas() -> None:
     expected = of_processes(2)
     assert expected.overlap_factor == 2 * recorded_expectation().overlap_factor
-    judgement = judge(expected, loads(RATE, 2), 4)
+    judgement = Judgement(expected, loads(RATE, 2), 4)
     assert judgement.replicas == 2
     (rate,) = (check for check in judgement.checks if check.kind == CheckKind.RATE)
     assert rate.measured is not None
     assert rate.measured.value == pytest.approx(RATE / 2)
     confirmed = expected.confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
-    over = {check.kind for check in judge(expected, loads(1.2 * confirmed.high, 2), 2).differing}
+    over = {check.kind for check in Judgement(expected, loads(1.2 * confirmed.high, 2), 2).differing}
     assert CheckKind.RATE in over
 
 
@@ -378,27 +378,29 @@ def test_the_bound_of_a_replica_is_for_the_requests_of_all_its_processes() -> No
     """The quantile of all of them is between those of the processes."""
     mixed, slow = ({0.95: values} for values in ((15.0, 25.0), (21.0, 25.0)))
     name = CheckKind.LATENCY_QUANTILE
-    assert name in {check.kind for check in judge(of_processes(1), loads(RATE, latencies_ms=mixed), 2).differing}
-    assert name not in {check.kind for check in judge(of_processes(2), loads(RATE, latencies_ms=mixed), 2).differing}
-    assert name in {check.kind for check in judge(of_processes(2), loads(RATE, latencies_ms=slow), 2).differing}
+    assert name in {check.kind for check in Judgement(of_processes(1), loads(RATE, latencies_ms=mixed), 2).differing}
+    assert name not in {
+        check.kind for check in Judgement(of_processes(2), loads(RATE, latencies_ms=mixed), 2).differing
+    }
+    assert name in {check.kind for check in Judgement(of_processes(2), loads(RATE, latencies_ms=slow), 2).differing}
 
 
 def test_first_responses_beyond_the_bound_are_detected() -> None:
     streamed = expectation_of(sla=Sla.parse(["ttft-p95 <= 400 ms"]))
     late = {100.0: 10.0, 500.0: 900.0, 2000.0: 1000.0, math.inf: 1000.0}
     observed = loads(RATE, first_responses=late)
-    assert CheckKind.LATE_FIRST_RESPONSES in {check.kind for check in judge(streamed, observed, 1).differing}
+    assert CheckKind.LATE_FIRST_RESPONSES in {check.kind for check in Judgement(streamed, observed, 1).differing}
     in_time = {**late, 500.0: 960.0}
-    judgement = judge(streamed, loads(RATE, first_responses=in_time), 1)
+    judgement = Judgement(streamed, loads(RATE, first_responses=in_time), 1)
     assert (judgement.differing, judgement.unchecked_bounds) == ((), ())
     below = {limit: count for limit, count in in_time.items() if limit == 100 or math.isinf(limit)}
-    text = " ".join(printed(judge(streamed, loads(RATE, first_responses=below), 1)).split())
+    text = " ".join(printed(Judgement(streamed, loads(RATE, first_responses=below), 1)).split())
     assert "ttft-p95: the server's histogram of first responses has no limit at the bound or above" in text
 
 
 def test_a_run_without_a_simulator_is_compared_with_its_confirmed_load_only() -> None:
     unsimulated = replace(recorded_expectation(), simulation=WhyNotSimulated.PIPELINE, safe_rate=None)
-    checks = {check.kind: check for check in judge(unsimulated, loads(RATE), 1).checks}
+    checks = {check.kind: check for check in Judgement(unsimulated, loads(RATE), 1).checks}
     assert checks[CheckKind.BATCH_SIZE].status == "unknown"
     assert checks[CheckKind.EXECUTION_TIME].explanation == WhyNotSimulated.PIPELINE.value
     assert checks[CheckKind.QUEUE_TIME].status == "fits"
@@ -413,7 +415,7 @@ def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> N
     assert 0 < expected.safe_rate < confirmed.high
     requests = 0.5 * expected.safe_rate * 60
     minute = ServedLoad(60, requests, {}, requests, requests, requests * 900, requests, requests * 500)
-    judgement = judge(expected, [minute] * INTERVALS, 1)
+    judgement = Judgement(expected, [minute] * INTERVALS, 1)
     checks = {check.kind: check for check in judgement.checks}
     text = " ".join(printed(judgement).split())
     assert "; ttft-p95 and itl-p95 were not checked observed" in text
@@ -431,7 +433,7 @@ def test_a_run_with_a_load_shape_is_judged_without_steady_traffic() -> None:
     assert (expected.simulation, expected.safe_rate) == (WhyNotSimulated.SHAPED, None)
     confirmed = expected.confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
-    steps = next_steps(judge(expected, loads(1.2 * confirmed.high), 1))
+    steps = next_steps(Judgement(expected, loads(1.2 * confirmed.high), 1))
     assert any("--trace requests.csv" in step.command for step in steps)
 
 
@@ -441,7 +443,7 @@ def test_an_ensemble_is_judged_without_the_times_of_its_steps(tmp_path: Path) ->
         (run.folder.best / name).mkdir()
         (run.folder.best / name / "config.pbtxt").touch()
     expected = derive_expectation(run)
-    checks = {check.kind: check for check in judge(expected, loads(RATE), 1).checks}
+    checks = {check.kind: check for check in Judgement(expected, loads(RATE), 1).checks}
     assert checks[CheckKind.EXECUTION_TIME].explanation == WhyNotSimulated.PIPELINE.value
     assert {checks[name].status for name in (CheckKind.QUEUE_TIME, CheckKind.TIME_IN_SERVER)} == {"unknown"}
     assert checks[CheckKind.RATE].status == "fits"

@@ -30,7 +30,7 @@ from optimizer.simulator.scenario import SimulationResult
 from optimizer.study.model_finder import trace_sizes
 from optimizer.study.warm_start import read_warm_start
 from optimizer.watch.expectation import Expectation, WhyNotSimulated
-from optimizer.watch.fit_check import Judgement, judge
+from optimizer.watch.fit_check import Judgement
 from optimizer.watch.next_steps import Cause, find_cause, nearest_other_size, next_steps, repeat_search
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import document, headline, print_judgement
@@ -76,7 +76,7 @@ def closed_loop(clients: int, slowness: float = 1.0) -> Judgement:
     assert isinstance(expected.simulation, Replica)
     slowdown = expected.simulation.slowness_estimate.quantile(EXPECTED)
     slowdown = replace(slowdown, slowness=slowness * slowdown.slowness)
-    return judge(expected, simulated_loads(expected.simulation.serve_closed_loop(clients, slowdown)), 1)
+    return Judgement(expected, simulated_loads(expected.simulation.serve_closed_loop(clients, slowdown)), 1)
 
 
 def kind_of(judgement: Judgement) -> str | None:
@@ -102,7 +102,7 @@ def test_more_clients_are_too_much_load() -> None:
 def test_a_rate_above_that_of_the_run_is_too_much_load() -> None:
     confirmed = recorded_expectation().confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
-    assert kind_of(judge(recorded_expectation(), loads(1.2 * confirmed.high), 1)) == "load"
+    assert kind_of(Judgement(recorded_expectation(), loads(1.2 * confirmed.high), 1)) == "load"
 
 
 def test_a_rate_below_the_confirmed_one_is_a_slower_server_within_the_prediction_interval_too() -> None:
@@ -115,7 +115,7 @@ def test_a_rate_below_the_confirmed_one_is_a_slower_server_within_the_prediction
     assert predicted is not None
     assert confirmed is not None
     assert predicted.low < rate < 0.97 * confirmed.low
-    judgement = judge(recorded_expectation(), loads(rate, queue_ms=30 * requests, compute_ms=6 * requests), 1)
+    judgement = Judgement(recorded_expectation(), loads(rate, queue_ms=30 * requests, compute_ms=6 * requests), 1)
     cause = find_cause(judgement)
     assert cause is not None
     assert cause.kind == "slower server"
@@ -141,7 +141,7 @@ def test_a_served_rate_that_the_present_servers_could_serve_is_not_planned(
     """A closed loop sends no more than is served, so `tune plan` would answer with the present number."""
     served_rate = 3300.0 * servers
     crowded = loads(served_rate, servers, queue_ms=30 * served_rate * SECONDS)
-    judgement = judge(
+    judgement = Judgement(
         replace(recorded_expectation(), safe_rate=safe_rate or recorded_expectation().safe_rate), crowded, servers
     )
     assert kind_of(judgement) == "load"
@@ -166,14 +166,14 @@ def test_a_server_that_serves_less_with_the_same_clients_is_slower(slowness: flo
 
 
 def test_longer_executions_at_a_low_rate_are_a_slower_server() -> None:
-    cause = find_cause(judge(recorded_expectation(), loads(RATE, compute_ms=20 * RATE * SECONDS), 1))
+    cause = find_cause(Judgement(recorded_expectation(), loads(RATE, compute_ms=20 * RATE * SECONDS), 1))
     assert isinstance(cause, Cause)
     assert cause.kind == "slower server"
     assert cause.evidence.startswith("an execution takes 20.0 ms, and at most ")
 
 
 def test_requests_that_wait_for_idle_instances_arrive_in_bursts() -> None:
-    judgement = judge(recorded_expectation(), loads(RATE, queue_ms=30 * RATE * SECONDS), 1)
+    judgement = Judgement(recorded_expectation(), loads(RATE, queue_ms=30 * RATE * SECONDS), 1)
     assert kind_of(judgement) == "bursts"
     (step,) = next_steps(judgement)
     assert step.command.startswith("tune plan ")
@@ -182,9 +182,9 @@ def test_requests_that_wait_for_idle_instances_arrive_in_bursts() -> None:
 
 def test_other_batches_or_an_unknown_model_leave_the_cause_open() -> None:
     no_batches = loads(RATE, executions=RATE * SECONDS, queue_ms=30 * RATE * SECONDS)
-    assert find_cause(judge(recorded_expectation(), no_batches, 1)) is None
+    assert find_cause(Judgement(recorded_expectation(), no_batches, 1)) is None
     unsimulated = replace(recorded_expectation(), simulation=WhyNotSimulated.KIND)
-    judgement = judge(unsimulated, loads(RATE, queue_ms=30 * RATE * SECONDS), 1)
+    judgement = Judgement(unsimulated, loads(RATE, queue_ms=30 * RATE * SECONDS), 1)
     assert judgement.differing
     assert find_cause(judgement) is None
     assert [step.advice[:12] for step in next_steps(judgement)] == ["search again"]
@@ -192,9 +192,9 @@ def test_other_batches_or_an_unknown_model_leave_the_cause_open() -> None:
 
 def test_the_command_of_a_search_has_the_new_request_size() -> None:
     larger = loads(RATE, samples=8 * RATE * SECONDS)
-    steps = next_steps(judge(recorded_expectation(), larger, 1))
+    steps = next_steps(Judgement(recorded_expectation(), larger, 1))
     (search,) = (step for step in steps if step.advice.startswith("search again"))
-    assert document(judge(recorded_expectation(), larger, 1), ["a"])["search"]["command"] == search.command
+    assert document(Judgement(recorded_expectation(), larger, 1), ["a"])["search"]["command"] == search.command
     assert "--request-batch-size 8" in search.command
     assert "--warm-start" not in search.command, "tune takes measurements of the same size only"
     assert "--request-batch-size" not in repeat_search(recorded_expectation()).command
@@ -213,7 +213,7 @@ def test_the_proposed_size_is_a_whole_number_on_the_same_side(
 
 def test_requests_above_every_max_batch_size_need_another_search_space() -> None:
     largest = max(recorded_expectation().run.problem.space.max_batch_size)
-    judgement = judge(recorded_expectation(), loads(RATE, samples=2 * largest * RATE * SECONDS), 1)
+    judgement = Judgement(recorded_expectation(), loads(RATE, samples=2 * largest * RATE * SECONDS), 1)
     steps = next_steps(judgement)
     (search,) = (step for step in steps if "search again" in step.advice)
     assert search.advice.startswith(f"raise the largest max_batch_size of the search, {largest}, to {2 * largest}")
@@ -283,7 +283,7 @@ def test_tune_takes_each_proposed_command(
     expected = expected_of(*RUNS[name])
     folder = replace(expected.run.folder, path=sample_folder)
     expected = replace(expected, run=replace(expected.run, folder=folder))
-    judgement = judge(expected, loads(RATE, **PRESENT_LOADS[load]), 1)
+    judgement = Judgement(expected, loads(RATE, **PRESENT_LOADS[load]), 1)
     assert judgement.differing
     steps = next_steps(judgement)
     assert steps
@@ -319,7 +319,7 @@ def test_a_search_with_a_trace_needs_a_new_trace_for_other_sizes(
     """The trace has the size of each request, so a command with a size of requests would be refused."""
     monkeypatch.chdir(tmp_path)
     Path("sizes.csv").write_text(TRACES["sizes.csv"])
-    judgement = judge(expected_of(*RUNS[name]), loads(RATE, samples=8 * RATE * SECONDS), 1)
+    judgement = Judgement(expected_of(*RUNS[name]), loads(RATE, samples=8 * RATE * SECONDS), 1)
     search = next(step for step in next_steps(judgement) if "search again" in step.advice)
     assert search.advice.startswith("record a new trace")
     assert "--request-batch-size" not in search.command
@@ -330,8 +330,8 @@ def test_more_servers_need_no_plan_that_tune_refuses() -> None:
     assert confirmed is not None
     many = loads(1.2 * confirmed.high)
     shaped = expected_of(*RUNS["streaming with a shape"])
-    (first, *_) = next_steps(judge(replace(shaped, safe_rate=None), many, 1))
+    (first, *_) = next_steps(Judgement(replace(shaped, safe_rate=None), many, 1))
     assert first == NextStep("start more servers; `tune plan` cannot compute their number from this run", "")
     unbounded = expectation_of(sla=Sla.from_bounds({}))
-    (first, *_) = next_steps(judge(unbounded, many, 1))
+    (first, *_) = next_steps(Judgement(unbounded, many, 1))
     assert first.command.endswith("--sla-p95 20ms")

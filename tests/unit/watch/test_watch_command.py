@@ -18,11 +18,10 @@ import pytest
 from optimizer.cli import watch
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.trial import SERVER_PROCESSES
-from optimizer.results.finished_run import read_run
-from optimizer.watch.expectation import Range, derive_expectation
-from optimizer.watch.fit_check import Check, CheckKind, Estimate, Judgement
+from optimizer.watch.fit_check import Judgement
 from optimizer.watch.server_metrics import observe_loads, read_server
 from optimizer.watch.watch_report import follow_line
+from tests.production_loads import loads, recorded_expectation
 from tests.run_folders import change_info, write_run
 from tests.simulated_clock import SimulatedClock
 
@@ -168,9 +167,8 @@ def test_the_newest_intervals_are_judged_again_after_each_interval() -> None:
 
 
 def test_a_followed_server_has_a_line_with_its_rate_and_the_judgement() -> None:
-    rate = Check(CheckKind.RATE, "fits", "/s", Estimate(202.0, 181.0, 222.0), Range(0.0, 6000.0))
-    shown = follow_line(Judgement(derive_expectation(read_run(SAMPLE)), 1, (), 0, (rate,), 90), "12:00:00")
-    assert shown.startswith("12:00:00 202 (181 to 222) requests/s per server: dlrm")
+    shown = follow_line(Judgement(recorded_expectation(), loads(200.0), 1), "12:00:00")
+    assert re.match(r"12:00:00 200 \(19\d to 20\d\) requests/s per server: dlrm", shown)
 
 
 def test_the_model_may_have_another_name_there() -> None:
