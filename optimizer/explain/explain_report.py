@@ -15,6 +15,7 @@ from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
 from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, ChangeKind, Forecast, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, formatting, outcome_values, summary
+from optimizer.results.finished_run import remark
 from optimizer.results.formatting import percent, signed_percent
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 from optimizer.results.terminal_output import plain_table, print_table, wrap
@@ -78,8 +79,8 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     role = "recommended" if explanation.has_recommendation else "closest"
     _sentences(console, f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}")
     _sentences(console, f"measured: {outcome_values.measured_performance(outcome, point, *latencies)}")
-    if explanation.unfinished:
-        _sentences(console, explanation.unfinished)
+    if unfinished := remark(explanation.run):
+        _sentences(console, f"{unfinished[0].upper()}{unfinished[1:]}.")
 
 
 def _print_stages(console: Console, explanation: Explanation) -> None:
@@ -100,7 +101,7 @@ def _binding_constraint(explanation: Explanation) -> Iterator[str]:
         yield "None: the run had no SLA."
         return
     if not explanation.has_recommendation:
-        why = explanation.no_recommendation_reason
+        why = explanation.outcome.no_recommendation_reason
         missed = f"{formatting.bound(binding.constraint)} is missed: {why}" if binding.constraint else None
         yield f"{missed or why[:1].upper() + why[1:]}."
     elif binding.constraint is None or binding.beyond is None or binding.gain is None:
@@ -203,20 +204,21 @@ def _latencies(forecast: Forecast) -> str:
 
 def _print_changes(console: Console, explanation: Explanation, changes: ChangeForecasts) -> None:
     """Print the effect of each change and of each other SLA and, without a recommendation, the lowest latencies."""
+    is_simulated = explanation.run.problem.is_simulated
     _heading(console, "What would help")
-    _sentences(console, _origin(changes))
+    _sentences(console, _origin(changes, is_simulated=is_simulated))
     if explanation.forecast_checks.throughput:
         _sentences(console, str(explanation.forecast_checks))
     for remedy in changes.remedies:
         if remedy.kind == "no_copying" and explanation.shared_memory is not None:
             continue  # it is measured
         name, effect = change_name(remedy), _effect(remedy, explanation)
-        if changes.comes_from_simulator:
+        if is_simulated:
             _sentences(console, f"{name}: {effect} ({remedy.change})")
         else:
             _sentences(console, f"{name} {remedy.change}: {effect}")
     best = None
-    if not changes.comes_from_simulator and explanation.has_recommendation and changes.best is not None:
+    if not is_simulated and explanation.has_recommendation and changes.best is not None:
         best = changes.best.candidate
         if best != explanation.subject.point.candidate:
             _sentences(console, _best_tried(changes.best))
@@ -224,7 +226,7 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
         goal = f"{formatting.short_metric(other.metric)} <= {formatting.exact(round(other.bound_ms, 3))} ms"
         _sentences(console, f"another SLA, {goal}: {_effect_of_sla(other, best, explanation)}")
     if not explanation.has_recommendation:
-        alone = ", with one request at a time" if explanation.run.problem.is_simulated else ""
+        alone = ", with one request at a time" if is_simulated else ""
         for latency in changes.latencies:
             if math.isfinite(latency.bound_ms):
                 _sentences(console, *_lowest_latency(latency, alone, explanation))
@@ -322,7 +324,7 @@ def _best_tried(forecast: Forecast) -> str:
     )
 
 
-def _origin(changes: ChangeForecasts) -> str:
+def _origin(changes: ChangeForecasts, *, is_simulated: bool) -> str:
     """Return the origin of the gains: the model, the number of measurements it was fitted to, and its errors."""
     bounds = [
         formatting.bound(Constraint(latency.metric, latency.bound_ms))
@@ -331,7 +333,7 @@ def _origin(changes: ChangeForecasts) -> str:
     ]
     within = f" within {' and '.join(bounds)}" if bounds else ""
     fitted = f"fitted to {formatting.count(changes.measurement_count, 'measurement')} of this run"
-    if changes.comes_from_simulator:
+    if is_simulated:
         return (
             f"Simulated{within}, {fitted} (median error in throughput {percent(changes.error)}). Each change is "
             f"simulated alone, at its best load.{_caution(changes)}"

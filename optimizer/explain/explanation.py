@@ -40,7 +40,7 @@ from optimizer.explain.forecaster import (
 )
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, simulate_changes
-from optimizer.results.finished_run import FinishedRun, remark
+from optimizer.results.finished_run import FinishedRun
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report.content import stored_configs
@@ -125,7 +125,6 @@ class ChangeForecasts:
 
     Attributes:
         model: Name of the model that predicts them.
-        comes_from_simulator: Whether that is the simulator.
         latencies: The predicted latencies, the binding one first.
         error: Median relative error of the model in throughput, before it is corrected by the measurements.
         measurement_count: Number of the measurements that the model was fitted to.
@@ -137,7 +136,6 @@ class ChangeForecasts:
     """
 
     model: str
-    comes_from_simulator: bool
     latencies: tuple[PredictedLatency, ...]
     error: float
     measurement_count: int
@@ -158,16 +156,14 @@ class Explanation:
     """Explanation of ``run``, whose outcome is ``outcome``.
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``changes`` is None if no measurement
-    has both a throughput and every predicted latency. ``unfinished`` says why the run is incomplete; it is empty if
-    the run ended. ``shared_memory`` is its measured effect, None if there is none.
+    has both a throughput and every predicted latency. ``shared_memory`` is its measured effect, None if none is
+    known.
     """
 
     run: FinishedRun
     outcome: Outcome
     subject: StageBreakdown
     has_recommendation: bool
-    no_recommendation_reason: str
-    unfinished: str
     bottleneck: Bottleneck
     binding: BindingConstraint
     changes: ChangeForecasts | None
@@ -196,8 +192,6 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         outcome=outcome,
         subject=subject,
         has_recommendation=has_recommendation,
-        no_recommendation_reason=outcome.no_recommendation_reason,
-        unfinished=_unfinished(run),
         bottleneck=_bottleneck(subject, changes),
         binding=find_binding_constraint(point, measured, run.problem.sla, met=has_recommendation),
         changes=changes,
@@ -279,7 +273,6 @@ def _collect_forecasts(
     other_slas = forecast_other_slas(forecaster, tried, sla, best)
     return ChangeForecasts(
         model=forecaster.model_name,
-        comes_from_simulator=run.problem.is_simulated,
         latencies=_predicted_latencies(forecaster, tried, run.problem, outcome),
         error=forecaster.errors[0],
         measurement_count=forecaster.measurement_count,
@@ -301,20 +294,15 @@ def _predicted_latencies(
     unmeasured = [
         candidate for candidate in tried if not (problem.is_simulated and find_measurement(outcome, candidate, 1))
     ]
-    lowest_ms = forecaster.lowest_latencies_ms(unmeasured) if unmeasured else {}
-    return tuple(
-        _predicted_latency(outcome, metric, problem.sla.latency_bound_ms(metric), error, lowest_ms.get(metric))
-        for metric, error in zip(forecaster.latencies, forecaster.errors[1:], strict=True)
-    )
-
-
-def _predicted_latency(
-    outcome: Outcome, metric: str, bound_ms: float, error: float, expected_ms: float | None
-) -> PredictedLatency:
-    times_ms = [(time_ms, point) for point in outcome.points if (time_ms := METRICS[metric].value(point.measurement))]
-    measured_ms, lowest_measured = min(times_ms, key=lambda pair: pair[0], default=(None, None))
-    lowest_ms = min(value for value in (expected_ms, measured_ms) if value is not None)
-    return PredictedLatency(metric, bound_ms, error, lowest_ms, lowest_measured)
+    expected_ms = forecaster.lowest_latencies_ms(unmeasured) if unmeasured else {}
+    latencies = []
+    for name, error in zip(forecaster.latencies, forecaster.errors[1:], strict=True):
+        times_ms = [(ms, point) for point in outcome.points if (ms := METRICS[name].value(point.measurement))]
+        measured_ms, lowest_measured = min(times_ms, key=lambda pair: pair[0], default=(math.inf, None))
+        lowest_ms = min(expected_ms.get(name, math.inf), measured_ms)
+        bound_ms = problem.sla.latency_bound_ms(name)
+        latencies.append(PredictedLatency(name, bound_ms, error, lowest_ms, lowest_measured))
+    return tuple(latencies)
 
 
 def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> Forecast | None:
@@ -346,9 +334,3 @@ def _thinned(candidates: list[Candidate]) -> list[Candidate]:
     """Return at most MAX_CANDIDATES of ``candidates``, at equal distances."""
     step = max(1, math.ceil(len(candidates) / MAX_CANDIDATES))
     return candidates[::step]
-
-
-def _unfinished(run: FinishedRun) -> str:
-    """Return a sentence that says why ``run`` is incomplete; empty for one that ended normally."""
-    text = remark(run)
-    return f"{text[0].upper()}{text[1:]}." if text else ""

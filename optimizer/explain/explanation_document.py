@@ -22,7 +22,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "verdict": explanation.outcome.verdict.value,
         "recommended": explanation.has_recommendation,
         "subject": result_document.entry(explanation.subject.point),
-        "no_recommendation_reason": explanation.no_recommendation_reason or None,
+        "no_recommendation_reason": explanation.outcome.no_recommendation_reason or None,
         "bottleneck": explanation.bottleneck.kind,
         "reasons": list(explanation.bottleneck.reasons),
         "stages_ms": explanation.subject.stages_ms,
@@ -70,9 +70,7 @@ def _changes_document(changes: ChangeForecasts) -> dict[str, Any]:
                 "bound_ms": result_document.json_value(latency.bound_ms),
                 "median_error": latency.error,
                 "lowest_ms": latency.lowest_ms,
-                "lowest_measured": result_document.entry(latency.lowest_measured)
-                if latency.lowest_measured
-                else None,
+                "lowest_measured": _entry(latency.lowest_measured),
             }
             for latency in changes.latencies
         ],

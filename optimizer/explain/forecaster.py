@@ -45,26 +45,20 @@ class Forecast:
 
 
 class Forecaster(Protocol):
-    """Forecasts candidates by a model that was fitted to a run."""
+    """Forecasts candidates by a model that was fitted to a run.
 
-    @property
-    def model_name(self) -> str:
-        """The name of the kind of model, for people."""
+    Attributes:
+        model_name: The name of the kind of model, for people.
+        latencies: The predicted latency metrics, the binding one first.
+        errors: The median relative errors of the fitted model in the throughput and in each latency, before its
+            corrections by the measurements.
+        measurement_count: The number of measurements to which the model was fitted.
+    """
 
-    @property
-    def latencies(self) -> tuple[str, ...]:
-        """The predicted latency metrics, the binding one first."""
-
-    @property
-    def errors(self) -> tuple[float, ...]:
-        """The median relative errors of the fitted model in the throughput and in each latency.
-
-        They are those before its corrections by the measurements.
-        """
-
-    @property
-    def measurement_count(self) -> int:
-        """The number of measurements to which the model was fitted."""
+    model_name: str
+    latencies: tuple[str, ...]
+    errors: tuple[float, ...]
+    measurement_count: int
 
     def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> Forecast | None:
         """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.

@@ -62,6 +62,7 @@ class SimulatedForecaster:
         self._request_batch_size = problem.space.request_batch_size
         self._max_concurrency = max(problem.max_concurrency, *(point.load.concurrency for point in points))
         self._model = fit(points, _with_larger_batches(problem, subject.candidate), self.latency, seed)
+        self.model_name = self._model.name
         loads = configuration_loads(points)
         simulated = log_predictions(self._model.simulate(loads, SIMULATION_THREADS), self.latencies)
         self.errors = median_errors(simulated, log_measurements(points, self.latencies))
@@ -70,11 +71,6 @@ class SimulatedForecaster:
         self._corrections = self._median_residuals([*others, *anchors])
         no_correction = np.zeros(1 + len(self.latencies))
         self._default_correction = self._corrections.get(subject.candidate, no_correction)
-
-    @property
-    def model_name(self) -> str:
-        """The name of the kind of model."""
-        return self._model.name
 
     def best(
         self,

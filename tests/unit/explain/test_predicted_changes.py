@@ -284,7 +284,6 @@ def test_a_run_of_a_model_that_streams_is_explained(tmp_path: Path) -> None:
     explanation = explain(read_run(streaming_run.write_run(tmp_path)))
     changes = explanation.changes
     assert changes is not None
-    assert not changes.comes_from_simulator
     assert {latency.metric for latency in changes.latencies} == streaming_run.BOUNDS_MS.keys()
     assert changes.measurement_count == len(streaming_run.trials()) * len(streaming_run.LOADS)
     shown = explanation_text(explanation)
