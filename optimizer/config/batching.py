@@ -20,6 +20,7 @@ ONE_BY_ONE: Hashable = "one request at a time"
 ONE_BY_ONE_QUEUED: Hashable = "one request at a time, through the batcher's queue"
 SEQUENCES, STREAMS = "sequences", "streams"
 DIRECT_DELAY = "sequence_batching.direct.max_queue_delay_microseconds"
+CANDIDATE_SEQUENCES = "sequence_batching.oldest.max_candidate_sequences"
 SLOT_UTILIZATION = "sequence_batching.direct.minimum_slot_utilization"
 OLDEST_DELAY = "sequence_batching.oldest.max_queue_delay_microseconds"
 SEQUENCE_PREFERRED = "sequence_batching.oldest.preferred_batch_size"  # written as those of dynamic batching

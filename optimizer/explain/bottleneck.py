@@ -9,6 +9,7 @@ from typing import Literal
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, Sla
+from optimizer.config.batching import CANDIDATE_SEQUENCES
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.explain.forecaster import Gain
 from optimizer.machine.cpu_usage import describe_disturbance
@@ -79,7 +80,6 @@ NO_BOTTLENECK_REASONS: dict[BottleneckKind, str] = {  # ends of a sentence about
     "client": "is spent outside the server, but a faster network is not expected to raise the throughput",
     "copying": "is spent copying inputs and outputs, but shared memory is not expected to raise the throughput",
 }
-CANDIDATE_SEQUENCES = "sequence_batching.oldest.max_candidate_sequences"
 DIRECT_PREFIX = "sequence_batching.direct."
 SATURATED = 0.8  # share of time computing above which instances count as saturated; batches have gaps between them
 WORTHWHILE = 0.05  # gain by more instances above which too few instances are the bottleneck

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from optimizer.config import model_config, ort_settings
 from optimizer.config.backends import ONNXRUNTIME, backend_of, has_llm_engine, is_ensemble
 from optimizer.config.batching import (
+    CANDIDATE_SEQUENCES,
     SEQUENCE_PREFERRED,
     SLOT_UTILIZATION,
     format_preferred_sizes,
@@ -309,7 +310,6 @@ def _counts(hardware: Hardware) -> tuple[int, ...]:
     return (1, 2, 3, 4) if hardware.gpus else tuple(range(1, min(4, max(2, hardware.cpu_count)) + 1))
 
 
-CANDIDATE_SEQUENCES = "sequence_batching.oldest.max_candidate_sequences"
 DELAYS_US = (0, 500, 2000)
 SEQUENCES = (16, 64, 256)
 UTILIZATIONS = (0.5, 1.0)  # with 0, Triton's default, the delay has no effect
@@ -370,21 +370,16 @@ def sequence_fields(
     is_oldest = strategy_of(config) == "oldest"
     present_delay = int((oldest if is_oldest else direct).max_queue_delay_microseconds)
     delays: tuple[FieldValue, ...] = tuple(sorted({present_delay, *DELAYS_US})) if batches else (present_delay,)
-    fields: dict[str, tuple[FieldValue, ...]] = {}
+    fields = {delay_path(config): section.max_queue_delay_microseconds or delays}
     if is_oldest:
         present_sequences = int(oldest.max_candidate_sequences)
         fields[CANDIDATE_SEQUENCES] = tuple(sorted({present_sequences, *SEQUENCES}))
-        fields[delay_path(config)] = delays
         present_sizes = format_preferred_sizes(oldest.preferred_batch_size, config.max_batch_size)
-        fields[SEQUENCE_PREFERRED] = tuple(dict.fromkeys(("none", "max/2", present_sizes))) if batches else ("none",)
-        if section.preferred_batch_size:
-            fields[SEQUENCE_PREFERRED] = tuple(section.preferred_batch_size)
+        derived_sizes = dict.fromkeys(("none", "max/2", present_sizes) if batches else ("none",))
+        fields[SEQUENCE_PREFERRED] = section.preferred_batch_size or tuple(derived_sizes)
     else:
         present_share = float(direct.minimum_slot_utilization)
-        fields[delay_path(config)] = delays
         fields[SLOT_UTILIZATION] = (
             tuple(sorted({*UTILIZATIONS, present_share} - {0.0})) if batches else (present_share,)
         )
-    if section.max_queue_delay_microseconds:
-        fields[delay_path(config)] = tuple(section.max_queue_delay_microseconds)
     return {path: choices for path, choices in fields.items() if path not in profile_fields}

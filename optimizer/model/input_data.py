@@ -73,11 +73,6 @@ def _numpy_type(datatype: str) -> np.dtype[Any] | None:
     return dtype if np_to_triton_dtype(dtype) == datatype else None
 
 
-def read(path: Path, tensors: Sequence[InputTensor]) -> list[InputSample]:
-    """Return the entries of the file in order; there is at least one. Raises BadInputError as ``parse_entries``."""
-    return list(parse_entries(path, tensors))
-
-
 def parse_entries(path: Path, tensors: Sequence[InputTensor]) -> Iterator[InputSample]:
     """Yield the entries of the file in order, each parsed when it is needed; there is at least one.
 

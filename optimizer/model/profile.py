@@ -27,7 +27,7 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import format_value, one_line, read_bytes, show_path
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
-from optimizer.model.builders import BUILDERS, describe, load_builder
+from optimizer.model.builders import BUILDERS, load_builder
 from optimizer.model.builders.builder import inputs_of_config
 from optimizer.model.input_data import TensorSpec
 from optimizer.model.profile_schema import (
@@ -381,8 +381,8 @@ def inputs_and_source(profile: Profile) -> tuple[tuple[TensorSpec, ...], str]:
     """
     model = profile.model
     if isinstance(model, BuiltModel):
-        interface, source = describe(model.builder, model.settings)
-        return interface.inputs, source
+        builder = load_builder(model.builder)
+        return builder.interface(builder.parse(model.settings)).inputs, builder.source
     if isinstance(model, OnnxModel):
         return (), show_path(model.onnx)
     folder = model.repository / model.name

@@ -146,9 +146,7 @@ class Requests:
         if batching.open_loop:
             return self._limited_to_memory(path, batching.samples, cache)
         limit = max(MIN_SAMPLES, MAX_PREPARED_SAMPLES // batching.samples)
-        if batching.samples == 1:
-            return self
-        if path.stat().st_size <= limit * MIN_ENTRY_BYTES:
+        if batching.samples == 1 or path.stat().st_size <= limit * MIN_ENTRY_BYTES:
             return self
         entries = input_data.read_entries(path)
         if len(entries) <= limit:
@@ -271,7 +269,10 @@ class _Inputs:
         shapes = {name: option.shape.fixed or () for name, option in self.shapes.items()}
         tensors = [replace(tensor, dims=shapes.get(name, tensor.dims)) for name, tensor in self.tensors.items()]
         reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
-        samples = input_data.read(path, tensors) if reader is None else reader(path, tensors, self.optional)
+        if reader is None:
+            samples = list(input_data.parse_entries(path, tensors))
+        else:
+            samples = reader(path, tensors, self.optional)
         batching.check(str(path), samples)
         largest = {
             name: tuple(np.max([sample[name].shape for sample in samples], axis=0).tolist())

@@ -14,7 +14,7 @@ from optimizer.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from optimizer.config.model_source import ModelSource
-    from optimizer.model.builders.builder import Builder, Interface
+    from optimizer.model.builders.builder import Builder
 
 
 BUILDERS: dict[str, str] = {
@@ -54,15 +54,6 @@ def build(
     from optimizer.model.builders.builder import ReferenceModel
 
     return ReferenceModel(chosen, parsed, max_batch_size, kind).find_or_build(cache, on_progress)
-
-
-def describe(builder: str, settings: Mapping[str, object]) -> tuple[Interface, str]:
-    """Return the model's inputs and outputs and the document that it comes from, without building it.
-
-    Raises pydantic's ValidationError for settings that the builder does not take.
-    """
-    chosen = load_builder(builder)
-    return chosen.interface(chosen.parse(settings)), chosen.source
 
 
 def load_builder(name: str) -> Builder:

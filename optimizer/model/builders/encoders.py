@@ -41,8 +41,8 @@ from optimizer.model.builders.builder import (
     with_tensors,
 )
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
-from optimizer.model.builders.request_data import sentences, token_requests, vocabulary, write_input_data, write_texts
-from optimizer.model.input_data import TensorSpec
+from optimizer.model.builders.request_data import sentences, token_requests, vocabulary, write_input_data
+from optimizer.model.input_data import TensorSpec, entries_to_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -279,7 +279,7 @@ def write_ensemble(settings: EnsembleSettings, draft: Draft) -> ModelFacts:
     tokenizer.save(str(served.version / "tokenizer.json"))
     parameters = _write_minilm(draft.sibling(CLASSIFIER).version, weights)
     texts = sentences(settings.samples, requests)
-    write_texts(draft.input_data, TEXT.name, texts)
+    draft.input_data.write_bytes(entries_to_json([{TEXT.name: [text]} for text in texts]))
     return {
         "precision": "fp32",
         "mean_tokens": round(float(np.mean([len(tokenizer.encode(text).ids) for text in texts])), 1),

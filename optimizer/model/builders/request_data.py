@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,6 @@ def write_input_data(path: Path, columns: Mapping[str, npt.NDArray[Any]], *, wit
     rows = zip(*columns.values(), strict=True)
     samples = [dict(zip(columns, row, strict=True)) for row in rows]
     path.write_bytes(to_json(samples, with_shapes=with_shapes))
-
-
-def write_texts(path: Path, name: str, texts: Sequence[str]) -> None:
-    """Write one entry per text, for the input ``name`` of TYPE_STRING and dims [1]."""
-    entries = ",\n".join(json.dumps({name: [text]}) for text in texts)
-    path.write_text(f'{{"data": [\n{entries}\n]}}\n', encoding="ascii")
 
 
 Tokens = npt.NDArray[np.int32]

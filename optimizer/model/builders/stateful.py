@@ -19,7 +19,6 @@ from optimizer.model.builders.builder import (
     Builder,
     BuilderSettings,
     Draft,
-    InstanceKind,
     Interface,
     ModelFacts,
     Samples,
@@ -101,9 +100,12 @@ def draw_gru(hidden: int, rng: np.random.Generator) -> Graph:
     return graph
 
 
-def _sequence_config(name: str, interface: Interface, max_batch_size: int) -> ModelConfig:
+def _sequence_configs(
+    name: str, interface: Interface, strategy: ModelSequenceBatching, max_batch_size: int
+) -> Sequence[ModelConfig]:
     """Return the configuration of a Python model on a CPU with the control inputs START, END, READY and CORRID."""
     config = python_config(name, interface, max_batch_size)
+    config.sequence_batching.CopyFrom(strategy)
     batching = config.sequence_batching
     batching.max_sequence_idle_microseconds = IDLE_MICROSECONDS
     control = ModelSequenceBatching.Control
@@ -113,23 +115,13 @@ def _sequence_config(name: str, interface: Interface, max_batch_size: int) -> Mo
         )
         flag.int32_false_true.extend([0, 1])
     batching.control_input.add(name="CORRID").control.add(kind=control.CONTROL_SEQUENCE_CORRID, data_type=TYPE_UINT64)
-    return config
-
-
-def accumulator_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:
-    """Return the configuration with the strategy ``oldest``; the model computes on a CPU."""
-    config = _sequence_config(ACCUMULATOR, SUM_INTERFACE, max_batch_size)
-    config.sequence_batching.oldest.max_candidate_sequences = CANDIDATE_SEQUENCES
     return [config]
 
 
-def gru_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:
-    """Return the configuration with the strategy ``direct``; the model computes on a CPU."""
-    config = _sequence_config(GRU, GRU_INTERFACE, max_batch_size)
-    config.sequence_batching.direct.SetInParent()
-    return [config]
-
-
+OLDEST = ModelSequenceBatching(
+    oldest=ModelSequenceBatching.StrategyOldest(max_candidate_sequences=CANDIDATE_SEQUENCES)
+)
+DIRECT = ModelSequenceBatching(direct=ModelSequenceBatching.StrategyDirect())
 ACCUMULATOR_BUILDER = Builder(
     name=ACCUMULATOR,
     version=1,
@@ -137,7 +129,7 @@ ACCUMULATOR_BUILDER = Builder(
     settings=AccumulatorSettings,
     interface=lambda _: SUM_INTERFACE,
     write=write_accumulator,
-    configs=accumulator_configs,
+    configs=lambda max_batch_size, _: _sequence_configs(ACCUMULATOR, SUM_INTERFACE, OLDEST, max_batch_size),
 )
 GRU_BUILDER = Builder(
     name=GRU,
@@ -146,5 +138,5 @@ GRU_BUILDER = Builder(
     settings=GruSettings,
     interface=lambda _: GRU_INTERFACE,
     write=write_gru,
-    configs=gru_configs,
+    configs=lambda max_batch_size, _: _sequence_configs(GRU, GRU_INTERFACE, DIRECT, max_batch_size),
 )

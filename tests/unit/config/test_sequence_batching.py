@@ -10,7 +10,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer.config.batching import DIRECT_DELAY, OLDEST_DELAY, SEQUENCE_PREFERRED, SLOT_UTILIZATION
+from optimizer.config.batching import (
+    CANDIDATE_SEQUENCES,
+    DIRECT_DELAY,
+    OLDEST_DELAY,
+    SEQUENCE_PREFERRED,
+    SLOT_UTILIZATION,
+)
 from optimizer.config.model_config import apply, candidate_of, differences
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
@@ -18,7 +24,7 @@ from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate
 from optimizer.machine.hardware import Hardware
-from optimizer.model.default_space import CANDIDATE_SEQUENCES, build_space, space_keys
+from optimizer.model.default_space import build_space, space_keys
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.results.configuration_text import triton_lines
 

@@ -26,7 +26,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.model.builders import BUILDERS, build, describe
+from optimizer.model.builders import BUILDERS, build, load_builder
 from optimizer.model.builders.builder import Draft, ModelFacts, ReferenceModel
 from optimizer.model.builders.dense import (
     CARDINALITIES,
@@ -185,8 +185,9 @@ def test_models_pass_the_checker_and_match_their_description(builder: str, tmp_p
     model = onnx.load(str(model_file(source)), load_external_data=False)
     assert model.ir_version <= 10, "old runtimes"
     assert model.opset_import[0].version <= 21
-    interface, document = describe(builder, SMALL.get(builder, {}))
-    assert document
+    chosen = load_builder(builder)
+    interface = chosen.interface(chosen.parse(SMALL.get(builder, {})))
+    assert chosen.source
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [tensor for tensor in model.graph.input if tensor.name not in weights]
     for described, tensors in ((interface.inputs, inputs), (interface.outputs, model.graph.output)):
@@ -380,7 +381,6 @@ def test_bad_requests_build_nothing(tmp_path: Path) -> None:
 
 
 def test_tables_can_be_uncapped() -> None:
-    describe("dlrm", {"max_rows_per_table": None})
     assert DlrmSettings(max_rows_per_table=None).max_rows_per_table is None
 
 

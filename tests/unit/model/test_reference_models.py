@@ -239,7 +239,9 @@ def test_a_text_is_cut_off_at_128_tokens_and_padded_to_a_multiple(tmp_path: Path
 
 def test_requests_are_texts_of_many_lengths(ensemble: ModelSource) -> None:
     assert ensemble.input_data is not None
-    entries = request_data.read(ensemble.input_data, [request_data.InputTensor("TEXT", "BYTES", (1,), True)])
+    entries = list(
+        request_data.parse_entries(ensemble.input_data, [request_data.InputTensor("TEXT", "BYTES", (1,), True)])
+    )
     lengths = [tokenize(ensemble, entry["TEXT"][0].decode())["input_ids"].shape[1] for entry in entries]
     assert len(lengths) == 40
     assert min(lengths) < 10 < 25 < max(lengths)
@@ -262,7 +264,7 @@ def test_padding_does_not_change_the_output(ensemble: ModelSource) -> None:
 def test_requests_without_the_tokenizer_say_their_shape(bare_minilm: ModelSource) -> None:
     assert bare_minilm.input_data is not None
     inputs = [request_data.InputTensor(item.name, item.datatype, item.dims, True) for item in TOKENS]
-    for entry in request_data.read(bare_minilm.input_data, inputs):
+    for entry in request_data.parse_entries(bare_minilm.input_data, inputs):
         assert {array.shape for array in entry.values()} == {(7,)}
 
 

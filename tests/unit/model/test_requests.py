@@ -51,7 +51,7 @@ def samples(
     result = prepare_requests(options, config(model), sent, cache)
     assert result.shapes == ()
     assert Path(result.input_data).parent == cache / "requests"
-    return data.read(Path(result.input_data), tensors)
+    return list(data.parse_entries(Path(result.input_data), tensors))
 
 
 # -- generated --------------------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ def token_samples(model: str, requests: TokenRequests, cache: Path, *ranges: str
         name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
         datatype = types.get(name, name.removeprefix("TYPE_"))
         tensors.append(InputTensor(tensor.name, datatype, tuple(tensor.dims), config.max_batch_size > 0))
-    return input_data.read(Path(result.input_data), tensors)
+    return list(input_data.parse_entries(Path(result.input_data), tensors))
 
 
 def test_requests_for_vllm_have_a_text_and_parameters_as_json(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def test_request_data_fit_the_model(small: ModelSource) -> None:
         request_data.InputTensor(spec.name, spec.datatype, spec.dims, True)
         for spec in tinygpt.interface(tinygpt.TinyGptSettings()).inputs
     ]
-    entries = request_data.read(small.input_data, tensors)
+    entries = list(request_data.parse_entries(small.input_data, tensors))
     assert len(entries) == 251
     for entry in entries:
         limits = {"positions": POSITIONS, "vocabulary": VOCABULARY}

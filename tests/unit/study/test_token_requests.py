@@ -41,7 +41,7 @@ def prepare(**options: Any) -> Task:
 def requests(task: Task) -> list[input_data.InputSample]:
     inputs = tinygpt.interface(tinygpt.TinyGptSettings()).inputs
     tensors = [input_data.InputTensor(spec.name, spec.datatype, spec.dims, True) for spec in inputs]
-    return input_data.read(Path(task.input_data), tensors)
+    return list(input_data.parse_entries(Path(task.input_data), tensors))
 
 
 def lengths(task: Task) -> tuple[Counter[int], Counter[int]]:
