@@ -1,10 +1,11 @@
-"""Read config.pbtxt, convert between ModelConfig and Candidate, and compare a served configuration."""
+"""Read and check config.pbtxt, convert between ModelConfig and Candidate, and compare a served configuration."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 # backends with two instances on a CPU by default (Triton's model_config_utils.cc)
 _TWO_ON_CPU = (ONNXRUNTIME, "tensorflow")
 
+NO_SCALARS = (
+    "it is a scalar, which Triton passes only to a model with batches; give it the shape [1] in the model, or a "
+    "batch dimension"
+)
+
 
 def read(path: Path) -> ModelConfig:
     """Return the content of a config.pbtxt. Raises BadInputError naming the file and the faulty line."""
@@ -60,6 +66,78 @@ def read(path: Path) -> ModelConfig:
     except (ValueError, OverflowError) as error:  # such as an unknown enum number, which protobuf does not convert
         cause = one_line(str(error), _MAX_CAUSE_LENGTH)
         raise BadInputError(f"{name}: not a model configuration of Triton: {cause}") from None
+
+
+def check_config(config: ModelConfig, path: Path, versions: Sequence[int]) -> None:
+    """Raise BadInputError if Triton refuses ``config``, the content of ``path``, on every server.
+
+    ``versions`` are the numbers of the model's version folders.
+    """
+    if problem := _batching_problem(config) or _tensor_problem(config) or _version_problem(config, versions):
+        raise BadInputError(f"{show_path(path)}: {problem}")
+
+
+def _batching_problem(config: ModelConfig) -> str:
+    if config.max_batch_size < 0:
+        return f"max_batch_size {config.max_batch_size} is below 0; write the largest batch, or 0 for no batches"
+    sizes = config.dynamic_batching.preferred_batch_size
+    if any(size < 1 for size in sizes):
+        return f"preferred_batch_size {min(sizes)} is below 1, which Triton refuses; leave it out"
+    largest = max(sizes, default=0)
+    if largest > config.max_batch_size:
+        return (
+            f"preferred_batch_size {largest} is above max_batch_size {config.max_batch_size}, which Triton refuses; "
+            "lower it or raise max_batch_size"
+        )
+    if problem := _sequence_problem(config):
+        return problem
+    counts = [group.count for group in config.instance_group]
+    if any(count < 0 for count in counts):
+        return f"instance_group: count {min(counts)} is below 0; write the number of instances"
+    return ""
+
+
+def _sequence_problem(config: ModelConfig) -> str:
+    if not config.HasField("sequence_batching"):
+        return ""
+    if config.model_transaction_policy.decoupled:
+        return (
+            "sequence_batching and decoupled: tune measures models that keep state or that stream, not both in one; "
+            "tune a copy with one of them"
+        )
+    oldest = config.sequence_batching.oldest
+    largest = max(oldest.preferred_batch_size, default=0)
+    if largest > config.max_batch_size:
+        return (
+            f"sequence_batching.oldest: preferred_batch_size {largest} is above max_batch_size "
+            f"{config.max_batch_size}; lower it or raise max_batch_size"
+        )
+    if config.sequence_batching.HasField("oldest") and oldest.max_candidate_sequences < 1:
+        return "sequence_batching.oldest: max_candidate_sequences is missing; write the sequences that are batched"
+    return ""
+
+
+def _tensor_problem(config: ModelConfig) -> str:
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        name, times = Counter(tensor.name for tensor in tensors).most_common(1)[0] if tensors else ("", 0)
+        if times > 1:
+            return f"{kind} {format_value(name)} is there {times} times; keep one"
+        for tensor in tensors:
+            which = f"{kind} {format_value(tensor.name)}"
+            if any(dim < 1 and dim != -1 for dim in tensor.dims):
+                dims = format_value(tuple(tensor.dims))
+                return f"{which}: dims {dims}: write sizes from 1, or -1 for a variable size"
+            if tensor.HasField("reshape") and not tensor.reshape.shape and not config.max_batch_size:
+                return f"{which}: {NO_SCALARS}"
+    return ""
+
+
+def _version_problem(config: ModelConfig, versions: Sequence[int]) -> str:
+    specific = config.version_policy.specific.versions
+    if not specific or set(specific) & set(versions):
+        return ""
+    available = ", ".join(map(str, sorted(versions))) or "none"
+    return f"version_policy: there is no version {', '.join(map(str, specific[:8]))}; the model has {available}"
 
 
 def check_shell_value(path: str, value: str) -> None:

@@ -60,7 +60,7 @@ class ModelSource:
     def kind(self) -> ModelKind:
         """The kind of the model: a decoupled one streams, and one with a sequence batcher keeps state.
 
-        ``config_check`` refuses a model that does both.
+        ``model_config.check_config`` refuses a model that does both.
         """
         if self.config.HasField("sequence_batching"):
             return ModelKind.STATEFUL

@@ -1,4 +1,4 @@
-"""Decide whether a model is served on a GPU, and derive its search space from the model and the hardware."""
+"""Decide whether a model is served on a GPU, limit its instances, and derive its search space from the hardware."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from optimizer.core.notes import ServedOnCpu
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
-from optimizer.machine.hardware import Hardware, onnxruntime_on_gpu, torch_on_gpu
+from optimizer.machine.hardware import Hardware, memory_bytes, onnxruntime_on_gpu, torch_on_gpu
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_PREFERRED_SIZES, SpaceSection, keys_of_parameter
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
@@ -118,6 +118,44 @@ def _instance_kinds(config: ModelConfig) -> set[str]:
 def has_gpu_choice(fields: Mapping[str, Iterable[FieldValue]]) -> bool:
     """Return whether any choice puts instances on a GPU."""
     return INSTANCE_GPUS in fields or any("KIND_GPU" in map(str, values) for values in fields.values())
+
+
+MAX_INSTANCES = 64  # the default of --max-instance-count
+GIB = 2**30
+PROCESS_BYTES = 32 << 20  # the least memory of an instance's process, without weights
+BACKENDS_THAT_COPY = ("onnxruntime", "pytorch")  # each instance has weights of its own
+
+
+def instance_count(config: ModelConfig) -> int:
+    """Return the number of instances that ``config`` asks for, on all of its GPUs."""
+    groups = (group for group in config.instance_group if not group.passive)
+    return sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups)
+
+
+def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunOptions, *, on_gpu: bool) -> str:
+    """Return why one of ``counts`` is too large a number of instances of a model; an empty string if none is.
+
+    The limit is ``--max-instance-count``. On the CPU of this machine the processes also have to fit into its memory,
+    with the weights of a single model unless the user has set the limit.
+    """
+    largest = max(counts, default=0)
+    limit = options.max_instance_count or MAX_INSTANCES
+    if largest > limit:
+        return (
+            f"{largest:,} instances are above the limit of {limit:,}; write fewer, or raise the limit with "
+            "--max-instance-count"
+        )
+    if on_gpu or options.target not in ("embedded", "local") or options.cluster is not None or largest < 2:
+        return ""
+    copied = backend_of(source.tuned_config) in BACKENDS_THAT_COPY and not source.composing
+    weights = int(source.facts.get("model_bytes", 0)) if copied and options.max_instance_count is None else 0
+    needed_bytes, limit_bytes = largest * (PROCESS_BYTES + weights), memory_bytes()
+    if needed_bytes <= limit_bytes:
+        return ""
+    return (
+        f"{largest:,} instances need about {needed_bytes / GIB:.1f} GiB of memory, and tune may use "
+        f"{limit_bytes / GIB:.1f} GiB; write fewer{', or set --max-instance-count' if weights else ''}"
+    )
 
 
 MAX_THREADS = 16

@@ -14,7 +14,6 @@ from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInpu
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import check_file, format_value, one_line, show_path
-from optimizer.model.config_check import NO_SCALARS
 from optimizer.model.profile_lookup import TORCH_ENDINGS, similar_models
 
 if TYPE_CHECKING:
@@ -256,7 +255,7 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
                 )
             added = configured.add(name=tensor.name, data_type=_data_type(tensor, which))
             if not shape:
-                raise BadInputError(f"{which}: {NO_SCALARS}")
+                raise BadInputError(f"{which}: {model_config.NO_SCALARS}")
             dims = shape[1:] if batched else shape
             added.dims.extend(dims or [1])
             if not dims:

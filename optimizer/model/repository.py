@@ -25,7 +25,6 @@ from optimizer.core.safe_text import (
     one_line,
     show_path,
 )
-from optimizer.model.config_check import check_config
 from optimizer.model.onnx_file import (
     check_loadable,
     complete,
@@ -156,7 +155,7 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, is_embedded:
         problem = f"its name {format_value(config.name)} is not that of its folder {folder.name!r}; make them equal"
         raise BadInputError(f"{show_path(path)}: {problem}")
     config.name = folder.name
-    check_config(config, path, [int(version.name) for version in versions])
+    model_config.check_config(config, path, [int(version.name) for version in versions])
     if is_ensemble(config):
         return config
     _check_shell_words(config, path, is_embedded=is_embedded)

@@ -26,8 +26,7 @@ from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, Lo
 from optimizer.machine.conditions import machine_conditions
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
-from optimizer.model.config_check import too_many_instances
-from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
+from optimizer.model.default_space import check_sequence_fields, too_many_instances, without_batch_dimension
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
 from optimizer.options.option_reader import external_values

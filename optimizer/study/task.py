@@ -29,8 +29,7 @@ from optimizer.deploy.target_factory import other_machine_address
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, option_arrivals
 from optimizer.measure.output_comparison import Tolerance
-from optimizer.model.config_check import too_many_instances
-from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
+from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice, too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
