@@ -36,10 +36,7 @@ _VLLM_INPUTS = {  # name: data type, and whether the input is optional
     "exclude_input_in_output": (DataType.TYPE_BOOL, True),
     "return_num_output_tokens": (DataType.TYPE_BOOL, True),
 }
-_VLLM_OUTPUTS = {
-    "text_output": DataType.TYPE_STRING,
-    "num_output_tokens": DataType.TYPE_UINT32,
-}
+_VLLM_OUTPUTS = {"text_output": DataType.TYPE_STRING, "num_output_tokens": DataType.TYPE_UINT32}
 
 
 def complete_vllm(config: ModelConfig) -> None:

@@ -15,13 +15,7 @@ from optimizer.config import field_path
 from optimizer.config.backends import ONNXRUNTIME, backend_of
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import (
-    CPU_ACCELERATOR,
-    EXECUTION_PATHS,
-    GPU_ACCELERATOR,
-    PLAN_CUDA_GRAPHS,
-    FieldValue,
-)
+from optimizer.core.trial import CPU_ACCELERATOR, EXECUTION_PATHS, GPU_ACCELERATOR, PLAN_CUDA_GRAPHS, FieldValue
 
 NO_ACCELERATOR = "none"
 OPENVINO, TENSORRT = "openvino", "tensorrt"

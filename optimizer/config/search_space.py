@@ -286,11 +286,7 @@ class SearchSpace:
     def _key(self, candidate: Candidate) -> object:
         queued = any(map(is_batcher_field, self.fields))
         return behaviour(
-            candidate,
-            self.request_batch_size,
-            queued=queued,
-            stateful=self.is_stateful,
-            streams=self.is_streaming,
+            candidate, self.request_batch_size, queued=queued, stateful=self.is_stateful, streams=self.is_streaming
         )
 
     def effective_fields(self, max_batch_size: int, fields: Fields) -> Fields:

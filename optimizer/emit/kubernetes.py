@@ -307,12 +307,7 @@ def _mounts(server: ProductionServer) -> list[dict[str, Any]]:
     if server.repository.path:
         models["subPath"] = server.repository.path
     configs = [
-        {
-            "name": "configs",
-            "mountPath": f"{production.MODELS}/{path}",
-            "subPath": key,
-            "readOnly": True,
-        }
+        {"name": "configs", "mountPath": f"{production.MODELS}/{path}", "subPath": key, "readOnly": True}
         for path, key in config_keys(server.recommendation).items()
     ]
     return [*mounts, models, *configs]
@@ -369,10 +364,7 @@ def values(server: ProductionServer) -> dict[str, Any]:
             for path, key in config_keys(server.recommendation).items()
         ]
     if server.is_autoscaled:
-        chart_values["autoscaling"] |= {
-            "maxReplicas": server.max_replicas,
-            "metrics": pod_metrics(server),
-        }
+        chart_values["autoscaling"] |= {"maxReplicas": server.max_replicas, "metrics": pod_metrics(server)}
     return chart_values
 
 

@@ -103,10 +103,7 @@ def _changes_document(changes: ChangeForecasts) -> dict[str, Any]:
 
 
 def _measured_values(effect: Remedy | OtherSla) -> dict[str, Any]:
-    return {
-        "measured": _entry(effect.measured),
-        "refuted_by": _entry(effect.refuted_by),
-    }
+    return {"measured": _entry(effect.measured), "refuted_by": _entry(effect.refuted_by)}
 
 
 def _entry(point: Point | None) -> dict[str, Any] | None:

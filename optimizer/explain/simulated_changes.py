@@ -73,12 +73,7 @@ class SimulatedForecaster:
         self._default_correction = self._corrections.get(subject.candidate, no_correction)
 
     def best(
-        self,
-        candidates: Sequence[Candidate],
-        sla: Sla,
-        *,
-        time_share: float = 1.0,
-        network_share: float = 1.0,
+        self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0, network_share: float = 1.0
     ) -> Forecast | None:
         """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.
 

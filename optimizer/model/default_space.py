@@ -33,10 +33,7 @@ from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
 
 # whether the embedded server's own backends can compute on a GPU; others do what their model does
-GPU_CHECKS: Final[Mapping[str, Callable[[], bool]]] = {
-    "onnxruntime": onnxruntime_on_gpu,
-    "pytorch": torch_on_gpu,
-}
+GPU_CHECKS: Final[Mapping[str, Callable[[], bool]]] = {"onnxruntime": onnxruntime_on_gpu, "pytorch": torch_on_gpu}
 
 
 @dataclass(frozen=True)

@@ -216,10 +216,7 @@ def read_csv_samples(path: Path, tensors: Sequence[InputTensor], optional: froze
 
 
 def read_parquet_samples(
-    path: Path,
-    tensors: Sequence[InputTensor],
-    optional: frozenset[str],
-    max_bytes: int = MAX_PARQUET_BYTES,
+    path: Path, tensors: Sequence[InputTensor], optional: frozenset[str], max_bytes: int = MAX_PARQUET_BYTES
 ) -> list[InputSample]:
     """Return the rows of a Parquet file, in order.
 

@@ -25,13 +25,7 @@ from optimizer.core.safe_text import (
     one_line,
     show_path,
 )
-from optimizer.model.onnx_file import (
-    check_loadable,
-    complete,
-    derive,
-    external_files,
-    read_onnx,
-)
+from optimizer.model.onnx_file import check_loadable, complete, derive, external_files, read_onnx
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -18,14 +18,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from optimizer.model.builders.builder import (
-    Builder,
-    BuilderSettings,
-    Draft,
-    Interface,
-    ModelFacts,
-    Samples,
-)
+from optimizer.model.builders.builder import Builder, BuilderSettings, Draft, Interface, ModelFacts, Samples
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
 from optimizer.model.builders.request_data import write_input_data
 from optimizer.model.input_data import TensorSpec

@@ -22,14 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from optimizer.model.builders.builder import (
-    Builder,
-    BuilderSettings,
-    Draft,
-    Interface,
-    ModelFacts,
-    Samples,
-)
+from optimizer.model.builders.builder import Builder, BuilderSettings, Draft, Interface, ModelFacts, Samples
 from optimizer.model.builders.onnx_graph import Graph
 from optimizer.model.builders.request_data import write_input_data
 from optimizer.model.input_data import TensorSpec
