@@ -289,7 +289,7 @@ def _streamed_reasons(
     if in_flight and m.latency_avg_ms:
         generating = in_flight * stages.part_ms("generation") / m.latency_avg_ms
         candidate = stages.point.candidate
-        places = candidate.max_batch_size * candidate.instances * candidate.server_processes
+        places = candidate.max_batch_size * candidate.total_instances
         factors = "max_batch_size x instances" + (" x server processes" if candidate.server_processes > 1 else "")
         limit = f" ({factors}: {places:,})" if places else ""
         reasons.append(
@@ -332,7 +332,7 @@ def _busy_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     if stages.busy_share is None:
         return ()
     candidate, size = stages.point.candidate, stages.measurement.mean_batch_size
-    count = candidate.instances * candidate.server_processes
+    count = candidate.total_instances
     subject = "The instance" if count == 1 else f"The {count} instances"
     if candidate.server_processes > 1:
         subject += f" of {candidate.server_processes} server processes"

@@ -162,13 +162,10 @@ def _simplified(schema: Schema) -> Schema:
     return {
         key: value
         for key, value in schema.items()
-        if not (key == "title" and isinstance(value, str)) and not (key == "default" and _is_empty(value))
+        # a default that is a mapping is a section without values
+        if not (key == "title" and isinstance(value, str))
+        and not (key == "default" and (not value or isinstance(value, dict)))
     }
-
-
-def _is_empty(default: object) -> bool:
-    """Return whether a default sets nothing: no value, or a section without values."""
-    return not default or isinstance(default, dict)
 
 
 def _with_partial_sections(schema: Schema, names: Collection[str]) -> Schema:

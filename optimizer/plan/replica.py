@@ -162,8 +162,7 @@ class Replica:
     @property
     def saturating_concurrency(self) -> int:
         """The concurrency beyond which the throughput does not rise."""
-        instances = self.candidate.instances * self.candidate.server_processes
-        samples = instances * max(1, self.candidate.max_batch_size)
+        samples = self.candidate.total_instances * max(1, self.candidate.max_batch_size)
         return max(1, min(SATURATING_BATCHES * samples // self.model.request_batch_size, 4096))
 
     def latency_ms(self, simulated: SimulationResult, metric: str, latency_factor: float = 1.0) -> float:

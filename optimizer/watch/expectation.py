@@ -205,8 +205,7 @@ class Expectation:
         Executions of several instances overlap, and a load generator on the server's CPUs takes time from them. At a
         lower load this happens less often, so that executions are faster by up to this factor.
         """
-        instances = self.point.candidate.instances * self.server_processes
-        return instances * (2 if self.run.problem.client_shares_cpus else 1)
+        return self.point.candidate.total_instances * (2 if self.run.problem.client_shares_cpus else 1)
 
     def at(self, rate: float, replicas: int, error: float) -> ExpectedAtRate | None:
         """Return the expectation for the mean of ``replicas`` that get ``rate`` requests per second each.
