@@ -50,6 +50,34 @@ AS_PUBLISHED = Sizes(max(CRITEO), (1024, 1024, 512, 256), layers=12, hidden=768,
 TINY = Sizes(100, (32,), layers=2, hidden=32, heads=2, tokens=16, half=False)
 
 
+class EmbeddingTable(nn.Module):  # type: ignore[misc]
+    """Embeddings of 128 numbers, drawn at random whenever the model is loaded, and always the same ones.
+
+    The file of the model does not have them: writing and reading 8.4 GB would take most of the time on the GPU. They
+    are drawn on the device to which the model is loaded, that of ``like``, which also has their type.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.register_buffer("like", torch.zeros(1))
+        self.weight = torch.empty(0)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return embedding(rows, self.weight)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def __getstate__(self) -> tuple[int, Tensor, bool]:
+        return self.rows, self.like, self.training
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def __setstate__(self, state: tuple[int, Tensor, bool]) -> None:
+        self.rows, self.like, self.training = state
+        torch.manual_seed(0)  # all instances and servers need the same outputs
+        weight = torch.empty([self.rows, 128], dtype=self.like.dtype, device=self.like.device)
+        self.weight = weight.normal_(0.0, 0.05)
+
+
 class Dlrm(nn.Module):  # type: ignore[misc]
     """[n, 13] numbers and [n, 26] categories -> [n, 1] logits. All embedding tables are one."""
 
@@ -58,16 +86,15 @@ class Dlrm(nn.Module):  # type: ignore[misc]
         rows = torch.tensor([min(count, sizes.rows) for count in CRITEO])
         self.register_buffer("rows", rows)
         self.register_buffer("offsets", torch.cumsum(rows, 0) - rows)
-        table = torch.empty(int(rows.sum()), 128, dtype=sizes.dtype, device=sizes.device)
-        self.register_buffer("weight", table.normal_(0, 0.05))
+        self.table = EmbeddingTable(int(rows.sum()))
         self.bottom = _perceptron(13, (512, 256, 128))
         self.top = nn.Sequential(_perceptron(480, sizes.top), nn.Linear(sizes.top[-1], 1))
         below = torch.tril_indices(27, 27, -1)
         self.register_buffer("pairs", below[0] * 27 + below[1])
 
     def forward(self, input__0: Tensor, input__1: Tensor) -> Tensor:
-        dense = self.bottom(input__0.to(self.weight.dtype))
-        looked_up = embedding(torch.remainder(input__1, self.rows) + self.offsets, self.weight)
+        dense = self.bottom(input__0.to(self.table.like.dtype))
+        looked_up = self.table(torch.remainder(input__1, self.rows) + self.offsets)
         vectors = torch.cat([dense.unsqueeze(1), looked_up], 1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
         return self.top(torch.cat([dense, products, torch.zeros_like(dense[:, :1])], 1)).float()

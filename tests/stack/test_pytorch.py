@@ -1,4 +1,4 @@
-"""The project's own PyTorch backend on a real server: its outputs equal PyTorch's.
+"""The project's own PyTorch backend on a real server: its outputs equal PyTorch's. And a model of the GPU studies.
 
 Only where torch is installed: ``pip install -e '.[test,pytorch]'``.
 """
@@ -9,6 +9,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -195,6 +196,21 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
         serving(tmp_path),
     ):
         pass
+
+
+def test_dlrm_of_the_gpu_study_draws_the_same_tables_whenever_it_is_loaded(tmp_path: Path) -> None:
+    from gpu.models import TINY, write_dlrm
+
+    sizes = replace(TINY, rows=20_000)
+    write_dlrm(tmp_path, sizes)
+    file = tmp_path / "dlrm" / "1" / "model.pt"
+    first = torch.jit.load(str(file))
+    torch.rand(1)
+    second = torch.jit.load(str(file), map_location="cpu")
+    assert first.table.weight.numel() * 4 > 100 * file.stat().st_size
+    assert float(first.table.weight.std()) == pytest.approx(0.05, rel=0.01)
+    inputs = torch.rand(4, 13), torch.randint(2**40, (4, 26))
+    assert torch.equal(first(*inputs), second(*inputs))
 
 
 def test_torchscript_is_tuned(sandbox: Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import time
 from dataclasses import replace
@@ -43,7 +44,10 @@ def test_the_forecasts_and_the_runs_of_a_study_are_kept(tmp_path: Path) -> None:
     sample = read_run(SAMPLE)
     checked = check_forecasts(sample.trials)
     results = report.StudyResults(forecasts=list(zip(checked.throughput, checked.latency, strict=True)))
-    report.write_files(BERT, results, tmp_path, SAMPLE)
+    runs = tmp_path / "runs"
+    shutil.copytree(SAMPLE, runs)
+    runs.joinpath("reference.npz").write_bytes(b"large")
+    report.write_files(BERT, results, tmp_path, runs)
     text = (tmp_path / "bert.md").read_text()
     first, latency = checked.throughput[0], checked.latency[0]
     assert (
@@ -51,6 +55,7 @@ def test_the_forecasts_and_the_runs_of_a_study_are_kept(tmp_path: Path) -> None:
     )
     assert f"{latency.high:,.4g}) | {latency.measured:,.4g} |" in text
     with tarfile.open(tmp_path / "bert-runs.tar.xz") as archive:
+        assert not [name for name in archive.getnames() if name.endswith("reference.npz")]
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path)
     assert read_run(tmp_path / "bert").trials == sample.trials
