@@ -50,7 +50,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as the command does
     progress = make_progress(Console(stderr=True), request.parsed.get("log", "none"))
     with run(request.options, request.resumed, *progress, report="no-report" not in request.parsed) as result:
-        folder = result.folder.path
+        folder = result.record.folder.path
     return load_run(folder)
 
 

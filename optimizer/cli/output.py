@@ -73,8 +73,9 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     if as_json:
         print(json.dumps(result.document, indent=2), flush=True)
         return
+    folder, task, environment = result.record.folder, result.record.task, result.record.environment
     if result.status == "left":
-        print(f"{result.continued_by}; the measurements of this run are in {result.folder.path}")
+        print(f"{result.continued_by}; the measurements of this run are in {folder.path}")
         return
     from rich.console import Console
 
@@ -83,22 +84,22 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
 
     if result.status == "interrupted":
-        problem, command = result.task.problem, result.continue_command
-        print_best_so_far(Console(), result.outcome, problem, results_dir=result.folder.path, command=command)
+        command = result.continue_command
+        print_best_so_far(Console(), result.outcome, task.problem, results_dir=folder.path, command=command)
         return
     details = RunDetails(
-        baseline=result.task.baseline,
-        hardware=str(result.hardware),
-        notes=result.notes,
-        facts=result.task.source.facts,
-        results_dir=result.folder.path,
-        command=command_line(result.options),
-        longer_command=command_with_larger_budget(result.options),
-        config_path=result.folder.best_config if result.outcome.recommended else None,
+        baseline=task.baseline,
+        hardware=str(environment.hardware),
+        notes=result.record.notes,
+        facts=task.source.facts,
+        results_dir=folder.path,
+        command=command_line(environment.options),
+        longer_command=command_with_larger_budget(environment.options),
+        config_path=folder.best_config if result.outcome.recommended else None,
         report_path=result.report_path,
-        can_serve=result.options.target in ON_THIS_MACHINE,
+        can_serve=environment.options.target in ON_THIS_MACHINE,
     )
-    print_outcome(Console(), result.outcome, result.task.problem, details, verbose=verbose)
+    print_outcome(Console(), result.outcome, task.problem, details, verbose=verbose)
 
 
 def check_decided(recommendation: Recommendation, verb: str, *, force: bool) -> None:

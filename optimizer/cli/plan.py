@@ -453,4 +453,4 @@ def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     with tune(options, None, *progress_on_terminal()) as result:
         if result.status == "interrupted":
             raise KeyboardInterrupt
-    return read_run(result.folder.path, arguments.results)
+    return read_run(result.record.folder.path, arguments.results)

@@ -22,7 +22,7 @@ from optimizer.core.notes import (
 )
 from optimizer.core.safe_text import is_file, show_path
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.machine.hardware import Fingerprint, Hardware
+from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary
 from optimizer.results.finished_run import read_run, refuse_missing_rows
@@ -52,11 +52,7 @@ class RunResult:
         status: ``found`` if there is a recommendation, and ``none`` if there is not; ``left`` if other workers
             continue a shared study, and ``interrupted`` after an interrupt.
         outcome: The recommendation with its verdict, and the comparisons; also of an interrupted session.
-        task: The model and the problem.
-        hardware: The machine of the server.
-        notes: Notes for the user.
-        folder: The folder of the run.
-        options: The options of the run.
+        record: It has the folder, the environment, the task and the notes of the run.
         document: The document that ``--json`` prints.
         continue_command: The command that continues an interrupted session.
         report_path: The report page; None if there is none.
@@ -65,11 +61,7 @@ class RunResult:
 
     status: RunStatus
     outcome: Outcome
-    task: Task
-    hardware: Hardware
-    notes: tuple[Note, ...]
-    folder: RunFolder
-    options: RunOptions
+    record: RunRecord
     document: dict[str, Any]
     continue_command: str
     report_path: Path | None = None
@@ -194,11 +186,7 @@ class _Session:
             ended = RunResult(
                 status=status,
                 outcome=outcome,
-                task=task,
-                hardware=environment.hardware,
-                notes=record.notes,
-                folder=folder,
-                options=options,
+                record=record,
                 document=record.write(recorded, outcome),
                 continue_command=self._continue_command(folder),
                 report_path=folder.report if report or is_file(folder.report) else None,
