@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from optimizer.core.safe_text import quote
 from optimizer.options.addresses import redact_header
 from optimizer.options.run_options import SLA_METRICS, TARGETS, RunOptions, TargetName
 from optimizer.options.values import MovePath
@@ -115,9 +114,9 @@ class Option:
         """The value of a switch's field if the switch is given."""
         return not self.name.startswith("no-")
 
-    def quote(self, text: str) -> str:
+    def shown(self, text: str) -> str:
         """Return a value for a message, without secrets."""
-        return quote(redact_header(text) if self.name == "header" else text)
+        return redact_header(text) if self.name == "header" else text
 
     def value_in(self, options: RunOptions) -> Any:
         """Return the option's value in ``options``."""

@@ -65,8 +65,7 @@ def check_options(options: RunOptions, explicit: Collection[str]) -> None:
     _check_search(options)
     _check_cluster(options)
     if options.study_name is not None and options.storage is None:
-        problem = f"--study-name {quote(options.study_name)}: --storage is missing; give the database of all workers"
-        raise OptionError("study-name", problem)
+        raise _fault("study-name", "--storage is missing; give the database of all workers", options.study_name)
 
 
 def check_target(options: RunOptions, explicit: Collection[str]) -> None:
@@ -75,25 +74,29 @@ def check_target(options: RunOptions, explicit: Collection[str]) -> None:
         raise _requires(*misplaced)
     _check_ssl(options, explicit)
     if options.target == "docker" and options.docker_image is None:
-        raise OptionError(
-            "target",
-            "--target docker: --docker-image is missing; give an image such as nvcr.io/nvidia/tritonserver:…-py3",
-        )
+        image = "nvcr.io/nvidia/tritonserver:…-py3"
+        raise _fault("target", f"--docker-image is missing; give an image such as {image}", "docker")
 
 
 def _misplaced_option(options: RunOptions, explicit: Collection[str]) -> tuple[str, str, str] | None:
-    """Return the flag and value of an option that does not belong to the target, and the targets that take it."""
+    """Return the name and value of an option that does not belong to the target, and the targets that take it."""
     for option in TARGET_OPTIONS:
         if option.name in explicit and options.target not in option.targets:
             value = option.value_in(options)
-            shown = option.quote(value[0] if option.repeatable else value)
-            return option.flag, shown, f"--target {' or '.join(option.targets)}"
+            shown = option.shown(value[0] if option.repeatable else value)
+            return option.name, shown, f"--target {' or '.join(option.targets)}"
     return None
 
 
-def _requires(flag: str, value: str, other: str) -> OptionError:
+def _fault(name: str, problem: str, value: str | None = None) -> OptionError:
+    """Return the error about the option ``name``, which begins with its flag and the ``value``, if that matters."""
+    shown = f"--{name}" if value is None else f"--{name} {quote(value)}"
+    return OptionError(name, f"{shown}: {problem}")
+
+
+def _requires(name: str, value: str, other: str) -> OptionError:
     """Return the error about an option that has no effect without the option ``other``."""
-    return OptionError(flag[2:], f"{flag} {value}: works only with {other}; add {other}, or remove {flag}")
+    return _fault(name, f"works only with {other}; add {other}, or remove --{name}", value)
 
 
 def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
@@ -103,18 +106,15 @@ def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
     other_protocol: ProtocolName = "grpc" if address.protocol == "http" else "http"
     for name, flag in SSL_FLAGS[other_protocol].items():
         if flag[2:] in explicit:
-            begin = f"begin the URL with {other_protocol}s://"
-            problem = f"{flag}: --url {url} does not begin with {other_protocol}s://"
-            raise OptionError(flag[2:], f"{problem}; {begin}, or give {flags[name]}")
+            problem = f"--url {url} does not begin with {other_protocol}s://"
+            raise _fault(flag[2:], f"{problem}; begin the URL with {other_protocol}s://, or give {flags[name]}")
     files = {"ca": options.tls_ca, "cert": options.tls_cert, "key": options.tls_key}
     set_flags = [flags[name] for name, file in files.items() if file is not None]
     if (flags["cert"] in set_flags) != (flags["key"] in set_flags):
         present, missing = ("key", "cert") if options.tls_cert is None else ("cert", "key")
-        problem = f"{flags[present]}: a client certificate needs its key; give {flags[missing]} too"
-        raise OptionError(flags[present][2:], problem)
+        raise _fault(flags[present][2:], f"a client certificate needs its key; give {flags[missing]} too")
     if set_flags and not address.tls:
-        problem = f"{set_flags[0]}: --url {url} is not encrypted; begin it with {address.protocol}s://"
-        raise OptionError(set_flags[0][2:], problem)
+        raise _fault(set_flags[0][2:], f"--url {url} is not encrypted; begin it with {address.protocol}s://")
 
 
 def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
@@ -124,19 +124,16 @@ def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
         raise OptionError(timing[0], f"{both} both set the times of the requests: give one of them")
     if options.load != "rate":
         if timing:
-            raise _requires(f"--{timing[0]}", quote(options.request_times), "--load rate")
+            raise _requires(timing[0], options.request_times, "--load rate")
         return
     if options.protocol == "http":
         why = "requests at a rate are sent over gRPC only"
         if "protocol" in explicit:
-            raise OptionError("protocol", f"--protocol http: {why}; leave it out")
-        raise OptionError("url", f"--url {quote(options.url or DEFAULT_URL)}: {why}; give the host:port of its gRPC")
+            raise _fault("protocol", f"{why}; leave it out", "http")
+        raise _fault("url", f"{why}; give the host:port of its gRPC", options.url or DEFAULT_URL)
     if options.perf_analyzer_image is not None:
-        raise OptionError(
-            "perf-analyzer-image",
-            f"--perf-analyzer-image {quote(options.perf_analyzer_image)}: perf_analyzer does not send requests at a "
-            "rate; leave it out",
-        )
+        problem = "perf_analyzer does not send requests at a rate; leave it out"
+        raise _fault("perf-analyzer-image", problem, options.perf_analyzer_image)
 
 
 def _check_remote(options: RunOptions) -> None:
@@ -146,10 +143,9 @@ def _check_remote(options: RunOptions) -> None:
         advice = "a gRPC address; give http://host:port"
         if options.protocol == "grpc":
             advice = "an HTTP address; give the host:port of its gRPC"
-        raise OptionError("protocol", f"--protocol {options.protocol}: --url is {advice}")
+        raise _fault("protocol", f"--url is {advice}", options.protocol)
     if options.server_cpus is not None:
-        problem = f"--server-cpus {options.server_cpus}: the CPUs of a remote server cannot be set; leave it out"
-        raise OptionError("server-cpus", problem)
+        raise _fault("server-cpus", "the CPUs of a remote server cannot be set; leave it out", options.server_cpus)
 
 
 def _check_shared_memory(options: RunOptions) -> None:
@@ -157,21 +153,19 @@ def _check_shared_memory(options: RunOptions) -> None:
     if options.shared_memory == "none":
         if size is not None:
             needed = "--shared-memory system or cuda"
-            raise _requires("--output-shared-memory-size", f"{format_number(size)}B", needed)
+            raise _requires("output-shared-memory-size", f"{format_number(size)}B", needed)
         return
-    flag = f"--shared-memory {options.shared_memory}"
     if size is not None and not 1 <= size <= MAX_INT32:
-        problem = f"--output-shared-memory-size {format_number(size)}B: write 1B to 2GiB"
-        raise OptionError("output-shared-memory-size", problem)
+        raise _fault("output-shared-memory-size", "write 1B to 2GiB", f"{format_number(size)}B")
     if options.shared_memory == "cuda" and options.load == "rate":
-        problem = f"{flag}: tune's own client, which sends at a rate, has system shared memory only; use that"
-        raise OptionError("shared-memory", problem)
+        problem = "tune's own client, which sends at a rate, has system shared memory only; use that"
+        raise _fault("shared-memory", problem, options.shared_memory)
     if options.perf_analyzer_image is not None:
-        problem = f"{flag}: a perf_analyzer in a container does not share the memory; leave --perf-analyzer-image out"
-        raise OptionError("shared-memory", problem)
+        problem = "a perf_analyzer in a container does not share the memory; leave --perf-analyzer-image out"
+        raise _fault("shared-memory", problem, options.shared_memory)
     if options.docker_shm_size is not None:
-        problem = f"{flag}: the container then has the shared memory of this machine; leave --docker-shm-size out"
-        raise OptionError("docker-shm-size", problem)
+        problem = "the container then has the shared memory of this machine; leave --docker-shm-size out"
+        raise OptionError("docker-shm-size", f"--shared-memory {options.shared_memory}: {problem}")
 
 
 def _check_search(options: RunOptions) -> None:
@@ -183,21 +177,17 @@ def _check_search(options: RunOptions) -> None:
             f"take {', '.join(alternatives)} or {last}",
         )
     if options.search == "grid" and options.warm_start is not None:
-        problem = "--warm-start: --search grid measures every configuration anyway; leave one of the two out"
-        raise OptionError("warm-start", problem)
+        raise _fault("warm-start", "--search grid measures every configuration anyway; leave one of the two out")
 
 
 def _check_cluster(options: RunOptions) -> None:
     if options.cluster is None:
         if options.cluster_cpus is not None:
-            raise _requires("--cluster-cpus", str(options.cluster_cpus), "--cluster")
+            raise _requires("cluster-cpus", str(options.cluster_cpus), "--cluster")
         return
     if options.target not in CLUSTER_TARGETS:
-        raise OptionError(
-            "cluster",
-            f"--cluster: each trial starts its own server, which --target {options.target} does not; "
-            f"take {' or '.join(CLUSTER_TARGETS)}",
-        )
+        problem = f"each trial starts its own server, which --target {options.target} does not"
+        raise _fault("cluster", f"{problem}; take {' or '.join(CLUSTER_TARGETS)}")
     if options.study_name is not None:
         raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --study-name out")
     for name in ("server-cpus", "client-cpus", "perf-analyzer-image"):
@@ -205,7 +195,7 @@ def _check_cluster(options: RunOptions) -> None:
             reason = (
                 "uses tune's own perf_analyzer" if name == "perf-analyzer-image" else "gets free CPUs of its node"
             )
-            raise OptionError(name, f"--{name}: a trial on a cluster {reason}: leave it out")
+            raise _fault(name, f"a trial on a cluster {reason}: leave it out")
 
 
 def run_options(model: str, values: Mapping[str, object]) -> RunOptions:
@@ -300,9 +290,9 @@ def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOpti
     fields.pop("out", None)  # where the run is looked for
     resumed = replace(options, **fields)
     if misplaced := _misplaced_option(resumed, parsed.keys()):
-        flag, value, targets = misplaced
-        problem = f"{flag} {value}: works only with {targets}, not with the --target {options.target} of before"
-        raise OptionError(flag[2:], f"{problem}; remove {flag}")
+        name, value, targets = misplaced
+        problem = f"works only with {targets}, not with the --target {options.target} of before"
+        raise _fault(name, f"{problem}; remove --{name}", value)
     check_target(resumed, parsed.keys())
     _check_cluster(resumed)  # no other option of a resumed run contradicts those of the run
     return resumed
@@ -400,13 +390,12 @@ def _parse(option: Option, value: object) -> Any:
     """Return the value of the option's field. Raises OptionError."""
     if option.type is None:
         if value is not True:
-            raise OptionError(option.name, f"{option.flag}: {quote(str(value))} is neither true nor false")
+            raise _fault(option.name, f"{quote(str(value))} is neither true nor false")
         return value
     elements = value if isinstance(value, (list, tuple)) else (value,)
     for element in elements:
         if isinstance(element, bool) or not isinstance(element, (str, int, float, Path)):
-            kind = type(element).__name__
-            raise OptionError(option.name, f"{option.flag}: {kind} is not text, a number or a list of them")
+            raise _fault(option.name, f"{type(element).__name__} is not text, a number or a list of them")
     if option.repeatable:
         return tuple(_parse_text(option, str(element)) for element in elements)
     return _parse_text(option, ",".join(map(str, elements)))
@@ -417,7 +406,7 @@ def _parse_text(option: Option, text: str) -> Any:
     try:
         return option.type.parse(text)
     except ValueError as error:
-        raise OptionError(option.name, f"{option.flag} {option.quote(text)}: {error}") from None
+        raise _fault(option.name, str(error), option.shown(text)) from None
 
 
 def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
@@ -429,7 +418,7 @@ def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
             of_field = fields.setdefault(option.field, {})
             for key, bound in value if option.other_keys else ((option.key, value),):
                 if key in of_field:
-                    raise OptionError(name, f"{option.flag}: {key} has two bounds; give one of them")
+                    raise _fault(name, f"{key} has two bounds; give one of them")
                 of_field[key] = bound
         elif option.field:
             fields[option.field] = option.switch_value if option.type is None else value
