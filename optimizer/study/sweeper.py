@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from objectives.metrics import Measurement
@@ -22,7 +23,7 @@ from optimizer.core.interfaces import ProgressObserver, Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch, with_earlier_times
-from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import VARIANT, Candidate, FreshServer, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
@@ -46,27 +47,11 @@ from optimizer.study.task import Task, check_settings
 class SweepTables:
     """A TrialStore with one table for each request batch size: trials.csv, or trials-b1.csv and trials-b8.csv."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        model: str,
-        plan: SweepPlan,
-        choices: Mapping[str, Sequence[FieldValue]],
-        fingerprint: str = "",
-        cpu_count: int | None = None,
-    ) -> None:
+    def __init__(self, folder: RunFolder, plan: SweepPlan, make_table: Callable[[Path], TrialsTable]) -> None:
         self._plan = plan
-        sizes = plan.request_batch_sizes
-        self._tables = {
-            size: TrialsTable(
-                folder.trials if len(sizes) == 1 else folder.trials.with_name(f"trials-b{size}.csv"),
-                model,
-                choices,
-                fingerprint,
-                cpu_count,
-            )
-            for size in sizes
-        }
+        sizes, file = plan.request_batch_sizes, folder.trials
+        files = {size: file if len(sizes) == 1 else file.with_name(f"trials-b{size}.csv") for size in sizes}
+        self._tables = {size: make_table(files[size]) for size in sizes}
 
     def append(
         self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
@@ -221,7 +206,9 @@ class _SweepSession:
         self._environment, self._task, self._plan = environment, task, plan
         self._folder, self._earlier = folder, earlier
         self._table = SweepTables(
-            folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count
+            folder,
+            plan,
+            lambda file: TrialsTable(file, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count),
         )
         self._failures: dict[int, str] = {}
         self._notes = (*environment.notes(task), *present([plan.left_out]))

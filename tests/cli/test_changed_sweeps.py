@@ -15,6 +15,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.option_reader import external_values
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
+from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.sweep_plan import SweepPlan, sweep_cells
@@ -50,7 +51,10 @@ def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     fingerprint = environment.fingerprint(task)
     plan = SweepPlan((task.baseline,), LOADS)
     folder = RunFolder.create("results", task.source.name)
-    table = SweepTables(folder, task.problem.model, plan, {}, fingerprint.id, task.problem.cpu_count)
+    problem = task.problem
+    table = SweepTables(
+        folder, plan, lambda file: TrialsTable(file, problem.model, {}, fingerprint.id, problem.cpu_count)
+    )
     for load in LOADS:
         table.append(Trial(0, task.baseline), load, measurement(100.0 * load.concurrency, 10))
     facts = {

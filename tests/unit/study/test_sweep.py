@@ -29,6 +29,7 @@ from optimizer.options.values import parse_rates, parse_whole_numbers
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import RecordedServer, read_recording
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
+from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.sweep_output import SweepProgress, print_sweep
 from optimizer.study.sweep_plan import SweepCell, SweepChoices, SweepPlan, configurations, sweep_cells
@@ -302,6 +303,10 @@ def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
 # -- measurements -------------------------------------------------------------------------------------
 
 
+def make_table(file: Path) -> TrialsTable:
+    return TrialsTable(file, "m", {})
+
+
 def plan(*sizes: int, repeat: int = 1) -> SweepPlan:
     loads = tuple(LoadPoint(size, concurrency) for size in sizes or (1,) for concurrency in (1, 4))
     return SweepPlan((STATIC, DYNAMIC, Candidate(1)), loads, repeat)
@@ -339,7 +344,7 @@ def test_loads_without_enough_measurements_are_missing() -> None:
 @pytest.mark.parametrize(("sizes", "names"), [((1,), ["trials.csv"]), ((1, 8), ["trials-b1.csv", "trials-b8.csv"])])
 def test_tables_are_readable_as_tables_of_a_run(tmp_path: Path, sizes: tuple[int, ...], names: list[str]) -> None:
     sweep_plan = plan(*sizes)
-    tables = SweepTables(RunFolder(tmp_path), "m", sweep_plan, {})
+    tables = SweepTables(RunFolder(tmp_path), sweep_plan, make_table)
     expected = []
     for number, candidate in enumerate(sweep_plan.configurations[:2]):
         trial = Trial(number, candidate)
@@ -359,7 +364,7 @@ def test_tables_are_readable_as_tables_of_a_run(tmp_path: Path, sizes: tuple[int
         assert len([row for row in recording.rows if row.load]) == 4
     other = SweepPlan((DYNAMIC, STATIC), sweep_plan.loads)
     with pytest.raises(BadInputError, match="trial 0 belongs to another sweep"):
-        SweepTables(RunFolder(tmp_path), "m", other, {}).read()
+        SweepTables(RunFolder(tmp_path), other, make_table).read()
 
 
 class Server(RecordedServer):
@@ -410,7 +415,7 @@ class Server(RecordedServer):
 def sweep_on(
     server: Server, folder: Path, sweep_plan: SweepPlan, observer: ProgressObserver | None = None
 ) -> list[SweepCell]:
-    tables = SweepTables(RunFolder(folder), "m", sweep_plan, {})
+    tables = SweepTables(RunFolder(folder), sweep_plan, make_table)
     sweeper = Sweeper(sweep_plan, server, Measurer(server, server, tables, observer or QuietObserver()), {})
     with contextlib.suppress(KeyboardInterrupt):
         sweeper.run()
@@ -431,7 +436,7 @@ def test_a_note_says_that_the_cpu_served_in_place_of_the_gpu(tmp_path: Path) -> 
         server = ServerOnCpu(broken=broken)
         folder = RunFolder(tmp_path / str(broken))
         folder.path.mkdir()
-        measurer = Measurer(server, server, SweepTables(folder, "m", plan(), {}), QuietObserver())
+        measurer = Measurer(server, server, SweepTables(folder, plan(), make_table), QuietObserver())
         Sweeper(plan(), server, measurer, {}).run()
         assert measurer.notes == notes
 
