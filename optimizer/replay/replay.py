@@ -62,7 +62,7 @@ def _not_recorded(recording: Recording, constraint: Constraint) -> BadInputError
     name, column = metric.short_name, f"{metric.name.replace('-', '_')}_ms"
     if metric.timing and metric.needs_own_client:
         column = metric.timing.sketch_field
-    recorded = [other.short_name for other in METRICS.values() if other.timing and other.name in recording.metrics]
+    recorded = [other.short_name for other in METRICS.values() if other.timing and recording.has(other.name)]
     return BadInputError(
         f"{recording.name}: --sla-{name}: the table has no {name} (the column {column} is missing or empty); bound "
         f"{' or '.join(recorded)}, which it has, or measure a table with this bound: "

@@ -197,7 +197,6 @@ class Recording:
         answers: The row that counts for a canonical candidate at a load. Among candidates that behave the same it is
             the first one recorded. They count as failed to deploy (no load) if all of them failed.
         request_batch_size: Samples of each request.
-        metrics: Names of the metrics that the table has.
         fingerprint: Short form of the device and server; empty if unknown.
         cpu_count: Number of the server's CPUs; None if it served on a GPU or the number is unknown.
     """
@@ -207,7 +206,6 @@ class Recording:
     space: RecordedSpace
     answers: Mapping[RecordedLoad, RecordedRow]
     request_batch_size: int
-    metrics: frozenset[str]
     fingerprint: str = ""
     cpu_count: int | None = None
 
@@ -221,7 +219,7 @@ class Recording:
 
     def has(self, metric: str) -> bool:
         """Return whether any row has the metric, which need not be a listed one, such as ``latency-p99.9``."""
-        return metric in self.metrics or _is_recorded(metric, self.rows)
+        return metric == "latency-p95" or any(METRICS[metric].value(row.measurement) is not None for row in self.rows)
 
     @cached_property
     def server(self) -> RecordedServer:
@@ -294,18 +292,12 @@ def _recording(table: CsvTable, fingerprint: str) -> Recording:
     for row in rows:
         if row.load or canonical[row.candidate] not in measured:
             answers.setdefault((canonical[row.candidate], row.load), row)
-    metrics = frozenset(name for name in METRICS if name == "latency-p95" or _is_recorded(name, rows))
     return Recording(
         name=table.name,
         rows=tuple(rows),
         space=space,
         answers=answers,
         request_batch_size=recorded.request_batch_size,
-        metrics=metrics,
         fingerprint=fingerprint,
         cpu_count=recorded.cpu_count,
     )
-
-
-def _is_recorded(metric: str, rows: Sequence[RecordedRow]) -> bool:
-    return any(METRICS[metric].value(row.measurement) is not None for row in rows)
