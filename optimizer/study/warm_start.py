@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +13,13 @@ from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note, OtherModelTransferred, TransferLeftOut, WarmStarted, WarmStartMissing
-from optimizer.core.safe_text import is_file, is_folder, one_line, read_bytes
+from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine.hardware import Fingerprint, parse_fingerprint
+from optimizer.machine.hardware import Fingerprint
 from optimizer.options.option import DEFAULTS
 from optimizer.options.run_options import RunOptions
 from optimizer.store.recording import baselines, read_recording
-from optimizer.store.run_folder import MAX_INFO_BYTES, RunFolder
+from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_run
 from optimizer.store.trials_table import RunTable, read_run_table
 from optimizer.study.task import Task
@@ -122,21 +122,12 @@ def _read_source(name: str, table: Path, folder: Path) -> WarmStartSource:
     if run_table is None:
         recording = read_recording(table)
         run_table = RunTable("", recording.trials(), recording.cpu_count)
-    fingerprint, cpu_count = _fingerprint(RunFolder(folder).info), run_table.cpu_count
+    fingerprint, cpu_count = None, run_table.cpu_count
+    with contextlib.suppress(BadInputError):  # only the table is needed, so run.json may be damaged
+        fingerprint = RunFolder(folder).fingerprint()
     if cpu_count is None and fingerprint is not None and not fingerprint.gpus:
         cpu_count = fingerprint.cpu_count or None
     return WarmStartSource(name, tuple(run_table.trials), run_table.model, fingerprint, cpu_count)
-
-
-def _fingerprint(info: Path) -> Fingerprint | None:
-    """Return the fingerprint in run.json; None if this is missing or damaged, since only the table is needed."""
-    if not is_file(info):
-        return None
-    try:
-        document = json.loads(read_bytes(info, MAX_INFO_BYTES, "give the folder of a run"))
-        return parse_fingerprint(document.get("fingerprint"))
-    except (BadInputError, ValueError, AttributeError, RecursionError):
-        return None
 
 
 def _why_none_fits(problem: Problem, outside: int, other_size: int) -> str:
