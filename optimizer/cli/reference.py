@@ -22,6 +22,7 @@ from objectives.metrics import Forecast, Measurement
 from optimizer.cli.commands import COMMANDS, overview
 from optimizer.config.queue_policy import QUEUE_PATHS
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.budget import SpentTime
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
@@ -173,6 +174,7 @@ def files_page() -> str:
         "hardware": _attributes(Hardware),
         "fingerprint": _attributes(Fingerprint),
         "confirmation_plan": _attributes(ConfirmationPlan),
+        "spent": _attributes(SpentTime),
     }
     for key, text in run_record.KEYS.items():
         if key == "search_ended":

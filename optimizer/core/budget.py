@@ -70,8 +70,8 @@ class SpentTime:
 
     Attributes:
         seconds: Time of all earlier sessions.
-        estimated_seconds: ``spent_seconds`` of the trials that these had measured, with ``at_once``.
-        at_once: Number of parallel trials of the latest session.
+        estimated_seconds: Time of the rows that these wrote, with ``at_once`` trials in parallel.
+        at_once: Number of parallel trials of the latest session; 1 without a cluster.
     """
 
     seconds: float = 0.0

@@ -366,9 +366,6 @@ KEYS: Final = {
     "times.own_cpu_seconds": "CPU time of the process.",
     "times.peak_memory_bytes": "Largest resident memory of the process.",
     "spent": "Time of the budget that was used when the latest session began, which `--resume` reads:",
-    "spent.seconds": "Time of all earlier sessions.",
-    "spent.estimated_seconds": "Time of the rows that these wrote, with `at_once` trials in parallel.",
-    "spent.at_once": "Number of parallel trials of the latest session; 1 without a cluster.",
     "result": "Document of `--json`; empty without a result:",
     "result.status": "`status` of the run.",
     "result.next_command": "Command that continues the test of an UNDECIDED run, or makes a separate one; null for "

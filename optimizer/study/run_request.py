@@ -113,16 +113,13 @@ def read_stored_options(folder: RunFolder, *, other_machine: bool = False) -> Ru
     """
     options = folder.read_options()
     if other_machine:
-        options = _without_absent_cpus(options)
+        server_cpus, client_cpus = map(_if_usable, (options.server_cpus, options.client_cpus))
+        options = replace(options, server_cpus=server_cpus, client_cpus=client_cpus)
     try:
         run_options(options.model, written_values(options))
     except BadInputError as error:
         raise BadInputError(f"{show_path(folder.info)}: {error}") from None
     return options
-
-
-def _without_absent_cpus(options: RunOptions) -> RunOptions:
-    return replace(options, server_cpus=_if_usable(options.server_cpus), client_cpus=_if_usable(options.client_cpus))
 
 
 def _if_usable(cpus: str | None) -> str | None:
