@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from optimizer.model.builders.builder import Builder, BuilderSettings, Draft, Interface, ModelFacts, Samples
-from optimizer.model.builders.onnx_graph import Graph, WeightFile
+from optimizer.model.builders.onnx_graph import LargeGraph
 from optimizer.model.builders.request_data import write_input_data
 from optimizer.model.input_data import TensorSpec
 
@@ -27,14 +27,13 @@ Pair: TypeAlias = tuple[int, int]
 
 
 class Convolutions:
-    """Adds convolutions to ``graph``; their weights go to ``weights``.
+    """Adds convolutions to ``graph``.
 
     A batch norm's scale and shift both count as parameters, as in training, although folding leaves only a bias.
     """
 
-    def __init__(self, graph: Graph, weights: WeightFile) -> None:
+    def __init__(self, graph: LargeGraph) -> None:
         self._graph = graph
-        self._weights = weights
 
     def conv(
         self,
@@ -55,10 +54,10 @@ class Convolutions:
         """
         before, after = channels
         fan_in = before // groups * kernel**2
-        weight = self._weights.normal(
+        weight = self._graph.normal(
             f"{name}.weight", [after, before // groups, kernel, kernel], gain * math.sqrt((2 if relu else 1) / fan_in)
         )
-        bias = self._weights.normal(f"{name}.bias", [after], 0.1 * gain)
+        bias = self._graph.normal(f"{name}.bias", [after], 0.1 * gain)
         self._graph.parameters += after
         pads = (kernel // 2, kernel // 2) if padding is None else padding
         out = self._graph.op(
@@ -136,11 +135,10 @@ def write_resnext(settings: ResnextSettings, draft: Draft) -> ModelFacts:
     return {"precision": settings.precision, "depth": settings.depth, "parameters": graph.parameters}
 
 
-def draw_resnext(settings: ResnextSettings, weights_file: Path, rng: np.random.Generator | None) -> Graph:
+def draw_resnext(settings: ResnextSettings, weights_file: Path, rng: np.random.Generator | None) -> LargeGraph:
     """Return the ONNX graph of ResNeXt; its weights are written to ``weights_file``."""
-    graph = Graph("resnext")
-    weights = WeightFile(graph, weights_file, settings.dtype, rng)
-    convolutions = Convolutions(graph, weights)
+    graph = LargeGraph("resnext", weights_file, settings.dtype, rng)
+    convolutions = Convolutions(graph)
     x = graph.input(RESNEXT_INPUT, settings.dtype, settings.dims)
     x = convolutions.conv(x, (3, STEM), 7, "stem", stride=(2, 2))
     x = convolutions.max_pool(x, 3, "stem.pool", stride=(2, 2), padding=(1, 1))
@@ -152,8 +150,8 @@ def draw_resnext(settings: ResnextSettings, weights_file: Path, rng: np.random.G
             channels = EXPANSION * width
     mean = graph.op("GlobalAveragePool", x, to="mean")
     flat = graph.op("Flatten", mean, to="features", axis=1)
-    weight = weights.normal("classes.weight", [channels, IMAGE_CLASSES], channels**-0.5)
-    graph.op("Gemm", flat, weight, weights.normal("classes.bias", [IMAGE_CLASSES], 0.1), to=RESNEXT_OUTPUT)
+    weight = graph.normal("classes.weight", [channels, IMAGE_CLASSES], channels**-0.5)
+    graph.op("Gemm", flat, weight, graph.normal("classes.bias", [IMAGE_CLASSES], 0.1), to=RESNEXT_OUTPUT)
     graph.output(RESNEXT_OUTPUT, settings.dtype, [IMAGE_CLASSES])
     return graph
 
@@ -208,11 +206,10 @@ def write_text_recognition(settings: TextRecognitionSettings, draft: Draft) -> M
 
 def draw_text_recognition(
     settings: TextRecognitionSettings, weights_file: Path, rng: np.random.Generator | None
-) -> Graph:
+) -> LargeGraph:
     """Return the ONNX graph of the text recognizer; its weights are written to ``weights_file``."""
-    graph = Graph("text_recognition")
-    weights = WeightFile(graph, weights_file, np.float32, rng)
-    convolutions = Convolutions(graph, weights)
+    graph = LargeGraph("text_recognition", weights_file, np.float32, rng)
+    convolutions = Convolutions(graph)
     eighth, quarter, half, full = (settings.width // n for n in (8, 4, 2, 1))
     x = graph.input(TEXT_INPUT, np.float32, TEXT_IMAGE)
     x = convolutions.conv(x, (1, eighth // 2), 3, "conv0.1")
@@ -233,9 +230,9 @@ def draw_text_recognition(
     rows = graph.op("Transpose", x, to="rows", perm=[0, 3, 1, 2])
     shape = graph.constant("row_shape", np.array([0, POSITIONS, full], np.int64))
     features = graph.op("Reshape", rows, shape, to="features")
-    weight = weights.normal("classes.weight", [full, CHARACTER_CLASSES], full**-0.5)
+    weight = graph.normal("classes.weight", [full, CHARACTER_CLASSES], full**-0.5)
     product = graph.op("MatMul", features, weight, to="product")
-    graph.op("Add", product, weights.normal("classes.bias", [CHARACTER_CLASSES], 0.1), to=TEXT_OUTPUT)
+    graph.op("Add", product, graph.normal("classes.bias", [CHARACTER_CLASSES], 0.1), to=TEXT_OUTPUT)
     graph.output(TEXT_OUTPUT, np.float32, [POSITIONS, CHARACTER_CLASSES])
     return graph
 

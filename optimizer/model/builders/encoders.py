@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from optimizer.config.model_config_proto import ModelConfig
@@ -40,7 +39,7 @@ from optimizer.model.builders.builder import (
     python_config,
     with_tensors,
 )
-from optimizer.model.builders.onnx_graph import Graph, WeightFile
+from optimizer.model.builders.onnx_graph import LargeGraph
 from optimizer.model.builders.request_data import sentences, token_requests, vocabulary, write_input_data
 from optimizer.model.input_data import TensorSpec, entries_to_json
 
@@ -65,20 +64,18 @@ class EncoderShape:
 
 
 class Encoder:
-    """Adds an encoder to ``graph``. Weights go to ``weights``; they and all activations have type ``dtype``."""
+    """Adds an encoder to ``graph``."""
 
-    def __init__(self, graph: Graph, weights: WeightFile, shape: EncoderShape, dtype: npt.DTypeLike) -> None:
+    def __init__(self, graph: LargeGraph, shape: EncoderShape) -> None:
         self._graph = graph
-        self._weights = weights
         self._shape = shape
-        self._dtype = np.dtype(dtype)
         self._axes_1_2 = graph.constant("axes_1_2", np.array([1, 2], np.int64))
         head = shape.hidden // shape.heads
         self._split = graph.constant("split_heads", np.array([0, 0, shape.heads, head], np.int64))
         self._joined = graph.constant("join_heads", np.array([0, 0, shape.hidden], np.int64))
-        self._scale = self._scalar("attention_scale", 1 / math.sqrt(head))
-        self._half, self._one = self._scalar("half", 0.5), self._scalar("one", 1.0)
-        self._root_half = self._scalar("root_half", math.sqrt(0.5))
+        self._scale = graph.scalar("attention_scale", 1 / math.sqrt(head))
+        self._half, self._one = graph.scalar("half", 0.5), graph.scalar("one", 1.0)
+        self._root_half = graph.scalar("root_half", math.sqrt(0.5))
 
     def encode(self, ids: str, segments: str, mask: str) -> str:
         """Add the encoder and return its output, [batch, tokens, hidden].
@@ -93,8 +90,8 @@ class Encoder:
 
     def dense(self, x: str, fan_in: int, width: int, name: str, to: str | None = None) -> str:
         """Add a fully connected layer: ``x`` [batch, tokens, fan_in] -> [batch, tokens, width]."""
-        weight = self._weights.normal(f"{name}.weight", [fan_in, width], INITIAL_STD)
-        bias = self._weights.normal(f"{name}.bias", [width], INITIAL_STD)
+        weight = self._graph.normal(f"{name}.weight", [fan_in, width], INITIAL_STD)
+        bias = self._graph.normal(f"{name}.bias", [width], INITIAL_STD)
         product = self._graph.op("MatMul", x, weight, to=f"{name}.product")
         return self._graph.op("Add", product, bias, to=to or f"{name}.sum")
 
@@ -102,7 +99,7 @@ class Encoder:
         graph, shape = self._graph, self._shape
         tables = {"token": shape.vocabulary, "position": shape.positions, "segment": SEGMENTS}
         token, position, segment = (
-            self._weights.normal(f"embedding.{name}", [rows, shape.hidden], INITIAL_STD)
+            self._graph.normal(f"embedding.{name}", [rows, shape.hidden], INITIAL_STD)
             for name, rows in tables.items()
         )
         size = graph.op("Shape", ids, to="tokens", start=1, end=2)
@@ -117,9 +114,9 @@ class Encoder:
     def _attention_penalties(self, mask: str) -> str:
         """Return the term added to the attention scores: 0 at tokens, a large negative number at padding."""
         graph = self._graph
-        is_token = graph.cast(mask, self._dtype, to="mask_float")
+        is_token = graph.cast(mask, to="mask_float")
         is_padding = graph.op("Sub", self._one, is_token, to="padding")
-        penalty = self._scalar("penalty", -10000.0)
+        penalty = graph.scalar("penalty", -10000.0)
         by_token = graph.op("Mul", is_padding, penalty, to="penalties")
         return graph.op("Unsqueeze", by_token, self._axes_1_2, to="attention.penalties")
 
@@ -154,12 +151,7 @@ class Encoder:
         return graph.op("Mul", half, graph.op("Add", erf, self._one, to=f"{name}.factor"), to=name)
 
     def _norm(self, x: str, name: str) -> str:
-        scale = self._weights.normal(f"{name}.scale", [self._shape.hidden], INITIAL_STD, mean=1.0)
-        bias = self._weights.normal(f"{name}.bias", [self._shape.hidden], INITIAL_STD)
-        return self._graph.op("LayerNormalization", x, scale, bias, to=name, axis=-1, epsilon=EPSILON)
-
-    def _scalar(self, name: str, value: float) -> str:
-        return self._graph.constant(name, np.array(value, self._dtype))
+        return self._graph.layer_norm(x, self._shape.hidden, name, EPSILON)
 
 
 BERT_INPUTS, BERT_OUTPUTS = ("input__0", "input__1", "input__2"), ("output__0", "output__1")
@@ -203,13 +195,13 @@ def write_bert(settings: BertSettings, draft: Draft) -> ModelFacts:
     return {**facts, "parameters": graph.parameters}
 
 
-def draw_bert(settings: BertSettings, weights: Path, rng: np.random.Generator | None) -> Graph:
+def draw_bert(settings: BertSettings, weights: Path, rng: np.random.Generator | None) -> LargeGraph:
     """Return the ONNX graph of BERT; its weights are written to the file ``weights``."""
     shape = BERT_SHAPES[settings.size]
     dtype = np.dtype(np.float16 if settings.precision == "fp16" else np.float32)
-    graph = Graph("bert")
+    graph = LargeGraph("bert", weights, dtype, rng)
     ids, segments, mask = (graph.input(name, np.int32, [settings.sequence]) for name in BERT_INPUTS)
-    encoder = Encoder(graph, WeightFile(graph, weights, dtype, rng), shape, dtype)
+    encoder = Encoder(graph, shape)
     encoded = encoder.encode(ids, segments, mask)
     logits = encoder.dense(encoded, shape.hidden, 2, "answer")
     last = graph.constant("last_axis", np.array([2], np.int64))
@@ -302,11 +294,11 @@ def make_tokenizer(pad_to_multiple_of: int) -> Tokenizer:
     return tokenizer
 
 
-def draw_minilm(weights: Path, rng: np.random.Generator | None) -> Graph:
+def draw_minilm(weights: Path, rng: np.random.Generator | None) -> LargeGraph:
     """Return the ONNX graph of ``minilm_model``; its weights are written to the file ``weights``."""
-    graph = Graph("minilm")
+    graph = LargeGraph("minilm", weights, np.float32, rng)
     ids, segments, mask = (graph.input(name, np.int32, ["tokens"]) for name in MINILM_INPUTS)
-    encoder = Encoder(graph, WeightFile(graph, weights, np.float32, rng), MINILM_SHAPE, np.float32)
+    encoder = Encoder(graph, MINILM_SHAPE)
     encoded = encoder.encode(ids, segments, mask)
     first = graph.op("Gather", encoded, graph.constant("first", np.array(0, np.int64)), to="first_token", axis=1)
     pooled = graph.op("Tanh", encoder.dense(first, MINILM_SHAPE.hidden, MINILM_SHAPE.hidden, "pooler"), to="pooled")

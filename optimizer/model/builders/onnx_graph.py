@@ -16,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 # backends of older Triton images.
 OPSET = 17
 IR_VERSION = 8
+PAGE_BYTES = 4096
+NORM_STD = 0.02  # standard deviation of the scales and biases of a layer norm
 
 
 class Graph:
@@ -72,11 +74,6 @@ class Graph:
         self._nodes.append(helper.make_node(kind, list(inputs), [to], name=f"{kind}:{to}", **attributes))
         return to
 
-    def cast(self, x: str, dtype: npt.DTypeLike, to: str) -> str:
-        """Convert ``x`` to another type. A method of its own, because Cast has an attribute ``to``, like ``op``."""
-        self._nodes.append(helper.make_node("Cast", [x], [to], name=f"Cast:{to}", to=_onnx_type(dtype)))
-        return to
-
     def save(self, path: Path) -> None:
         """Write the model file."""
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, self._weights)
@@ -86,26 +83,22 @@ class Graph:
         path.write_bytes(model.SerializeToString())
 
 
-class WeightFile:
-    """Weights of a large model, written to ``path`` one tensor after another, never all in memory.
+class LargeGraph(Graph):
+    """A graph with weights in the file ``path``, written one tensor after another, never all in memory.
 
     ``path`` is in the model file's folder. Each tensor begins at a whole page, as ONNX advises for mapped files.
-    Values are drawn from ``rng``; without it they are zero and the file is sparse, which is enough to inspect the
-    graph.
+    Weights and activations have the type ``dtype``. Values are drawn from ``rng``; without it they are zero and the
+    file is sparse, which is enough to inspect the graph.
     """
 
-    PAGE_BYTES = 4096
-
-    def __init__(self, graph: Graph, path: Path, dtype: npt.DTypeLike, rng: np.random.Generator | None) -> None:
-        self._graph = graph
-        self._path = path
-        self._dtype = np.dtype(dtype)
-        self._rng = rng
+    def __init__(self, name: str, path: Path, dtype: npt.DTypeLike, rng: np.random.Generator | None) -> None:
+        super().__init__(name)
+        self._path, self._dtype, self._rng = path, np.dtype(dtype), rng
         path.write_bytes(b"")
 
     def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0) -> str:
         """Append a tensor of normally distributed values; return its name."""
-        offset = -(-self._path.stat().st_size // self.PAGE_BYTES) * self.PAGE_BYTES
+        offset = -(-self._path.stat().st_size // PAGE_BYTES) * PAGE_BYTES
         with self._path.open("r+b", buffering=0) as file:
             if self._rng is None:
                 file.truncate(offset + math.prod(shape) * self._dtype.itemsize)
@@ -116,7 +109,22 @@ class WeightFile:
                 file.truncate(offset)
                 file.seek(offset)
                 values.astype(self._dtype, copy=False).tofile(file)
-        return self._graph.external_weight(name, self._dtype, shape, self._path, offset)
+        return self.external_weight(name, self._dtype, shape, self._path, offset)
+
+    def scalar(self, name: str, value: float) -> str:
+        """Store a constant number of the graph's type in the model file."""
+        return self.constant(name, np.array(value, self._dtype))
+
+    def cast(self, x: str, to: str) -> str:
+        """Convert ``x`` to the type of the graph. ``op`` cannot, because Cast has an attribute ``to`` as well."""
+        self._nodes.append(helper.make_node("Cast", [x], [to], name=f"Cast:{to}", to=_onnx_type(self._dtype)))
+        return to
+
+    def layer_norm(self, x: str, width: int, name: str, epsilon: float) -> str:
+        """Add a normalization of the last axis of ``x``, which has ``width`` values, with a scale and a bias."""
+        scale = self.normal(f"{name}.scale", [width], NORM_STD, mean=1.0)
+        bias = self.normal(f"{name}.bias", [width], NORM_STD)
+        return self.op("LayerNormalization", x, scale, bias, to=name, axis=-1, epsilon=epsilon)
 
 
 def _onnx_type(dtype: npt.DTypeLike) -> int:

@@ -39,7 +39,7 @@ from optimizer.model.builders.builder import (
     Samples,
     python_config,
 )
-from optimizer.model.builders.onnx_graph import Graph, WeightFile
+from optimizer.model.builders.onnx_graph import LargeGraph
 from optimizer.model.input_data import TensorSpec, to_json
 
 NAME = "tinygpt"
@@ -78,9 +78,8 @@ class _Attention:
 class DecoderStep:
     """Adds one step of the decoder to ``graph``; see the module for its inputs and outputs."""
 
-    def __init__(self, graph: Graph, weights: WeightFile, settings: TinyGptSettings) -> None:
+    def __init__(self, graph: LargeGraph, settings: TinyGptSettings) -> None:
         self._graph = graph
-        self._weights = weights
         self._settings = settings
         self._features = settings.hidden // settings.heads
         self._split = graph.constant("split_heads", np.array([0, 0, settings.heads, self._features], np.int64))
@@ -90,12 +89,12 @@ class DecoderStep:
         self._end = graph.constant("end", np.array([2**31 - 1], np.int64))
         self._axis_1 = graph.constant("axis_1", np.array([1], np.int64))
         self._first, self._one = (graph.constant(f"int_{i}", np.array(i, np.int64)) for i in (0, 1))
-        self._scale = self._scalar("attention_scale", 1 / math.sqrt(self._features))
+        self._scale = graph.scalar("attention_scale", 1 / math.sqrt(self._features))
         self._cubic, self._slope = (
-            self._scalar("gelu_cubic", 0.044715),
-            self._scalar("gelu_slope", math.sqrt(2 / math.pi)),
+            graph.scalar("gelu_cubic", 0.044715),
+            graph.scalar("gelu_slope", math.sqrt(2 / math.pi)),
         )
-        self._half, self._unit = self._scalar("half", 0.5), self._scalar("unit", 1.0)
+        self._half, self._unit = graph.scalar("half", 0.5), graph.scalar("unit", 1.0)
 
     def draw(self) -> None:
         """Add the whole step."""
@@ -121,7 +120,7 @@ class DecoderStep:
     def _embed(self, ids: str, past_counts: str) -> str:
         graph, settings = self._graph, self._settings
         tokens, positions = (
-            self._weights.normal(f"embedding.{name}", [rows, settings.hidden], 1.0)
+            self._graph.normal(f"embedding.{name}", [rows, settings.hidden], 1.0)
             for name, rows in (("token", settings.vocabulary), ("position", settings.positions))
         )
         first = graph.op("Unsqueeze", past_counts, self._axis_1, to="first_position")
@@ -143,7 +142,7 @@ class DecoderStep:
         numbers = self._range(ids, 1, "new_numbers")
         rows = graph.op("Unsqueeze", numbers, self._axis_1, to="query_numbers")
         not_later = graph.op("LessOrEqual", numbers, rows, to="is_not_later")
-        allowed, forbidden = self._scalar("allowed", 0.0), self._scalar("forbidden", -1e9)
+        allowed, forbidden = graph.scalar("allowed", 0.0), graph.scalar("forbidden", -1e9)
         return _Attention(
             graph.op("Where", in_past, allowed, forbidden, to="past_bias"),
             graph.op("Where", not_later, allowed, forbidden, to="new_bias"),
@@ -205,18 +204,15 @@ class DecoderStep:
         return graph.op("Mul", x, share, to=name)
 
     def _norm(self, x: str, name: str) -> str:
-        width = [self._settings.hidden]
-        scale = self._weights.normal(f"{name}.scale", width, 0.02, mean=1.0)
-        bias = self._weights.normal(f"{name}.bias", width, 0.02)
-        return self._graph.op("LayerNormalization", x, scale, bias, to=name, axis=-1, epsilon=EPSILON)
+        return self._graph.layer_norm(x, self._settings.hidden, name, EPSILON)
 
     def _dense(self, x: str, fan_in: int, width: int, name: str) -> str:
         product = self._graph.op("MatMul", x, self._weight(f"{name}.weight", fan_in, width), to=f"{name}.product")
-        bias = self._weights.normal(f"{name}.bias", [width], 0.02)
+        bias = self._graph.normal(f"{name}.bias", [width], 0.02)
         return self._graph.op("Add", product, bias, to=f"{name}.dense")
 
     def _weight(self, name: str, fan_in: int, width: int) -> str:
-        return self._weights.normal(name, [fan_in, width], 1 / math.sqrt(fan_in))
+        return self._graph.normal(name, [fan_in, width], 1 / math.sqrt(fan_in))
 
     def _range(self, of: str, axis: int, name: str) -> str:
         """Return 0, 1, … up to the size of dimension ``axis`` of the tensor ``of``."""
@@ -224,14 +220,11 @@ class DecoderStep:
         size = graph.op("Shape", of, to=f"{name}.sizes", start=axis, end=axis + 1)
         return graph.op("Range", self._first, graph.op("Squeeze", size, to=f"{name}.size"), self._one, to=name)
 
-    def _scalar(self, name: str, value: float) -> str:
-        return self._graph.constant(name, np.array(value, DTYPE))
 
-
-def draw(settings: TinyGptSettings, weights: Path, rng: np.random.Generator | None) -> Graph:
+def draw(settings: TinyGptSettings, weights: Path, rng: np.random.Generator | None) -> LargeGraph:
     """Return the ONNX graph; its weights are written to the file ``weights``."""
-    graph = Graph(NAME)
-    DecoderStep(graph, WeightFile(graph, weights, DTYPE, rng), settings).draw()
+    graph = LargeGraph(NAME, weights, DTYPE, rng)
+    DecoderStep(graph, settings).draw()
     return graph
 
 
