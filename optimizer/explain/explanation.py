@@ -241,39 +241,27 @@ def _forecast_changes(
     tried = _thinned(list(dict.fromkeys([candidate, *(point.candidate for point in outcome.front.points)])))
     factor = fp16_factor if _has_fp16_conversion(run) else None
     on_gpu = bool(run.gpus)
+    forecaster: Forecaster
+    next_load = None
     if problem.is_simulated:
-        simulator = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
+        forecaster = simulator = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
         remedies = simulate_changes(simulator, subject, sla, factor, run.trials, on_gpu=on_gpu)
-        return _collect_forecasts(simulator, remedies, None, tried, run, outcome, subject.point)
-    changes = [
-        change
-        for change in single_changes(problem.space, candidate)
-        if not is_beyond_failures(change.candidate, candidate, run.trials)
-    ]
-    candidates = [*tried, *(change.candidate for change in changes)]
-    surrogate = SurrogateForecaster(run.trials, problem, candidates, run.options.seed)
-    remedies = predict_changes(surrogate, candidate, changes, sla, factor, on_gpu=on_gpu)
-    next_load = _next_load(surrogate, subject.point, problem)
-    return _collect_forecasts(surrogate, remedies, next_load, tried, run, outcome, subject.point)
-
-
-def _collect_forecasts(
-    forecaster: Forecaster,
-    remedies: Sequence[Remedy],
-    next_load: Forecast | None,
-    tried: Sequence[Candidate],
-    run: FinishedRun,
-    outcome: Outcome,
-    subject: Point,
-) -> ChangeForecasts:
-    """Return ``remedies`` with their measurements, and the forecasts of ``tried`` within this SLA and others."""
-    sla = run.problem.sla
+    else:
+        changes = [
+            change
+            for change in single_changes(problem.space, candidate)
+            if not is_beyond_failures(change.candidate, candidate, run.trials)
+        ]
+        candidates = [*tried, *(change.candidate for change in changes)]
+        forecaster = surrogate = SurrogateForecaster(run.trials, problem, candidates, run.options.seed)
+        remedies = predict_changes(surrogate, candidate, changes, sla, factor, on_gpu=on_gpu)
+        next_load = _next_load(surrogate, subject.point, problem)
     best = forecaster.best(tried, sla)
-    measured_remedies = [remedy.with_measurements(outcome, subject, sla) for remedy in remedies]
+    measured_remedies = [remedy.with_measurements(outcome, subject.point, sla) for remedy in remedies]
     other_slas = forecast_other_slas(forecaster, tried, sla, best)
     return ChangeForecasts(
         model=forecaster.model_name,
-        latencies=_predicted_latencies(forecaster, tried, run.problem, outcome),
+        latencies=_predicted_latencies(forecaster, tried, problem, outcome),
         error=forecaster.errors[0],
         measurement_count=forecaster.measurement_count,
         remedies=tuple(
@@ -282,7 +270,7 @@ def _collect_forecasts(
         best=best,
         other_slas=tuple(other.with_measurements(outcome) for other in other_slas),
         next_load=next_load,
-        next_measured=find_measurement(outcome, subject.candidate, next_load.concurrency) if next_load else None,
+        next_measured=find_measurement(outcome, candidate, next_load.concurrency) if next_load else None,
     )
 
 
