@@ -280,9 +280,7 @@ class Judgement:
         longest_ms = self.expectation.longest_latency_ms
         allowed = None if longest_ms is None else Range(0.0, MAX_STALL_FACTOR * longest_ms)
         meaning = f"a server served no request for {stalled_ms / 1e3:,.3g} s, although requests waited"
-        return [
-            _compare_at_most(CheckKind.STALL, "ms", Estimate(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)
-        ]
+        return [_compare(CheckKind.STALL, "ms", Estimate(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)]
 
     def _check_rate(self) -> Check:
         """Compare the requests per second and replica with the confirmed throughput on further replicas."""
@@ -361,7 +359,7 @@ class Judgement:
         confirmed = self.expectation.queue_ms.predicted(self.replicas, self.error)
         at_rate_ms = self.at_rate.queue_ms.high if self.at_rate and self.at_rate.meets_sla else 0.0
         meaning = "requests wait longer than at the highest load that met the SLA"
-        return _compare_at_most(CheckKind.QUEUE_TIME, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
+        return _compare(CheckKind.QUEUE_TIME, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
 
     def _check_execution_time(self) -> Check:
         """Compare the time of an execution with that of the simulator at the same rate."""
@@ -383,9 +381,7 @@ class Judgement:
         if self.at_rate and self.at_rate.meets_sla:
             at_rate_ms = self.at_rate.queue_ms.high + self.at_rate.compute_ms.high
         meaning = "requests take longer in the server than at the highest load that met the SLA"
-        return _compare_at_most(
-            CheckKind.TIME_IN_SERVER, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning
-        )
+        return _compare(CheckKind.TIME_IN_SERVER, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
 
     def _not_simulated(self, kind: CheckKind, unit: str, measured: Estimate) -> Check:
         """Return the check of a value that only the simulator could predict."""
@@ -423,13 +419,13 @@ class Judgement:
         if not quantiles:
             mean = self._per_request(lambda load: load.request_ms)
             meaning = f"the mean latency in the server alone is above {formatting.bound(bound)}"
-            return _compare_at_most(CheckKind.MEAN_LATENCY, "ms", mean, allowed, meaning)
+            return _compare(CheckKind.MEAN_LATENCY, "ms", mean, allowed, meaning)
         # each value is that of the server's last minute, so that neighboring ones are not independent
         largest = [high for _, high in quantiles]
         smallest = largest if self.expectation.server_processes == 1 else [low for low, _ in quantiles]
         measured = Estimate(float(np.median(largest)), min(smallest), max(largest))
         meaning = f"the server's own latency, which is without the network, misses {formatting.bound(bound)}"
-        return _compare_at_most(CheckKind.LATENCY_QUANTILE, "ms", measured, allowed, meaning)
+        return _compare(CheckKind.LATENCY_QUANTILE, "ms", measured, allowed, meaning)
 
     def _check_first_responses(self, bound: Constraint, level: float) -> Check | None:
         """Compare the share of requests whose first response was later than the bound with the permitted share.
@@ -446,7 +442,7 @@ class Judgement:
         measured = _as_percent(Estimate(late / total, low, high))
         allowed = Range(0.0, 100 * (1 - level))
         meaning = f"the first responses miss {formatting.bound(bound)}"
-        return _compare_at_most(CheckKind.LATE_FIRST_RESPONSES, "%", measured, allowed, meaning)
+        return _compare(CheckKind.LATE_FIRST_RESPONSES, "%", measured, allowed, meaning)
 
 
 def smallest_limit(bound: Constraint, limits: Iterable[float]) -> float | None:
@@ -459,8 +455,10 @@ def share_interval(hits: float, count: float, error: float) -> tuple[float, floa
     return clopper_pearson_bounds(hits / count, count, math.inf, error) if count > 0 else (0.0, 1.0)
 
 
-def _compare(kind: CheckKind, unit: str, measured: Estimate, expected_range: Range, meaning: str) -> Check:
+def _compare(kind: CheckKind, unit: str, measured: Estimate, expected_range: Range | None, meaning: str) -> Check:
     """Return the check of a value that should be within a range; ``meaning`` is that of a value outside."""
+    if expected_range is None:
+        return Check(kind, "unknown", unit, _none_if_nan(measured), None, "the run lacks the times of this model")
     if math.isnan(measured.value):
         reason = NOT_EXPORTED if math.isnan(measured.low) else "no request was served"
         return Check(kind, "unknown", unit, None, expected_range, reason)
@@ -473,13 +471,6 @@ def _compare(kind: CheckKind, unit: str, measured: Estimate, expected_range: Ran
     side = "above" if measured.value > high else "below"
     explanation = f"the value is {side} the expected range, but its confidence interval overlaps with it"
     return Check(kind, "undecided", unit, measured, expected_range, explanation)
-
-
-def _compare_at_most(kind: CheckKind, unit: str, measured: Estimate, allowed: Range | None, meaning: str) -> Check:
-    """Return the check of a value that should not be too high."""
-    if allowed is None:
-        return Check(kind, "unknown", unit, _none_if_nan(measured), None, "the run lacks the times of this model")
-    return _compare(kind, unit, measured, allowed, meaning)
 
 
 def _up_to_longest(confirmed: Range | None, at_rate_ms: float) -> Range | None:

@@ -288,20 +288,6 @@ def _fetch_text(url: str) -> str:
         ) from None
 
 
-def _read_servers(
-    urls: Sequence[str], model: str, steps: Collection[str], clock: Clock
-) -> tuple[dict[str, ModelCounters], TuneError | None]:
-    """Return the counters of each server that can be read, and the last error; None if there was none."""
-    counters: dict[str, ModelCounters] = {}
-    fault: TuneError | None = None
-    for url in urls:
-        try:
-            counters[url] = read_server(url, model, steps, clock)
-        except TuneError as error:
-            fault = error
-    return counters, fault
-
-
 def observe_loads(
     urls: Sequence[str],
     model: str,
@@ -326,7 +312,13 @@ def observe_loads(
     stalled_seconds: dict[str, float] = {}
     for number in itertools.count(1):
         clock.sleep(max(0.0, started + number * interval_seconds - clock.monotonic()))
-        after, fault = _read_servers(urls, model, steps, clock)
+        after: dict[str, ModelCounters] = {}
+        fault: TuneError | None = None
+        for url in urls:
+            try:
+                after[url] = read_server(url, model, steps, clock)
+            except TuneError as error:
+                fault = error
         load_of_url: dict[str, ServedLoad] = {}
         for url in before.keys() & after.keys():
             load = compute_load(before[url], after[url], stalled_seconds.get(url, 0.0))
