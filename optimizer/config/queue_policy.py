@@ -13,20 +13,13 @@ from optimizer.core.trial import Candidate, FieldValue
 
 BATCHER: Final = "dynamic_batching"
 DEFAULT_POLICY: Final = f"{BATCHER}.default_queue_policy"
-MAX_QUEUE_SIZE: Final = f"{DEFAULT_POLICY}.max_queue_size"
-TIMEOUT_US: Final = f"{DEFAULT_POLICY}.default_timeout_microseconds"
-TIMEOUT_ACTION: Final = f"{DEFAULT_POLICY}.timeout_action"
-ALLOW_TIMEOUT_OVERRIDE: Final = f"{DEFAULT_POLICY}.allow_timeout_override"
+# the fields of a queue policy
+POLICY_FIELDS: Final = ("max_queue_size", "default_timeout_microseconds", "timeout_action", "allow_timeout_override")
+MAX_QUEUE_SIZE, TIMEOUT_US, TIMEOUT_ACTION, ALLOW_TIMEOUT_OVERRIDE = (f"{DEFAULT_POLICY}.{n}" for n in POLICY_FIELDS)
 PRIORITY_LEVELS: Final = f"{BATCHER}.priority_levels"
 DEFAULT_PRIORITY_LEVEL: Final = f"{BATCHER}.default_priority_level"
 PRIORITY_POLICY: Final = f"{BATCHER}.priority_queue_policy"  # a map: the level follows
 PRESERVE_ORDERING: Final = f"{BATCHER}.preserve_ordering"
-POLICY_FIELDS: Final = (  # of a queue policy
-    "max_queue_size",
-    "default_timeout_microseconds",
-    "timeout_action",
-    "allow_timeout_override",
-)
 QUEUE_PATHS: Final = {  # short names -> paths in ModelConfig
     **{name: f"{DEFAULT_POLICY}.{name}" for name in POLICY_FIELDS},
     "priority_levels": PRIORITY_LEVELS,
