@@ -30,11 +30,10 @@ from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
 from optimizer.measure import server_calls, server_client
-from optimizer.measure.connection_diagnosis import diagnose_connection
 from optimizer.measure.grpc_client import GrpcClient
 from optimizer.measure.load_client.http2 import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
-from optimizer.measure.server_calls import open_client, responds
+from optimizer.measure.server_calls import diagnose_connection, open_client, responds
 from optimizer.measure.server_client import CallError
 from tests.certificates import Certificates, tls_proxy
 
