@@ -71,13 +71,9 @@ def _tree_seconds(*pids: int) -> float:
     for _ in range(MAX_READINGS):
         tree = process_tree(*pids)
         ticks = sum(map(_process_ticks, tree))
-        if all(map(_exists, tree)):
+        if all(Path(f"/proc/{pid}").exists() for pid in tree):
             break
     return ticks / _TICKS
-
-
-def _exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def process_tree(*pids: int) -> set[int]:

@@ -273,8 +273,8 @@ class FailedRequests:
         """
         counts = np.stack([np.histogram(times_ns[self.outcomes == outcome], edges_ns)[0] for outcome in FAILURES])
         return [
-            _with_failures(measurement, *failure_counts)
-            for measurement, failure_counts in zip(measurements, counts.T.tolist(), strict=True)
+            replace(measurement, rejected_requests=rejected, timed_out_requests=timed_out, failed_requests=failed)
+            for measurement, (rejected, timed_out, failed) in zip(measurements, counts.T.tolist(), strict=True)
         ]
 
 
@@ -334,7 +334,3 @@ def _responses_to(responses: ResponseRecord, selected: Mask) -> ResponseRecord:
         arrived_ns=responses.arrived_ns[is_selected],
         messages=tuple(np.array(responses.messages, dtype=object)[is_selected]),
     )
-
-
-def _with_failures(measurement: Measurement, rejected: int, timed_out: int, failed: int) -> Measurement:
-    return replace(measurement, rejected_requests=rejected, timed_out_requests=timed_out, failed_requests=failed)

@@ -261,26 +261,17 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     """Return (label, text) of the machine, the versions, the model, the requests and the search in run.json."""
     info = run.info
     hardware, times, problem = (_mapping(info.get(name)) for name in ("hardware", "times", "problem"))
+    versions = _mapping(info.get("versions")).items()
+    memory = hardware.get("memory_bytes")
     lines = [
         ("run", run.name),
         ("written", _line(info.get("written", formatting.UNKNOWN))),
+        ("hardware", ", ".join([*map(_line, _list(hardware.get("gpus"))), _line(hardware.get("cpu", ""))])),
+        ("CPUs", _line(hardware.get("cpu_count", formatting.UNKNOWN))),
+        *([("memory", formatting.size(memory))] if isinstance(memory, (int, float)) else []),
+        ("system", _line(hardware.get("system", formatting.UNKNOWN))),
+        ("versions", " · ".join(f"{_line(name)} {_line(version)}" for name, version in versions)),
     ]
-    lines.append(
-        (
-            "hardware",
-            ", ".join([*map(_line, _list(hardware.get("gpus"))), _line(hardware.get("cpu", ""))]),
-        )
-    )
-    lines.append(("CPUs", _line(hardware.get("cpu_count", formatting.UNKNOWN))))
-    if isinstance(memory := hardware.get("memory_bytes"), (int, float)):
-        lines.append(("memory", formatting.size(memory)))
-    lines.append(("system", _line(hardware.get("system", formatting.UNKNOWN))))
-    lines.append(
-        (
-            "versions",
-            " · ".join(f"{_line(k)} {_line(v)}" for k, v in _mapping(info.get("versions")).items()),
-        )
-    )
     lines += [(_line(k), _line(v)) for k, v in formatting.labelled_facts(_mapping(problem.get("facts"))).items()]
     requests = f"{formatting.request_size(run.problem.request_batch_size)}, {_line(problem.get('input_data', ''))}"
     if run.options.shared_memory != "none":

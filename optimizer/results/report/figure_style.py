@@ -305,11 +305,6 @@ def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:
     return math.ceil(len(entries) / columns)
 
 
-def hide_right_ticks(axes: Axes) -> None:
-    """Hide ticks and labels on the right side."""
-    axes.tick_params(right=False, labelright=False)
-
-
 def set_margins(figure: Figure, legend_rows: int = 0, *, right: float = 0.15) -> None:
     """Set fixed margins for labels and legend, which is faster than measuring text; ``right`` is in inches."""
     width, height = figure.get_size_inches()

@@ -26,7 +26,6 @@ from optimizer.results.report.figure_style import (
     draw_bounds,
     draw_dots,
     format_thousands,
-    hide_right_ticks,
     legend_above,
     new_figure,
     set_margins,
@@ -69,7 +68,7 @@ def stages(run: FinishedRun) -> Drawing | None:
         if panel:
             axes.tick_params(labelleft=False)
         if panel < len(panels) - 1:
-            hide_right_ticks(line)
+            line.tick_params(right=False, labelright=False)
         else:
             line.spines["right"].set_visible(True)
             line.set_ylabel("throughput (infer/s)", color=LIGHT["front"])
