@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
@@ -16,49 +15,11 @@ from optimizer.machine.process_telemetry import sampled, total_of
 
 INTERVAL_SECONDS = 0.25
 
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A series of a metrics page: its name, and the labels that its values have to have."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-    def values(self, page: MetricsPage) -> list[float]:
-        """Return the values of the series on ``page``."""
-        return [value for labels, value in page.get(self.name, ()) if self.labels.items() <= labels.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """The series in which a backend exports what tune reads; empty or None where it exports nothing.
-
-    Attributes:
-        kv_cache_shares: Names of the used share of the KV cache, 0 to 1, in different versions.
-        kv_cache_used: Used blocks of the KV cache, for a backend that exports no share.
-        kv_cache_blocks: All blocks of the KV cache.
-        output_tokens: Counter of generated tokens.
-        preemptions: Counter of requests that lost their place in the KV cache.
-    """
-
-    kv_cache_shares: tuple[Series, ...] = ()
-    kv_cache_used: Series | None = None
-    kv_cache_blocks: Series | None = None
-    output_tokens: Series | None = None
-    preemptions: Series | None = None
-
-
-BACKENDS: Final[Mapping[str, EngineMetrics]] = {
-    "vllm": EngineMetrics(
-        kv_cache_shares=(Series("vllm:gpu_cache_usage_perc"), Series("vllm:kv_cache_usage_perc")),
-        output_tokens=Series("vllm:generation_tokens_total"),
-        preemptions=Series("vllm:num_preemptions_total"),
-    ),
-    "tensorrtllm": EngineMetrics(
-        kv_cache_used=Series("nv_trt_llm_kv_cache_block_metrics", {"kv_cache_block_type": "used"}),
-        kv_cache_blocks=Series("nv_trt_llm_kv_cache_block_metrics", {"kv_cache_block_type": "max"}),
-    ),
-}
+# series that the backends export
+_VLLM_CACHE_SHARES = ("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc")  # used shares, in different versions
+_TENSORRT_LLM_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"  # blocks of the KV cache, by kind
+_OUTPUT_TOKENS = "vllm:generation_tokens_total"
+_PREEMPTIONS = "vllm:num_preemptions_total"  # requests that lost their place in the KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +59,21 @@ def _read_engines(endpoint: Endpoint) -> EngineReading | None:
 
 def engine_reading(page: MetricsPage, at_seconds: float) -> EngineReading:
     """Return the reading on a metrics page. Counters are summed over the models."""
-    shares: list[float] = []
-    tokens: list[float] = []
-    preemptions: list[float] = []
-    for metrics in BACKENDS.values():
-        for series in metrics.kv_cache_shares:
-            shares += series.values(page)
-        if metrics.kv_cache_used and metrics.kv_cache_blocks:
-            pairs = zip(metrics.kv_cache_used.values(page), metrics.kv_cache_blocks.values(page), strict=False)
-            shares += [used / blocks for used, blocks in pairs if blocks > 0]
-        tokens += metrics.output_tokens.values(page) if metrics.output_tokens else []
-        preemptions += metrics.preemptions.values(page) if metrics.preemptions else []
+    shares = [value for name in _VLLM_CACHE_SHARES for value in _values(page, name)]
+    used, most = (_values(page, _TENSORRT_LLM_BLOCKS, kv_cache_block_type=kind) for kind in ("used", "max"))
+    shares += [used_blocks / blocks for used_blocks, blocks in zip(used, most, strict=False) if blocks > 0]
+    tokens, preemptions = _values(page, _OUTPUT_TOKENS), _values(page, _PREEMPTIONS)
     return EngineReading(
         at_seconds,
         max(shares, default=None),
         sum(tokens) if tokens else None,
         sum(preemptions) if preemptions else None,
     )
+
+
+def _values(page: MetricsPage, name: str, **labels: str) -> list[float]:
+    """Return the values on ``page`` of the series ``name`` that have these labels."""
+    return [value for all_labels, value in page.get(name, ()) if labels.items() <= all_labels.items()]
 
 
 def summarize(readings: Sequence[EngineReading]) -> ResourceUsage:
