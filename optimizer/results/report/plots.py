@@ -183,7 +183,7 @@ def progress(run: FinishedRun) -> Drawing | None:
     axes = figure.subplots()
     axes.set_xlim(0, 1.03 * search.ends)
     axes.set_ylim(0, 1.1 * rising[-1][1])
-    met = visible_dots(axes, [(step.point, step.at, step.value) for step in search.steps if step.value is not None])
+    met = visible_dots(axes, search.met)
     legend = "within the SLA" if run.problem.sla else "measured"
     draw_dots(axes, [(x, y) for _, x, y in met], c=LIGHT["dot"], s=dot_size(len(met)), label=legend, gid="met")
     times, values = [0.0, *(at for at, _ in rising), search.ends], [0.0, *(v for _, v in rising), rising[-1][1]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from objectives import batch_stats, response_times
 from objectives.confidence import Verdict
@@ -90,32 +89,25 @@ def executions(run: FinishedRun, point: Point) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class ProgressStep:
-    """One measurement of the search, which ended at ``at``; ``value`` is None if it misses the SLA."""
-
-    at: float
-    value: float | None
-    point: Point
-
-
-@dataclass(frozen=True)
 class SearchProgress:
-    """The steps of a search in their order; ``unit`` is the unit of their ``at``."""
+    """The progress of a search.
 
-    steps: tuple[ProgressStep, ...]
+    Attributes:
+        met: Each measurement that meets the SLA, with the time at which it ended and its throughput.
+        ends: The time of the last measurement.
+        unit: The unit of the times.
+    """
+
+    met: tuple[tuple[Point, float, float], ...]
+    ends: float
     unit: str
 
-    @property
-    def ends(self) -> float:
-        """Return when the search ended."""
-        return self.steps[-1].at if self.steps else 0.0
-
     def best(self) -> list[tuple[float, float]]:
-        """Return (at, best value so far) of each improvement."""
+        """Return (time, best throughput so far) of each improvement."""
         rising: list[tuple[float, float]] = []
-        for step in self.steps:
-            if step.value is not None and (not rising or step.value > rising[-1][1]):
-                rising.append((step.at, step.value))
+        for _, at, throughput in self.met:
+            if not rising or throughput > rising[-1][1]:
+                rising.append((at, throughput))
         return rising
 
 
@@ -125,15 +117,16 @@ def progress(run: FinishedRun) -> SearchProgress:
     Without such times in the table, progress is over the number of measurements.
     """
     timed = any(m.measure_seconds for trial in run.trials for _, m in trial.measurements)
-    at, steps = 0.0, []
+    at = ends = 0.0
+    met = []
     for trial in run.trials:
         at += (trial.deploy_seconds or 0.0) if timed else 0.0
         for load, measurement in trial.measurements:
-            at += (measurement.measure_seconds or 0.0) if timed else 1.0
-            meets = measurement.stable and run.problem.sla.is_met(measurement)
-            value = METRICS["throughput"].value(measurement) if meets else None
-            steps.append(ProgressStep(at, value, Point(trial.number, trial.candidate, load, measurement)))
-    return SearchProgress(tuple(steps), "seconds of deploying and measuring" if timed else "measurements")
+            at = ends = at + ((measurement.measure_seconds or 0.0) if timed else 1.0)
+            throughput = METRICS["throughput"].value(measurement)
+            if throughput is not None and measurement.stable and run.problem.sla.is_met(measurement):
+                met.append((Point(trial.number, trial.candidate, load, measurement), at, throughput))
+    return SearchProgress(tuple(met), ends, "seconds of deploying and measuring" if timed else "measurements")
 
 
 def axis_of_loads(run: FinishedRun) -> str:
@@ -216,15 +209,8 @@ def streaming(run: FinishedRun) -> ReportTable:
     return ReportTable(headers, rows, "Output, and times of the requests whose responses are streamed")
 
 
-class Timeline(NamedTuple):
-    """When the responses to one request at ``point`` arrived, in ms after the request was sent."""
-
-    point: Point
-    times_ms: tuple[float, ...]
-
-
-def timeline(run: FinishedRun) -> Timeline | None:
-    """Return the timeline of one request at the recommended point, or at the closest one.
+def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
+    """Return when the responses to one request arrived, in ms after it was sent, at the recommended or closest point.
 
     It is the request with the median latency in the median window, on fresh servers if it was measured there. None if
     no window has such a request.
@@ -247,7 +233,7 @@ def timeline(run: FinishedRun) -> Timeline | None:
         )
         if recorded:
             median = recorded[(len(recorded) - 1) // 2]
-            return Timeline(point, response_times.from_text(median.response_times_ms))
+            return point, response_times.from_text(median.response_times_ms)
     return None
 
 

@@ -283,7 +283,7 @@ class TestFigures:
         progress = tables.progress(read_run(run))
         values = [value for _, value in progress.best()]
         assert values == sorted(values)
-        assert values[-1] == max(step.value for step in progress.steps if step.value is not None)
+        assert values[-1] == max(throughput for _, _, throughput in progress.met)
         assert progress.unit.startswith("seconds")
 
     def test_importance_ranks_the_parameters(self, run: Path) -> None:
