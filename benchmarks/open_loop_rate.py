@@ -95,7 +95,7 @@ def measure(
     client: str, endpoint: Endpoint, messages: list[bytes], rate: float, seed: int, folder: Path
 ) -> SendRecord:
     planned_ns = (1e9 * PoissonArrivals().plan(rate, SECONDS, seed)).astype(np.int64).tolist()
-    SendPlan(endpoint.grpc, latency_bound_ms=0.0).write(folder, messages, planned_ns)
+    SendPlan((endpoint.grpc,), latency_bound_ms=0.0).write(folder, messages, planned_ns)
     done = run_command([sys.executable, *CLIENTS[client], folder], timeout_seconds=60, log=folder / "client.log")
     if done.exit_code != 0:
         sys.exit(f"{client} at {rate} requests/s: {done.output}")
@@ -140,7 +140,7 @@ async def _send(job: SendPlan, messages: list[bytes], planned_ns: list[int], fol
     def note_answered(_: bytes) -> None:
         answered_ns[_number.get()] = time.monotonic_ns() - start_ns
 
-    async with aio.insecure_channel(job.address) as channel:
+    async with aio.insecure_channel(job.addresses[0]) as channel:
         call = channel.unary_unary(INFER_METHOD, note_sent, note_answered)
         await call(0)
         gc.collect()

@@ -304,7 +304,7 @@ def run_client(folder: Path) -> None:
         if plan.concurrency
         else client.OpenLoopClient(plan, messages, planned_ns)
     )
-    connection = RefusedRequests(plan.address, INFER_METHOD)
+    connection = RefusedRequests(plan.addresses[0], INFER_METHOD)
     connection.errors = {}
     sender._channels[0].http2 = connection
     sender.run(folder)
@@ -328,7 +328,7 @@ def send(endpoint: Endpoint, cell: QueueCell) -> Recording:
             concurrency = load.concurrency
         else:
             planned_ns = (1e9 * load.arrivals_s).astype(np.int64).tolist()
-        SendPlan(endpoint.grpc, PATIENT_MS, None, concurrency, SECONDS).write(folder, messages, planned_ns)
+        SendPlan((endpoint.grpc,), PATIENT_MS, None, concurrency, SECONDS).write(folder, messages, planned_ns)
         before = read_statistics(endpoint)
         command = [sys.executable, __file__, "--client", scratch]
         subprocess.run(command, check=True, timeout=SECONDS + CLIENT_SECONDS)

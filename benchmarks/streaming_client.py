@@ -159,7 +159,7 @@ def measure_other(served: Served, endpoint: Endpoint, in_flight: int, seconds: f
     )
     messages = [to_message(endpoint.model, one) for one in inputs]
     stream = StreamPlan(fewest_requests=max(3 * in_flight, FEWEST))
-    SendPlan(endpoint.grpc, 0.0, concurrency=in_flight, seconds=seconds, stream=stream).write(folder, messages)
+    SendPlan((endpoint.grpc,), 0.0, concurrency=in_flight, seconds=seconds, stream=stream).write(folder, messages)
     done = run_command([sys.executable, __file__, "--client", folder], timeout_seconds=120, log=folder / "other.log")
     if done.exit_code != 0:
         sys.exit(f"tritonclient: {done.output}")
@@ -184,7 +184,7 @@ def send_with_tritonclient(folder: Path) -> None:
     requests = [ModelInferRequest.FromString(message) for message in messages]
     inputs = [_inputs(request) for request in requests]
     arrived: queue.SimpleQueue[tuple[float, Any, Any]] = queue.SimpleQueue()
-    client = InferenceServerClient(plan.address)
+    client = InferenceServerClient(plan.addresses[0])
     client.start_stream(lambda result, error: arrived.put((time.monotonic(), result, error)))
     sent: list[Sent] = []
     arrivals: list[float] = []

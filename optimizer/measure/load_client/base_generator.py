@@ -267,7 +267,7 @@ class LoadClientGenerator:
             lead_in_requests=schedule.lead_in_requests,
         )
         return SendPlan(
-            endpoint.connection.address,
+            tuple(server.connection.address for server in endpoint.servers),
             self.latency_bound_ms,
             concurrency=concurrency,
             seconds=schedule.warm_up_seconds + schedule.seconds,
@@ -275,7 +275,6 @@ class LoadClientGenerator:
             stream=stream if self.is_streaming else None,
             sequence_lengths=self._sequence_lengths(),
             counts_failures=self.counts_failures,
-            other_addresses=tuple(server.connection.address for server in endpoint.replicas),
         )
 
     def _sending(

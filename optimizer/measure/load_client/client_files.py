@@ -51,9 +51,9 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """The task of the client process: the server's ``host:port``, the latency bound (0: none) and the TLS files.
+    """The task of the client process: ``host:port`` of each server, the latency bound (0: none) and the TLS files.
 
-    The requests are spread over this server and those at ``other_addresses``, which serve the same.
+    The requests are spread over the servers, which serve the same.
 
     ``tls`` maps the field names of ``Tls`` to paths; None sends unencrypted requests. Headers are secrets: they are
     passed in the environment and written to no file. A closed loop keeps ``concurrency`` requests in flight for
@@ -67,7 +67,7 @@ class SendPlan:
         counts_failures: Whether the load continues after a request that failed, and the record has all of them.
     """
 
-    address: str
+    addresses: tuple[str, ...]
     latency_bound_ms: float
     tls: dict[str, str | None] | None = None
     concurrency: int = 0
@@ -76,12 +76,6 @@ class SendPlan:
     period_seconds: float = 0.0
     sequence_lengths: tuple[int, ...] = ()
     counts_failures: bool = False
-    other_addresses: tuple[str, ...] = ()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The ``host:port`` of each server."""
-        return (self.address, *self.other_addresses)
 
     def write(
         self,
@@ -117,8 +111,8 @@ class SendPlan:
         plan = replace(
             plan,
             stream=stream and StreamPlan(**stream),
+            addresses=tuple(plan.addresses),
             sequence_lengths=tuple(plan.sequence_lengths),
-            other_addresses=tuple(plan.other_addresses),
         )
         return plan, messages, planned.tolist()
 

@@ -238,7 +238,7 @@ def test_a_request_that_fails_is_reported(generator: ClosedLoopGenerator) -> Non
 def test_a_request_that_is_sent_alone_may_take_longer_than_a_large_bound(
     bound_ms: float, *, is_slow: bool, tmp_path: Path
 ) -> None:
-    plan = SendPlan("a:1", bound_ms, concurrency=1, seconds=0.5)
+    plan = SendPlan(("a:1",), bound_ms, concurrency=1, seconds=0.5)
     network = SimulatedNetwork(lambda arrived_seconds: arrived_seconds + WARM_UP_SECONDS + 1.0)
     run_in_this_process(ClosedLoopClient(plan, [b""], (), None, network), tmp_path)
     send_record = SendRecord.read(tmp_path)
@@ -259,7 +259,7 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
     with FakeInferenceServer(refuse_one).serving() as endpoint:
         messages = generator._messages_for(endpoint, LOAD).serialized
         run_in_this_process(
-            ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path
+            ClosedLoopClient(SendPlan((endpoint.grpc,), 1.0, concurrency=3, seconds=30.0), messages), tmp_path
         )
     send_record = SendRecord.read(tmp_path)
     assert "index out of range" in send_record.error
@@ -307,7 +307,7 @@ def test_a_server_that_stops_answering_is_reported(tmp_path: Path) -> None:
     def hang(arrived_seconds: float) -> float:
         return arrived_seconds + 0.01 if next(requests) <= WARM_UPS + 5 else math.inf
 
-    plan = SendPlan("a:1", 1.0, concurrency=3, seconds=30.0)
+    plan = SendPlan(("a:1",), 1.0, concurrency=3, seconds=30.0)
     run_in_this_process(ClosedLoopClient(plan, [b""], (), None, SimulatedNetwork(hang)), tmp_path)
     send_record = SendRecord.read(tmp_path)
     assert send_record.hangs
@@ -357,7 +357,7 @@ def test_requests_go_to_the_server_with_the_fewest_unanswered_ones(generator: Cl
 
 
 def test_servers_with_equally_many_requests_take_turns() -> None:
-    plan = SendPlan("a:1", 0.0, concurrency=1, other_addresses=("b:1", "c:1"))
+    plan = SendPlan(("a:1", "b:1", "c:1"), 0.0, concurrency=1)
     sender = ClosedLoopClient(plan, [b""])
     chosen = []
     for _ in range(6):
@@ -369,7 +369,7 @@ def test_servers_with_equally_many_requests_take_turns() -> None:
 
 
 def test_a_plan_with_several_servers_is_read_as_it_was_written(tmp_path: Path) -> None:
-    plan = SendPlan("a:1", 0.0, concurrency=1, other_addresses=("b:1",))
+    plan = SendPlan(("a:1", "b:1"), 0.0, concurrency=1)
     plan.write(tmp_path, [b"one"])
     assert SendPlan.read(tmp_path)[0] == plan
     assert plan.addresses == ("a:1", "b:1")

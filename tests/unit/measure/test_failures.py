@@ -159,7 +159,7 @@ def test_a_bound_on_a_percentile_is_on_all_requests() -> None:
 
 
 def test_the_client_counts_failures_by_message_without_those_of_the_warm_up(tmp_path: Path) -> None:
-    plan = SendPlan("127.0.0.1:1", 0.0, concurrency=1, counts_failures=True)
+    plan = SendPlan(("127.0.0.1:1",), 0.0, concurrency=1, counts_failures=True)
     client = ClosedLoopClient(plan, [b""])
     for number in range(MAX_MESSAGES + 5):
         client._note_failure(client._warm_ups + number, f"message {number}")

@@ -124,7 +124,7 @@ def test_no_more_calls_are_open_than_the_server_permits(serve: Callable[..., str
         return message
 
     address = serve(answer, ("grpc.max_concurrent_streams", 4))
-    plan = SendPlan(address, 1000.0, concurrency=16, seconds=0.5)
+    plan = SendPlan((address,), 1000.0, concurrency=16, seconds=0.5)
     run_in_this_process(ClosedLoopClient(plan, [b"x" * 600]), tmp_path)
     send_record = SendRecord.read(tmp_path)
     assert send_record.error == ""
@@ -252,7 +252,7 @@ def test_the_error_of_a_response_is_read(text: str) -> None:
 
 
 def test_the_client_writes_each_response_to_a_file_and_keeps_none_in_memory(tmp_path: Path) -> None:
-    plan = SendPlan("server:8001", 0.0, concurrency=1, seconds=1.0, stream=StreamPlan())
+    plan = SendPlan(("server:8001",), 0.0, concurrency=1, seconds=1.0, stream=StreamPlan())
     client = StreamingClosedLoopClient(plan, [b""])
     (channel,) = client._channels
     client._request(b"")  # the request that is sent alone

@@ -87,7 +87,7 @@ class RecordingConnection:
 def new_client(
     concurrency: int, lengths: tuple[int, ...], messages: int = 3
 ) -> tuple[SequenceClient, RecordingConnection]:
-    plan = SendPlan("localhost:1", 0.0, concurrency=concurrency, seconds=1e9, sequence_lengths=lengths)
+    plan = SendPlan(("localhost:1",), 0.0, concurrency=concurrency, seconds=1e9, sequence_lengths=lengths)
     requests = [ModelInferRequest(raw_input_contents=[bytes([i])]).SerializeToString() for i in range(messages)]
     client, connection = SequenceClient(plan, requests), RecordingConnection()
     client._channels[0].http2 = connection  # type: ignore[assignment]

@@ -148,11 +148,11 @@ def test_each_priority_has_requests_of_all_sizes(open_loop: OpenLoopGenerator) -
 
 
 def test_the_plan_sends_messages_in_the_given_order(tmp_path: Path) -> None:
-    SendPlan("a:1", 0.0).write(tmp_path, [b"one", b"two"], [5, 6, 7], [1, 1, 0])
+    SendPlan(("a:1",), 0.0).write(tmp_path, [b"one", b"two"], [5, 6, 7], [1, 1, 0])
     plan, messages, planned = SendPlan.read(tmp_path)
     assert (messages, planned) == ([b"two", b"two", b"one"], [5, 6, 7])
     assert plan.period_seconds == 0
-    SendPlan("a:1", 0.0, period_seconds=2.0).write(tmp_path, [b"one", b"two"], [5])
+    SendPlan(("a:1",), 0.0, period_seconds=2.0).write(tmp_path, [b"one", b"two"], [5])
     plan, messages, _ = SendPlan.read(tmp_path)
     assert (plan.period_seconds, messages) == (2.0, [b"one", b"two"])
 

@@ -333,7 +333,9 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
 
 
 def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() -> None:
-    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=3, seconds=1.0, stream=StreamPlan()), [b""])
+    client = StreamingClosedLoopClient(
+        SendPlan(("a:1",), 0.0, concurrency=3, seconds=1.0, stream=StreamPlan()), [b""]
+    )
     for _ in range(3):
         client._send(0)
     client._answered_ns[0], client._answered_ns[2] = MS, MS
@@ -345,7 +347,7 @@ def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() 
 
 def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one() -> None:
     network = SimulatedNetwork(lambda _: math.inf)
-    plan = SendPlan("a:1", 0.0, concurrency=4, seconds=1.0, stream=StreamPlan())
+    plan = SendPlan(("a:1",), 0.0, concurrency=4, seconds=1.0, stream=StreamPlan())
     client = StreamingClosedLoopClient(plan, [b""], (), None, network)
     client._alone_ns, client._answers = 400 * MS, client._warm_ups
     client._answered_ns, sent = [], {}
@@ -361,7 +363,7 @@ def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one
 
 
 def test_an_overload_in_the_lead_in_counts_from_the_start(tmp_path: Path) -> None:
-    plan = SendPlan("a:1", 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=2))
+    plan = SendPlan(("a:1",), 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=2))
     client = StreamingOpenLoopClient(plan, [b""], [0, MS, 0])
     client._ended_ns = 550 * MS
     with open_responses(tmp_path) as client._responses:
@@ -372,7 +374,7 @@ def test_an_overload_in_the_lead_in_counts_from_the_start(tmp_path: Path) -> Non
 
 
 def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_first_ones() -> None:
-    plan = SendPlan("a:1", 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=20))
+    plan = SendPlan(("a:1",), 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=20))
     client = StreamingOpenLoopClient(plan, [b""], [100 * MS * i for i in range(20)] + [0, 50 * MS])
     detector = OverloadDetector(1000.0)
     for i in range(15):
@@ -387,7 +389,9 @@ def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_firs
 
 
 def test_the_lead_in_is_limited() -> None:
-    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=1, seconds=1.0, stream=StreamPlan()), [b""])
+    client = StreamingClosedLoopClient(
+        SendPlan(("a:1",), 0.0, concurrency=1, seconds=1.0, stream=StreamPlan()), [b""]
+    )
     client._send(0)
     assert not client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS) - 1)
     assert client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS))
