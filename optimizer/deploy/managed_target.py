@@ -264,8 +264,8 @@ class ModelLoader:
         if not self._server.responds():
             return self._server.stop_after_crash("loading")
         message = without_traceback(answer)
-        if hides_cause(message) and (cause := self._server.logged_error()):
-            message = f"{message}: {cause}"
+        if hides_cause(message) and (cause := self._server.unreadable_model()):
+            message = f"the server cannot read {cause}"
         if module := missing_module(answer):
             message = f"{message}; {self._server.package_advice(module)}"
         if lacks_memory(answer):

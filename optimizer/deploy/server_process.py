@@ -231,6 +231,10 @@ class Server(ABC):
         """Return the last error in the log since ``mark_log``; empty if there is none."""
         return last_error(self.log, self._log_start)
 
+    def unreadable_model(self) -> str:
+        """Return which model the server cannot read, and why, by the log since ``mark_log``; empty if it can."""
+        return unreadable_model(self.log, self._log_start)
+
     def stop(self) -> None:
         """Stop the server; no process, port or shared memory is left. No effect if it is not running."""
         if self._client is not None:
@@ -311,12 +315,29 @@ def too_old_for_http(program: str) -> BadInputError:
 
 
 LOG_BYTES = 2**16  # of the end of the log that are read
+# A server without a GPU logs these as errors, the second one for each loaded ensemble, and serves nevertheless.
+_HARMLESS = re.compile("CudaDriverHelper has not been initialized|unable to create stream for ")
+_UNREADABLE = re.compile("Poll failed for model directory '(.+?)': (.+?)\"?$")
 
 
 def last_error(log: Path, start: int = 0) -> str:
-    """Return the last error in the server's log from byte ``start`` on; an empty string if there is none."""
+    """Return the last error in the server's log from byte ``start`` on; an empty string if there is none.
+
+    Errors that a server without a GPU logs at each start do not count.
+    """
     errors = [line for line in _lines(log, start) if line.startswith("E") or "error" in line.lower()]
+    errors = [line for line in errors if not _HARMLESS.search(line)]
     return _without_origin(errors[-1]) if errors else ""
+
+
+def unreadable_model(log: Path, start: int = 0) -> str:
+    """Return the last model that the server could not read, and why, by its log from byte ``start`` on.
+
+    The result is an empty string if there is none. Only the log has the reason: the answer to the request to load the
+    model, or an ensemble with it, does not.
+    """
+    failures = [match for line in _lines(log, start) if (match := _UNREADABLE.search(line))]
+    return shorten(f"model '{failures[-1][1]}': {failures[-1][2]}") if failures else ""
 
 
 def last_output(log: Path, start: int = 0) -> str:

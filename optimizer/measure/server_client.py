@@ -224,8 +224,11 @@ def lacks_gpu_memory(message: str) -> bool:
 
 
 def hides_cause(message: str) -> bool:
-    """Return whether the message says that Triton cannot read a model, for a reason that only its log has."""
-    return "failed to poll from model repository" in message
+    """Return whether the message says that Triton cannot read a model, for a reason that only its log has.
+
+    For a step of an ensemble it may say that the model is not available.
+    """
+    return "failed to poll from model repository" in message or "models that are not available" in message
 
 
 def without_traceback(message: str) -> str:

@@ -18,7 +18,14 @@ from optimizer.deploy.docker_target import ContainerServer
 from optimizer.deploy.installed_server import Installation, TritonServer, complete_config
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_process import MIN_VERSION, is_older, last_output, startup_failure
+from optimizer.deploy.server_process import (
+    MIN_VERSION,
+    is_older,
+    last_error,
+    last_output,
+    startup_failure,
+    unreadable_model,
+)
 from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
 from optimizer.measure.server_client import missing_module
 from tests.programs import write_program
@@ -165,6 +172,22 @@ def test_the_failure_of_a_start_is_the_error_in_the_log(tmp_path: Path, text: st
     log = tmp_path / "log"
     log.write_text(text)
     assert message in startup_failure(log)
+
+
+NO_STREAM = (
+    'E1129 20:18:33.66 13733 ensemble_scheduler.cc:1468] "unable to create stream for chain: CUDA driver version"'
+)
+NO_HELPER = 'E1129 20:18:33.91 14018 server.cc:241] "CudaDriverHelper has not been initialized."'
+UNREADABLE = "E1129 20:18:33.66 13733 repository.cc:1460] \"Poll failed for model directory 'second': too large\""
+
+
+def test_errors_that_a_server_without_a_gpu_always_logs_are_no_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join([NO_HELPER, NO_STREAM, ""]))
+    assert last_error(log) == unreadable_model(log) == ""
+    log.write_text("\n".join([NO_HELPER, 'E1129 a.cc:7] "the weights are corrupt"', UNREADABLE, NO_STREAM, ""]))
+    assert last_error(log) == "Poll failed for model directory 'second': too large"
+    assert unreadable_model(log) == "model 'second': too large"
 
 
 def test_the_last_output_is_that_of_a_models_process(tmp_path: Path) -> None:
