@@ -1,6 +1,7 @@
 """Compare the load client's times of streamed responses with those of Triton's own Python client.
 
     python benchmarks/streaming_client.py [--rounds 5] [--seconds 4] [--in-flight 1 4 16] [--models streamer tinygpt]
+    python benchmarks/streaming_client.py --windows [--rounds 5] [--in-flight 1 4 16]
 
 Both clients send the same requests to the same server and keep the same number of requests in flight. ``streamer``
 is a model that sends 16 responses, one every 5 ms, however many requests it has; the times of ``tinygpt`` depend on
@@ -14,6 +15,10 @@ TTFT is the time to first response, ITL the inter-token latency: the mean time b
 request counts if it ended after the first requests of the load had ended, and at least FEWEST requests count. Each
 client is a process of its own. Prints a Markdown table with the medians of the rounds; the latest one is in
 streaming_client.md.
+
+With ``--windows`` it measures the windows of a confirmation instead: how many the client of ``tune`` returns, and how
+long its load takes, if the server serves as many requests as planned or a share of SPEEDS. ``streamer`` then sends 1
+to 31 responses to a request.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +47,7 @@ from lib.output import measured_on, print_head, print_progress, row
 from lib.records import this_machine
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
+from optimizer.confirmation.server_plan import WINDOW_REQUESTS, WINDOWS
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.process import run_command
@@ -61,9 +67,15 @@ from tests.repositories import write_streamer
 REQUESTS = 64  # distinct ones
 STREAMER, RESPONSES, INTERVAL_MS = "streamer", 16, 5.0
 FEWEST = MIN_STREAMED_REQUESTS * MIN_WINDOWS
+SPEEDS = (1.0, 0.7, 0.5, 0.3)  # served requests as a share of those that the confirmation planned
+VARIED_RESPONSES = tuple(range(1, 2 * RESPONSES))
 COLUMNS = (
     *("model", "client", "in flight", "requests/s", "responses/s"),
     *("TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms", "ITL p95 ms", "latency p50 ms", "latency p95 ms"),
+)
+WINDOW_COLUMNS = (
+    *("in flight", "served / planned", "windows", "fewest windows"),
+    *("planned s", "measured s", "longest s"),
 )
 
 
@@ -73,10 +85,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--models", nargs="+", choices=(STREAMER, "tinygpt"), default=[STREAMER, "tinygpt"])
+    parser.add_argument("--windows", action="store_true")
     parser.add_argument("--client", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
         send_with_tritonclient(arguments.client)
+        return
+    if arguments.windows:
+        print_head(*WINDOW_COLUMNS)
+        with bench(STREAMER, VARIED_RESPONSES) as (served, endpoint, folder):
+            for in_flight in arguments.in_flight:
+                measure_windows(served, endpoint, folder, in_flight, arguments.rounds)
+        print("\n" + measured_on(f"medians of {arguments.rounds} loads", machine=this_machine()))
         return
     print_head(*COLUMNS, text=2)
     for model in arguments.models:
@@ -108,11 +128,27 @@ def compare(served: Served, endpoint: Endpoint, folder: Path, in_flight: int, se
         print(row(served.source.name, name, str(in_flight), *medians), flush=True)
 
 
+def measure_windows(served: Served, endpoint: Endpoint, folder: Path, in_flight: int, rounds: int) -> None:
+    """Measure the windows of a confirmation and print a row for each of SPEEDS."""
+    generator, load = own_generator(served, folder), LoadPoint(1, concurrency=in_flight)
+    requests_per_second = generator.measure(endpoint, load, 4.0).throughput_infer_per_sec or math.nan
+    for speed in SPEEDS:
+        planned_seconds = speed * WINDOW_REQUESTS / requests_per_second
+        loads = [generator.measure_windows(endpoint, load, planned_seconds, WINDOWS) for _ in range(rounds)]
+        seconds = [
+            (windows[-1].end_unix_seconds or math.nan) - (windows[0].begin_unix_seconds or math.nan)
+            for windows in loads
+        ]
+        counts = f"{statistics.median(map(len, loads)):g}", f"{min(map(len, loads))}"
+        times = WINDOWS * planned_seconds, statistics.median(seconds), max(seconds)
+        print(row(str(in_flight), f"{speed:g}", *counts, *(f"{each:.3g}" for each in times)), flush=True)
+
+
 @contextlib.contextmanager
-def bench(model: str) -> Iterator[tuple[Served, Endpoint, Path]]:
+def bench(model: str, responses: Sequence[int] = (RESPONSES,)) -> Iterator[tuple[Served, Endpoint, Path]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        served = streamer(folder) if model == STREAMER else prepared(model)
+        served = streamer(folder, responses) if model == STREAMER else prepared(model)
         target = EmbeddedTarget(served.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         with contextlib.closing(target), target.deploy(served.candidate) as endpoint:
             yield served, endpoint, folder
@@ -123,19 +159,22 @@ def prepared(model: str) -> Served:
     return Served(made.source, made.baseline, made.input_data, made.shapes)
 
 
-def streamer(folder: Path) -> Served:
+def streamer(folder: Path, responses: Sequence[int]) -> Served:
     write_streamer(folder / "models", INTERVAL_MS)
     data = folder / "counts.json"
-    data.write_text(json.dumps({"data": [{"count": [RESPONSES]}]}))
+    data.write_text(json.dumps({"data": [{"count": [count]} for count in responses]}))
     source = read_repository_model(folder / "models", "streamer", gpu=False)
     return Served(source, Candidate(8, dynamic_batching=True), str(data))
 
 
 def measure_own(served: Served, endpoint: Endpoint, in_flight: int, seconds: float, folder: Path) -> list[float]:
-    generator = ClosedLoopGenerator(
+    return figures(own_generator(served, folder).measure(endpoint, LoadPoint(1, concurrency=in_flight), seconds))
+
+
+def own_generator(served: Served, folder: Path) -> ClosedLoopGenerator:
+    return ClosedLoopGenerator(
         log=folder / "own.log", input_data=served.input_data, shapes=served.shapes, is_streaming=True
     )
-    return figures(generator.measure(endpoint, LoadPoint(1, concurrency=in_flight), seconds))
 
 
 def figures(own: Measurement) -> list[float]:

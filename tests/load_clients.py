@@ -21,6 +21,7 @@ from optimizer.measure.load_client.client import ClosedLoopClient, LoadClient, O
 from optimizer.measure.load_client.client_files import ALL_ANSWERED_FILE, SendPlan, SendRecord
 from optimizer.measure.load_client.client_process import ClientTask, run_client_process
 from optimizer.measure.load_client.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE
+from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
 
 Serve: TypeAlias = Callable[[float], float]
 SUCCESS = b"\x88\x00\x0bgrpc-status\x010"  # header block with HTTP status 200 and gRPC status 0
@@ -109,7 +110,8 @@ def run_in_this_process(load_client: LoadClient, folder: Path) -> None:
 class SimulatedClient:
     """A ``RunClient``: it runs the client in this process on a simulated network.
 
-    Its servers answer each request once, without outputs, so that it refuses streams, sequences and shared memory.
+    Its servers end each request without outputs, so that it refuses sequences and shared memory. A model that streams
+    ends each request without a response.
     """
 
     serve: Serve
@@ -118,10 +120,14 @@ class SimulatedClient:
         self, task: ClientTask, log: Path, cpus: frozenset[int] | None, stopwatch: Stopwatch
     ) -> tuple[SendRecord, float]:
         plan = task.plan
-        assert plan.stream is None, "the simulated server sends one response"
         assert not plan.sequence_lengths, "the simulated server keeps no state"
         assert not task.requests.output_slots, "the simulated server uses no shared memory"
-        kind = ClosedLoopClient if plan.concurrency else OpenLoopClient
+        closed_loop, open_loop = (
+            (StreamingClosedLoopClient, StreamingOpenLoopClient)
+            if plan.stream
+            else (ClosedLoopClient, OpenLoopClient)
+        )
+        kind: type[LoadClient] = closed_loop if plan.concurrency else open_loop
         with tempfile.TemporaryDirectory(dir=log.parent) as scratch:
             folder = Path(scratch)
             task.write(folder)

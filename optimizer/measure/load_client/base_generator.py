@@ -176,10 +176,10 @@ class LoadClientGenerator:
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return ``count`` measurements of ``seconds`` each from one uninterrupted load; one if it is an overload.
 
-        There are fewer, longer ones if few requests of a model that streams have ended in a closed loop. There are
-        fewer if an open loop would have more requests than a measurement may have. The load is not interrupted,
-        because a slowly growing queue would shrink between the measurements, and because each start of the client
-        costs time.
+        A closed loop on a model that streams continues until MIN_STREAMED_REQUESTS requests have ended in each. If it
+        has to stop earlier, see ``StreamingClosedLoopClient``, there are fewer, longer ones. There are fewer if an
+        open loop would have more requests than a measurement may have. The load is not interrupted, because a slowly
+        growing queue would shrink between the measurements, and because each start of the client costs time.
         """
         return self._measure(endpoint, load, seconds * count, math.inf, count)
 
@@ -259,10 +259,11 @@ class LoadClientGenerator:
     def _send_plan(self, endpoint: Endpoint, schedule: Schedule) -> SendPlan:
         """Return the task of the client process."""
         concurrency = schedule.concurrency
-        windows = max(schedule.parts, MIN_WINDOWS)
         stream = StreamPlan(
             first_response_bound_ms=max(self.sla.bounds_ms(TTFT), default=0.0),
-            fewest_requests=concurrency and max(3 * concurrency, windows * MIN_STREAMED_REQUESTS),
+            fewest_requests=concurrency and max(3 * concurrency, MIN_WINDOWS * MIN_STREAMED_REQUESTS),
+            windows=schedule.parts,
+            window_requests=MIN_STREAMED_REQUESTS,
             longest_seconds=max(schedule.seconds, self._longest_seconds),
             lead_in_requests=schedule.lead_in_requests,
         )

@@ -38,13 +38,17 @@ class StreamPlan:
     Attributes:
         first_response_bound_ms: Largest bound on the time to first response; 0 without one.
         fewest_requests: A closed loop continues after the plan's ``seconds`` until this number of requests have
-            ended since the lead-in.
+            ended since the lead-in, and ``window_requests`` in each window.
+        windows: Number of equal windows into which the time after the lead-in is divided.
+        window_requests: The least number of requests in a window of a closed loop.
         longest_seconds: Limit for the time after the lead-in.
         lead_in_requests: The first planned times are those of the lead-in; the others count from its end.
     """
 
     first_response_bound_ms: float = 0.0
     fewest_requests: int = 0
+    windows: int = 1
+    window_requests: int = 0
     longest_seconds: float = 0.0
     lead_in_requests: int = 0
 

@@ -133,10 +133,10 @@ def summarize_closed_loop(
     """Return the measurements of ``parts`` equal parts of the planned ``seconds``, which begin after the lead-in.
 
     There are fewer and longer parts if the model streams and a part would have less than MIN_STREAMED_REQUESTS
-    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. A
-    part without an answer has a throughput of 0: the server paused, and the late requests count where they end. If
-    failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
-    it, has timed out in the last part.
+    requests because the client stopped waiting for them. A request belongs to the part in which it was answered, and
+    its latency counts from the actual send. A part without an answer has a throughput of 0: the server paused, and
+    the late requests count where they end. If failed requests are counted, one that hangs beyond the end, for longer
+    than any other latency and each bound on it, has timed out in the last part.
 
     A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
     side of each bound. It is not stable either if the client used up a core: its own backlog is then part of

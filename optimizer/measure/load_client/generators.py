@@ -131,7 +131,7 @@ class OpenLoopGenerator(LoadClientGenerator):
 class ClosedLoopGenerator(LoadClientGenerator):
     """Keeps ``concurrency`` requests in flight; latency counts from the actual send.
 
-    The load on a model that streams continues until MIN_STREAMED_REQUESTS requests have ended for each window, see
+    The load on a model that streams continues until MIN_STREAMED_REQUESTS requests have ended in each window, see
     ``streaming_client``. ``closed_loop.AnsweredRequests`` says which of its requests count.
     Unlike perf_analyzer it sends over gRPC only.
     """

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +41,9 @@ ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse, error_message
 OPEN_LOOP_AWAITED = 10  # requests that have to end before the last ones of the lead-in are sent
 LAST_ANSWERS_FACTOR, LAST_ANSWERS_SECONDS = 2, 30.0  # wait for the last answers: share of the longest request, limit
 DRAIN_SECONDS = 20.0
+# if the mean window has this multiple of the least number of requests, the server paused or many requests end at
+# once, so that fewer, longer windows cost less time than waiting for the sparsest one
+MAX_UNEVENNESS = 3
 MAX_STARTING_SECONDS = 10.0  # for the first requests of a closed loop
 
 
@@ -199,14 +204,16 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
 
     The first requests are spread over the duration of a request that is sent alone. So requests of the same length do
     not all end at the same time. The load continues for at most ``longest_seconds`` until ``fewest_requests`` have
-    ended. Then the client waits at most DRAIN_SECONDS for the requests in flight. Closing the connection cancels
-    those that have not ended.
+    ended, and ``window_requests`` in each window. It is not prolonged for a window if the windows have MAX_UNEVENNESS
+    times as many on average. Then the client waits at most DRAIN_SECONDS for the requests in flight. Closing the
+    connection cancels those that have not ended.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._end_ns = sys.maxsize
-        self._awaited, self._ended_before = self._plan.concurrency, 0
+        self._awaited = self._plan.concurrency
+        self._ends_ns: list[int] = []  # when requests ended, in this order
 
     @property
     def _progress(self) -> int:
@@ -230,14 +237,31 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
         self._check_progress(now_ns, detector)
         if self._begin_ns == NEVER:
             if now_ns >= self._starting_ns and self._lead_in_has_ended(now_ns):
-                self._begin_ns, self._ended_before = now_ns, self._answers
+                self._begin_ns = now_ns
             return False
         seconds = (now_ns - self._begin_ns) / 1e9
-        has_enough = self._answers - self._ended_before >= self._stream.fewest_requests
-        if seconds < self._plan.seconds or not (has_enough or seconds >= self._stream.longest_seconds):
+        if seconds < self._plan.seconds:
+            return False
+        if seconds < self._stream.longest_seconds and not self._has_enough_requests(now_ns):
             return False
         self._end_ns = now_ns
         return True
+
+    def _has_enough_requests(self, now_ns: int) -> bool:
+        """Return whether enough requests would have ended in the time that counts if it ended at ``now_ns``."""
+        stream, begin_ns = self._stream, self._begin_ns
+        edges_ns = [begin_ns + (now_ns - begin_ns) * number / stream.windows for number in range(stream.windows + 1)]
+        ended_before = [bisect_left(self._ends_ns, edge_ns) for edge_ns in edges_ns]
+        ended = ended_before[-1] - ended_before[0]
+        if ended < stream.fewest_requests:
+            return False
+        fewest_in_window = min(after - before for before, after in pairwise(ended_before))
+        most = MAX_UNEVENNESS * stream.windows * stream.window_requests
+        return fewest_in_window >= stream.window_requests or ended >= most
+
+    def _record_answer(self, number: int, now_ns: int) -> None:
+        super()._record_answer(number, now_ns)
+        self._ends_ns.append(now_ns)
 
     def _finish(self, folder: Path, detector: OverloadDetector) -> None:
         deadline_ns = self._now_ns() + int(1e9 * self._drain_seconds)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.measurement_windows import MAX_SPREAD
+from optimizer.core.measurement_windows import MAX_SPREAD, MIN_WINDOWS
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.base_generator import Schedule, Summarize
 from optimizer.measure.load_client.client import OverloadDetector
@@ -36,10 +37,14 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLo
 from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS, PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.responses import StreamedRequests
-from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
+from optimizer.measure.load_client.streaming_client import (
+    MAX_UNEVENNESS,
+    StreamingClosedLoopClient,
+    StreamingOpenLoopClient,
+)
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate, read_outputs
 from tests.inference_server import FakeInferenceServer
-from tests.load_clients import SimulatedNetwork, UnstartedClient
+from tests.load_clients import SimulatedClient, SimulatedNetwork, UnstartedClient
 
 MS = 1_000_000
 CLOSED, OPEN = LoadPoint(1, concurrency=2), LoadPoint(1, request_rate=10.0)
@@ -308,7 +313,7 @@ def test_rising_first_responses_are_not_stable_although_the_latencies_are(tmp_pa
     ("kind", "load", "fewest"),
     [
         (OpenLoopGenerator, OPEN, 0),
-        (ClosedLoopGenerator, CLOSED, 8 * MIN_STREAMED_REQUESTS),
+        (ClosedLoopGenerator, CLOSED, MIN_WINDOWS * MIN_STREAMED_REQUESTS),
         (ClosedLoopGenerator, LoadPoint(1, concurrency=100), 300),
     ],
 )
@@ -327,6 +332,47 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
         generator.measure_windows(endpoint, load, 0.5, 8)
     streams = [task.plan.stream for task in client.tasks]
     assert [stream and stream.fewest_requests for stream in streams] == [fewest]
+    assert [stream and (stream.windows, stream.window_requests) for stream in streams] == [(8, MIN_STREAMED_REQUESTS)]
+
+
+@dataclass
+class UnevenServer:
+    """A server that takes 50 ms on average for a request, with exponential durations, and pauses once.
+
+    ``pause_seconds`` begin after ``pause_at_seconds``; a request that is in flight then takes so much longer.
+    """
+
+    pause_seconds: float = 0.0
+    pause_at_seconds: float = 5.0
+    durations: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def __call__(self, arrived_seconds: float) -> float:
+        ended_seconds = arrived_seconds + self.durations.expovariate(1 / 0.05)
+        return ended_seconds + (self.pause_seconds if ended_seconds > self.pause_at_seconds >= arrived_seconds else 0)
+
+
+@pytest.mark.parametrize("server", [UnevenServer(), UnevenServer(pause_seconds=0.6)])
+def test_a_closed_loop_continues_until_each_window_has_enough_requests(server: UnevenServer, tmp_path: Path) -> None:
+    """Eight windows of 0.5 s have 20 requests on average, so some have fewer."""
+    generator = ClosedLoopGenerator(log=tmp_path / "log", is_streaming=True, run_client=SimulatedClient(server))
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        windows = generator.measure_windows(endpoint, CLOSED, 0.5, 8)
+    requests = [window.requests or 0 for window in windows]
+    assert len(requests) == 8
+    assert min(requests) >= MIN_STREAMED_REQUESTS
+    assert sum(requests) < MAX_UNEVENNESS * 8 * MIN_STREAMED_REQUESTS, "it ends as soon as the sparsest has enough"
+
+
+def test_a_closed_loop_does_not_wait_for_a_window_without_requests(tmp_path: Path) -> None:
+    """After a long pause all windows would have to be longer than it."""
+    server = UnevenServer(pause_seconds=6.0)
+    generator = ClosedLoopGenerator(log=tmp_path / "log", is_streaming=True, run_client=SimulatedClient(server))
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        windows = generator.measure_windows(endpoint, CLOSED, 0.5, 8)
+    assert 1 < len(windows) < 8
+    assert min(window.requests or 0 for window in windows) >= MIN_STREAMED_REQUESTS
+    most = MAX_UNEVENNESS * 8 * MIN_STREAMED_REQUESTS
+    assert sum(window.requests or 0 for window in windows) == pytest.approx(most, rel=0.05)
 
 
 # -- when the lead-in of the client ends -------------------------------------------------------------------------
