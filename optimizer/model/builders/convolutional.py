@@ -26,14 +26,11 @@ from optimizer.model.input_data import TensorSpec
 Pair: TypeAlias = tuple[int, int]
 
 
-class Convolutions:
-    """Adds convolutions to ``graph``.
+class ConvolutionalGraph(LargeGraph):
+    """A graph with convolutions.
 
     A batch norm's scale and shift both count as parameters, as in training, although folding leaves only a bias.
     """
-
-    def __init__(self, graph: LargeGraph) -> None:
-        self._graph = graph
 
     def conv(
         self,
@@ -54,13 +51,13 @@ class Convolutions:
         """
         before, after = channels
         fan_in = before // groups * kernel**2
-        weight = self._graph.normal(
+        weight = self.normal(
             f"{name}.weight", [after, before // groups, kernel, kernel], gain * math.sqrt((2 if relu else 1) / fan_in)
         )
-        bias = self._graph.normal(f"{name}.bias", [after], 0.1 * gain)
-        self._graph.parameters += after
+        bias = self.normal(f"{name}.bias", [after], 0.1 * gain)
+        self.parameters += after
         pads = (kernel // 2, kernel // 2) if padding is None else padding
-        out = self._graph.op(
+        out = self.op(
             "Conv",
             x,
             weight,
@@ -71,17 +68,17 @@ class Convolutions:
             pads=[*pads, *pads],
             group=groups,
         )
-        return self._graph.op("Relu", out, to=name) if relu else out
+        return self.op("Relu", out, to=name) if relu else out
 
     def max_pool(self, x: str, kernel: int, name: str, *, stride: Pair, padding: Pair = (0, 0)) -> str:
         """Add a max pooling of ``x``."""
-        return self._graph.op(
+        return self.op(
             "MaxPool", x, to=name, kernel_shape=[kernel, kernel], strides=list(stride), pads=[*padding, *padding]
         )
 
     def add_relu(self, x: str, shortcut: str, name: str) -> str:
         """Add the end of a residual block: ReLU of the sum."""
-        return self._graph.op("Relu", self._graph.op("Add", x, shortcut, to=f"{name}.sum"), to=name)
+        return self.op("Relu", self.op("Add", x, shortcut, to=f"{name}.sum"), to=name)
 
 
 RESNEXT_INPUT, RESNEXT_OUTPUT = "input__0", "output__0"
@@ -137,16 +134,15 @@ def write_resnext(settings: ResnextSettings, draft: Draft) -> ModelFacts:
 
 def draw_resnext(settings: ResnextSettings, weights_file: Path, rng: np.random.Generator | None) -> LargeGraph:
     """Return the ONNX graph of ResNeXt; its weights are written to ``weights_file``."""
-    graph = LargeGraph("resnext", weights_file, settings.dtype, rng)
-    convolutions = Convolutions(graph)
+    graph = ConvolutionalGraph("resnext", weights_file, settings.dtype, rng)
     x = graph.input(RESNEXT_INPUT, settings.dtype, settings.dims)
-    x = convolutions.conv(x, (3, STEM), 7, "stem", stride=(2, 2))
-    x = convolutions.max_pool(x, 3, "stem.pool", stride=(2, 2), padding=(1, 1))
+    x = graph.conv(x, (3, STEM), 7, "stem", stride=(2, 2))
+    x = graph.max_pool(x, 3, "stem.pool", stride=(2, 2), padding=(1, 1))
     channels = STEM
     for stage, (blocks, width) in enumerate(zip(BLOCKS[settings.depth], WIDTHS, strict=True)):
         for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
-            x = _bottleneck(convolutions, x, channels, width, stride, f"stage.{stage}.{block}")
+            x = _bottleneck(graph, x, channels, width, stride, f"stage.{stage}.{block}")
             channels = EXPANSION * width
     mean = graph.op("GlobalAveragePool", x, to="mean")
     flat = graph.op("Flatten", mean, to="features", axis=1)
@@ -156,16 +152,16 @@ def draw_resnext(settings: ResnextSettings, weights_file: Path, rng: np.random.G
     return graph
 
 
-def _bottleneck(convolutions: Convolutions, x: str, channels: int, width: int, stride: int, name: str) -> str:
+def _bottleneck(graph: ConvolutionalGraph, x: str, channels: int, width: int, stride: int, name: str) -> str:
     """Add a bottleneck whose 3×3 convolution has the stride; a small gain keeps residual branches from adding up."""
     out = EXPANSION * width
     shortcut = x
     if channels != out or stride > 1:
-        shortcut = convolutions.conv(x, (channels, out), 1, f"{name}.shortcut", stride=(stride, stride), relu=False)
-    y = convolutions.conv(x, (channels, width), 1, f"{name}.reduce")
-    y = convolutions.conv(y, (width, width), 3, f"{name}.grouped", stride=(stride, stride), groups=GROUPS)
-    y = convolutions.conv(y, (width, out), 1, f"{name}.expand", relu=False, gain=0.25)
-    return convolutions.add_relu(y, shortcut, name)
+        shortcut = graph.conv(x, (channels, out), 1, f"{name}.shortcut", stride=(stride, stride), relu=False)
+    y = graph.conv(x, (channels, width), 1, f"{name}.reduce")
+    y = graph.conv(y, (width, width), 3, f"{name}.grouped", stride=(stride, stride), groups=GROUPS)
+    y = graph.conv(y, (width, out), 1, f"{name}.expand", relu=False, gain=0.25)
+    return graph.add_relu(y, shortcut, name)
 
 
 RESNEXT_BUILDER = Builder(
@@ -208,24 +204,23 @@ def draw_text_recognition(
     settings: TextRecognitionSettings, weights_file: Path, rng: np.random.Generator | None
 ) -> LargeGraph:
     """Return the ONNX graph of the text recognizer; its weights are written to ``weights_file``."""
-    graph = LargeGraph("text_recognition", weights_file, np.float32, rng)
-    convolutions = Convolutions(graph)
+    graph = ConvolutionalGraph("text_recognition", weights_file, np.float32, rng)
     eighth, quarter, half, full = (settings.width // n for n in (8, 4, 2, 1))
     x = graph.input(TEXT_INPUT, np.float32, TEXT_IMAGE)
-    x = convolutions.conv(x, (1, eighth // 2), 3, "conv0.1")
-    x = convolutions.conv(x, (eighth // 2, eighth), 3, "conv0.2")
-    x = convolutions.max_pool(x, 2, "pool1", stride=(2, 2))
-    x = _residual_blocks(convolutions, x, (eighth, quarter), 1, "stage1")
-    x = convolutions.conv(x, (quarter, quarter), 3, "conv1")
-    x = convolutions.max_pool(x, 2, "pool2", stride=(2, 2))
-    x = _residual_blocks(convolutions, x, (quarter, half), 2, "stage2")
-    x = convolutions.conv(x, (half, half), 3, "conv2")
-    x = convolutions.max_pool(x, 2, "pool3", stride=(2, 1), padding=(0, 1))
-    x = _residual_blocks(convolutions, x, (half, full), 5, "stage3")
-    x = convolutions.conv(x, (full, full), 3, "conv3")
-    x = _residual_blocks(convolutions, x, (full, full), 3, "stage4")
-    x = convolutions.conv(x, (full, full), 2, "conv4.1", stride=(2, 1), padding=(0, 1))
-    x = convolutions.conv(x, (full, full), 2, "conv4.2", padding=(0, 0))
+    x = graph.conv(x, (1, eighth // 2), 3, "conv0.1")
+    x = graph.conv(x, (eighth // 2, eighth), 3, "conv0.2")
+    x = graph.max_pool(x, 2, "pool1", stride=(2, 2))
+    x = _residual_blocks(graph, x, (eighth, quarter), 1, "stage1")
+    x = graph.conv(x, (quarter, quarter), 3, "conv1")
+    x = graph.max_pool(x, 2, "pool2", stride=(2, 2))
+    x = _residual_blocks(graph, x, (quarter, half), 2, "stage2")
+    x = graph.conv(x, (half, half), 3, "conv2")
+    x = graph.max_pool(x, 2, "pool3", stride=(2, 1), padding=(0, 1))
+    x = _residual_blocks(graph, x, (half, full), 5, "stage3")
+    x = graph.conv(x, (full, full), 3, "conv3")
+    x = _residual_blocks(graph, x, (full, full), 3, "stage4")
+    x = graph.conv(x, (full, full), 2, "conv4.1", stride=(2, 1), padding=(0, 1))
+    x = graph.conv(x, (full, full), 2, "conv4.2", padding=(0, 0))
     # [batch, features, 1, 26] -> one row of features per position
     rows = graph.op("Transpose", x, to="rows", perm=[0, 3, 1, 2])
     shape = graph.constant("row_shape", np.array([0, POSITIONS, full], np.int64))
@@ -237,17 +232,17 @@ def draw_text_recognition(
     return graph
 
 
-def _residual_blocks(convolutions: Convolutions, x: str, channels: Pair, blocks: int, name: str) -> str:
+def _residual_blocks(graph: ConvolutionalGraph, x: str, channels: Pair, blocks: int, name: str) -> str:
     """Add residual blocks of two 3×3 convolutions each; return the last tensor."""
     before, after = channels
     for block in range(blocks):
         block_name = f"{name}.{block}"
         shortcut = x
         if before != after:
-            shortcut = convolutions.conv(x, (before, after), 1, f"{block_name}.shortcut", relu=False)
-        y = convolutions.conv(x, (before, after), 3, f"{block_name}.first")
-        y = convolutions.conv(y, (after, after), 3, f"{block_name}.second", relu=False, gain=0.5)
-        x = convolutions.add_relu(y, shortcut, block_name)
+            shortcut = graph.conv(x, (before, after), 1, f"{block_name}.shortcut", relu=False)
+        y = graph.conv(x, (before, after), 3, f"{block_name}.first")
+        y = graph.conv(y, (after, after), 3, f"{block_name}.second", relu=False, gain=0.5)
+        x = graph.add_relu(y, shortcut, block_name)
         before = after
     return x
 
