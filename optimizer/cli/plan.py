@@ -96,7 +96,6 @@ class PlanArguments:
         names: Models or runs.
         results: The folder of the runs.
         question: The question to answer.
-        note: A remark on the recorded traffic; may be empty.
         as_json: Print one JSON document.
         sla: The latency bounds as option values by name.
         names_traffic: Whether --traffic or --trace names the traffic; otherwise it is Poisson.
@@ -105,7 +104,6 @@ class PlanArguments:
     names: tuple[str, ...]
     results: str
     question: CapacityQuestion
-    note: str
     as_json: bool
     sla: Mapping[str, object]
     names_traffic: bool
@@ -125,7 +123,7 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
     synthetic = ConstantTraffic() if arguments.traffic == "constant" else PoissonTraffic()
     question = CapacityQuestion(
-        traffic=trace.traffic if trace else synthetic,
+        traffic=trace or synthetic,
         balancer=arguments.balancer,
         day=Day(peak) if arguments.traffic == "diurnal" else CONSTANT_DAY,
         rate=arguments.rate,
@@ -136,11 +134,8 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
         sla=Sla.from_bounds(latency_bounds_ms(sla)),
         autoscaler=autoscaler,
     )
-    note = trace.note if trace else ""
     names_traffic = arguments.traffic is not None or arguments.trace is not None
-    return PlanArguments(
-        tuple(arguments.names), arguments.results, question, note, arguments.json, sla, names_traffic
-    )
+    return PlanArguments(tuple(arguments.names), arguments.results, question, arguments.json, sla, names_traffic)
 
 
 def _check_combination(arguments: Namespace) -> None:
@@ -305,8 +300,8 @@ def main(argv: list[str]) -> int:
         print_message(
             "note: the latencies of the plan are those of all requests in one queue, whatever their priority"
         )
-    if arguments.note:
-        print_message(arguments.note)
+    if note := arguments.question.traffic.note:
+        print_message(note)
     with busy("simulating replicas"):
         capacity = _plan(arguments.question, runs)
     hardware = {fleet.configuration.hardware for fleet in capacity.answers}
@@ -326,7 +321,7 @@ def main(argv: list[str]) -> int:
     if arguments.as_json:
         from optimizer.plan.plan_report import document
 
-        print(json.dumps(document(capacity, arguments.note), indent=2))
+        print(json.dumps(document(capacity), indent=2))
     else:
         from rich.console import Console
 

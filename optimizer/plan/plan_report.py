@@ -79,7 +79,7 @@ def _bounds_text(sla: Sla) -> str:
     return f"with {listed}"
 
 
-def document(plan: CapacityPlan, note: str = "") -> dict[str, Any]:
+def document(plan: CapacityPlan) -> dict[str, Any]:
     """Return the document of ``--json``."""
     question = plan.question
     return {
@@ -89,7 +89,7 @@ def document(plan: CapacityPlan, note: str = "") -> dict[str, Any]:
         "peak_factor": question.day.peak_factor,
         "balancer": question.balancer,
         "balancer_split": BALANCER_SPLITS[question.balancer],
-        "note": note,
+        "note": question.traffic.note,
         "answers": [_answer_document(answer) for answer in plan.answers],
     }
 

@@ -57,6 +57,7 @@ class PoissonTraffic:
     """
 
     name = "poisson"
+    note = ""
     is_steady = True
 
     def replica_arrivals_s(
@@ -78,6 +79,7 @@ class ConstantTraffic:
     """One request every 1 / rate seconds."""
 
     name = "constant"
+    note = ""
     is_steady = True
 
     def replica_arrivals_s(
@@ -91,9 +93,13 @@ class ConstantTraffic:
 
 @dataclass(frozen=True, eq=False)
 class RecordedTraffic:
-    """A recording, stretched in time to the planned rate. ``intervals_s`` are the gaps between its requests."""
+    """A recording, stretched in time to the planned rate. ``intervals_s`` are the gaps between its requests.
+
+    ``note`` says which rows of the file were left out or changed; it is empty if none was.
+    """
 
     intervals_s: FloatArray
+    note: str = ""
     name = "recorded"
     is_steady = False
 
@@ -144,15 +150,7 @@ MIN_EQUAL_SHARE = 0.01  # of the timestamps, from which a note says that equal o
 LARGEST_EPOCH_TIMES = (1e11, 1e14, 1e17)  # in s, ms and µs; larger numbers are in the next smaller unit
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTrace:
-    """A recording that was read. ``note`` says which rows were left out or changed; it is empty if none was."""
-
-    traffic: RecordedTraffic
-    note: str
-
-
-def read_trace(path: Path) -> RecordedTrace:
+def read_trace(path: Path) -> RecordedTraffic:
     """Read the timestamps of a CSV file from a column named one of COLUMNS, or the first column.
 
     Timestamps are seconds, milliseconds, microseconds or nanoseconds since any time, or ISO 8601 dates. Raises
@@ -184,7 +182,7 @@ def read_trace(path: Path) -> RecordedTrace:
         notes.append(
             f"{repeated_count:,} requests with the timestamp of another one were spread over {resolution_s:.3g} s"
         )
-    return RecordedTrace(RecordedTraffic(intervals), f"{name}: {'; '.join(notes)}" if notes else "")
+    return RecordedTraffic(intervals, f"{name}: {'; '.join(notes)}" if notes else "")
 
 
 def _check_times(times: FloatArray, row_count: int, name: str) -> None:

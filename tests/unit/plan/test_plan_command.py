@@ -513,14 +513,14 @@ def test_a_recording_is_planned_at_its_own_rate(
 @pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
 def test_timestamps_are_read_in_any_unit(tmp_path: Path, unit: float) -> None:
     times = [f"{(1_763_000_000 + 0.5 * i) * unit:.0f}" for i in range(0, 400, 2)]
-    assert read_trace(written(tmp_path / "t.csv", times)).traffic.rate == pytest.approx(1.0, rel=1e-3)
+    assert read_trace(written(tmp_path / "t.csv", times)).rate == pytest.approx(1.0, rel=1e-3)
 
 
 def test_dates_without_a_header_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("".join(f"2026-11-21T10:{i // 60:02}:{i % 60:02}.250Z\n" for i in range(300)))
     trace = read_trace(path)
-    assert trace.traffic.rate == pytest.approx(1.0)
+    assert trace.rate == pytest.approx(1.0)
     assert trace.note == ""
 
 
@@ -532,7 +532,7 @@ def test_gaps_are_reported_and_left_out(tmp_path: Path) -> None:
     assert "2 rows without a timestamp, the first in line 9" in trace.note
     assert "1 gaps of 600 s" in trace.note
     assert "left out" in trace.note
-    assert trace.traffic.rate == pytest.approx(100, rel=0.01)
+    assert trace.rate == pytest.approx(100, rel=0.01)
 
 
 def test_the_line_of_a_row_without_a_timestamp_counts_line_breaks_in_cells(tmp_path: Path) -> None:
@@ -562,7 +562,7 @@ def test_bursts_keep_the_idle_times_between_them(tmp_path: Path) -> None:
     times = [second + 1e-4 * i for second in range(60) for i in range(200)]
     trace = read_trace(written(tmp_path / "t.csv", times))
     assert trace.note == ""
-    assert trace.traffic.rate == pytest.approx(200, rel=0.02)
+    assert trace.rate == pytest.approx(200, rel=0.02)
 
 
 def test_several_gaps_are_left_out(tmp_path: Path) -> None:
@@ -570,14 +570,14 @@ def test_several_gaps_are_left_out(tmp_path: Path) -> None:
     gaps[[1000, 2000, 2001, 4000]] = [50.0, 3600.0, 3000.0, 60.0]
     trace = read_trace(written(tmp_path / "t.csv", np.cumsum(gaps)))
     assert "4 gaps of 6,710 s" in trace.note
-    assert trace.traffic.rate == pytest.approx(100, rel=0.05)
+    assert trace.rate == pytest.approx(100, rel=0.05)
 
 
 def test_requests_of_the_same_second_are_spread_over_it(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path / "t.csv", [1_763_000_000 + i // 300 for i in range(18_000)]))
     assert trace.note.endswith("17,940 requests with the timestamp of another one were spread over 1 s")
-    assert trace.traffic.rate == pytest.approx(300, rel=0.02)
-    assert trace.traffic.intervals_s.std() == pytest.approx(1 / 300, rel=0.05), "as independent requests"
+    assert trace.rate == pytest.approx(300, rel=0.02)
+    assert trace.intervals_s.std() == pytest.approx(1 / 300, rel=0.05), "as independent requests"
 
 
 @pytest.mark.parametrize(
@@ -628,7 +628,7 @@ def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:
     rows = "".join(f"{i / 50},{1 + i % 3},{i % 2}\n" for i in range(200))
     path = tmp_path / "trace.csv"
     path.write_text(f"time_s,batch_size,priority\n{rows}")
-    assert read_trace(path).traffic.rate == pytest.approx(50)
+    assert read_trace(path).rate == pytest.approx(50)
 
 
 def test_a_replica_is_compared_with_the_measured_throughput(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
