@@ -28,27 +28,26 @@ from optimizer.model.builders.request_data import write_input_data
 from optimizer.model.input_data import TensorSpec
 
 
-class Layers:
-    """Fully connected layers with seeded random weights.
+class DenseGraph(Graph):
+    """A graph with fully connected layers, whose weights of the type ``dtype`` are drawn from ``rng``.
 
     He initialization (He et al. 2015) keeps the second moment of the activations from layer to layer, so outputs
     neither vanish nor overflow with many layers or in half precision.
     """
 
-    def __init__(self, graph: Graph, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
-        self._graph = graph
-        self._dtype = dtype
-        self._rng = rng
+    def __init__(self, name: str, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
+        super().__init__(name)
+        self._dtype, self._rng = dtype, rng
 
     def dense(self, x: str, fan_in: int, width: int, *, name: str, relu: bool, to: str) -> str:
         """Add a layer ``x`` [batch, fan_in] -> ``to`` [batch, width] with ``<name>.weight`` and ``<name>.bias``."""
         std = np.sqrt((2.0 if relu else 1.0) / fan_in)
         values = std * self._rng.standard_normal((fan_in, width))
-        weight = self._graph.weight(f"{name}.weight", values.astype(self._dtype))
+        weight = self.weight(f"{name}.weight", values.astype(self._dtype))
         values = 0.1 * self._rng.standard_normal(width)
-        bias = self._graph.weight(f"{name}.bias", values.astype(self._dtype))
-        product = self._graph.op("Gemm", x, weight, bias, to=f"{name}.gemm" if relu else to)
-        return self._graph.op("Relu", product, to=to) if relu else product
+        bias = self.weight(f"{name}.bias", values.astype(self._dtype))
+        product = self.op("Gemm", x, weight, bias, to=f"{name}.gemm" if relu else to)
+        return self.op("Relu", product, to=to) if relu else product
 
     def mlp(self, x: str, fan_in: int, widths: Sequence[int], *, name: str, relu_at_end: bool, to: str) -> str:
         """Add layers ``<name>.0``, ``<name>.1``, … with ReLU between them; ``to`` is [batch, last width]."""
@@ -102,10 +101,9 @@ def write_mlp(settings: MlpSettings, draft: Draft) -> ModelFacts:
     """Write the MLP and its request data."""
     draft.on_progress(f"building mlp: {settings.layers} hidden layers of {settings.hidden_width}")
     weights, requests = settings.generators(2)
-    graph = Graph("mlp")
+    graph = DenseGraph("mlp", np.float32, weights)
     x = graph.input("input", np.float32, [settings.input_width])
-    layers = Layers(graph, np.float32, weights)
-    layers.mlp(x, settings.input_width, settings.widths, name="layer", relu_at_end=False, to="output")
+    graph.mlp(x, settings.input_width, settings.widths, name="layer", relu_at_end=False, to="output")
     graph.output("output", np.float32, [settings.output_width])
     graph.save(draft.version / "model.onnx")
 
@@ -247,12 +245,11 @@ def _write_table(
 
 
 def _draw_dlrm(rows: tuple[int, ...], dtype: DType, table_file: Path, rng: np.random.Generator) -> Graph:
-    graph = Graph("dlrm")
+    graph = DenseGraph("dlrm", dtype, rng)
     features = graph.input("input__0", dtype, [DENSE_FEATURES])
     indices = graph.input("input__1", np.int64, [len(rows)])
 
-    layers = Layers(graph, dtype, rng)
-    bottom = layers.mlp(features, DENSE_FEATURES, BOTTOM, name="bottom", relu_at_end=True, to="bottom")
+    bottom = graph.mlp(features, DENSE_FEATURES, BOTTOM, name="bottom", relu_at_end=True, to="bottom")
 
     # ONNX's Mod takes the sign of the divisor: negative indices become valid rows too
     sizes = graph.constant("table_rows", np.array(rows, np.int64))
@@ -273,7 +270,7 @@ def _draw_dlrm(rows: tuple[int, ...], dtype: DType, table_file: Path, rng: np.ra
     interaction = graph.op("Concat", bottom, pairs, to="interaction", axis=1)
     one_column = graph.constant("one_column", np.array([0, 0, 0, 1], np.int64))
     padded = graph.op("Pad", interaction, one_column, to="padded")  # 480: a multiple of 8, for tensor cores
-    layers.mlp(padded, EMBEDDING_DIM + PAIRS + 1, TOP, name="top", relu_at_end=False, to="output__0")
+    graph.mlp(padded, EMBEDDING_DIM + PAIRS + 1, TOP, name="top", relu_at_end=False, to="output__0")
     graph.output("output__0", dtype, [1])
     return graph
 

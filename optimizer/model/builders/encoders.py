@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from optimizer.config.model_config_proto import ModelConfig
@@ -63,19 +64,21 @@ class EncoderShape:
     positions: int = 512
 
 
-class Encoder:
-    """Adds an encoder to ``graph``."""
+class EncoderGraph(LargeGraph):
+    """A graph with an encoder of ``shape``; see ``LargeGraph`` for the other arguments."""
 
-    def __init__(self, graph: LargeGraph, shape: EncoderShape) -> None:
-        self._graph = graph
+    def __init__(
+        self, name: str, path: Path, dtype: npt.DTypeLike, rng: np.random.Generator | None, shape: EncoderShape
+    ) -> None:
+        super().__init__(name, path, dtype, rng)
         self._shape = shape
-        self._axes_1_2 = graph.constant("axes_1_2", np.array([1, 2], np.int64))
+        self._axes_1_2 = self.constant("axes_1_2", np.array([1, 2], np.int64))
         head = shape.hidden // shape.heads
-        self._split = graph.constant("split_heads", np.array([0, 0, shape.heads, head], np.int64))
-        self._joined = graph.constant("join_heads", np.array([0, 0, shape.hidden], np.int64))
-        self._scale = graph.scalar("attention_scale", 1 / math.sqrt(head))
-        self._half, self._one = graph.scalar("half", 0.5), graph.scalar("one", 1.0)
-        self._root_half = graph.scalar("root_half", math.sqrt(0.5))
+        self._split = self.constant("split_heads", np.array([0, 0, shape.heads, head], np.int64))
+        self._joined = self.constant("join_heads", np.array([0, 0, shape.hidden], np.int64))
+        self._scale = self.scalar("attention_scale", 1 / math.sqrt(head))
+        self._half, self._one = self.scalar("half", 0.5), self.scalar("one", 1.0)
+        self._root_half = self.scalar("root_half", math.sqrt(0.5))
 
     def encode(self, ids: str, segments: str, mask: str) -> str:
         """Add the encoder and return its output, [batch, tokens, hidden].
@@ -90,68 +93,65 @@ class Encoder:
 
     def dense(self, x: str, fan_in: int, width: int, name: str, to: str | None = None) -> str:
         """Add a fully connected layer: ``x`` [batch, tokens, fan_in] -> [batch, tokens, width]."""
-        weight = self._graph.normal(f"{name}.weight", [fan_in, width], INITIAL_STD)
-        bias = self._graph.normal(f"{name}.bias", [width], INITIAL_STD)
-        product = self._graph.op("MatMul", x, weight, to=f"{name}.product")
-        return self._graph.op("Add", product, bias, to=to or f"{name}.sum")
+        weight = self.normal(f"{name}.weight", [fan_in, width], INITIAL_STD)
+        bias = self.normal(f"{name}.bias", [width], INITIAL_STD)
+        product = self.op("MatMul", x, weight, to=f"{name}.product")
+        return self.op("Add", product, bias, to=to or f"{name}.sum")
 
     def _embed(self, ids: str, segments: str) -> str:
-        graph, shape = self._graph, self._shape
+        shape = self._shape
         tables = {"token": shape.vocabulary, "position": shape.positions, "segment": SEGMENTS}
         token, position, segment = (
-            self._graph.normal(f"embedding.{name}", [rows, shape.hidden], INITIAL_STD)
-            for name, rows in tables.items()
+            self.normal(f"embedding.{name}", [rows, shape.hidden], INITIAL_STD) for name, rows in tables.items()
         )
-        size = graph.op("Shape", ids, to="tokens", start=1, end=2)
-        begin = graph.constant("zero", np.array([0], np.int64))
-        positions = graph.op("Slice", position, begin, size, to="position_embedding")
-        tokens = graph.op("Gather", token, ids, to="token_embedding", axis=0)
-        segment_rows = graph.op("Gather", segment, segments, to="segment_embedding", axis=0)
-        both = graph.op("Add", tokens, segment_rows, to="token_and_segment")
-        total = graph.op("Add", both, positions, to="embedded")
+        size = self.op("Shape", ids, to="tokens", start=1, end=2)
+        begin = self.constant("zero", np.array([0], np.int64))
+        positions = self.op("Slice", position, begin, size, to="position_embedding")
+        tokens = self.op("Gather", token, ids, to="token_embedding", axis=0)
+        segment_rows = self.op("Gather", segment, segments, to="segment_embedding", axis=0)
+        both = self.op("Add", tokens, segment_rows, to="token_and_segment")
+        total = self.op("Add", both, positions, to="embedded")
         return self._norm(total, "embedding.norm")
 
     def _attention_penalties(self, mask: str) -> str:
         """Return the term added to the attention scores: 0 at tokens, a large negative number at padding."""
-        graph = self._graph
-        is_token = graph.cast(mask, to="mask_float")
-        is_padding = graph.op("Sub", self._one, is_token, to="padding")
-        penalty = graph.scalar("penalty", -10000.0)
-        by_token = graph.op("Mul", is_padding, penalty, to="penalties")
-        return graph.op("Unsqueeze", by_token, self._axes_1_2, to="attention.penalties")
+        is_token = self.cast(mask, to="mask_float")
+        is_padding = self.op("Sub", self._one, is_token, to="padding")
+        penalty = self.scalar("penalty", -10000.0)
+        by_token = self.op("Mul", is_padding, penalty, to="penalties")
+        return self.op("Unsqueeze", by_token, self._axes_1_2, to="attention.penalties")
 
     def _layer(self, x: str, mask: str, name: str) -> str:
-        graph, shape = self._graph, self._shape
+        shape = self._shape
         attended = self._attention(x, mask, f"{name}.attention")
-        x = self._norm(graph.op("Add", attended, x, to=f"{name}.attended"), f"{name}.attention.norm")
+        x = self._norm(self.op("Add", attended, x, to=f"{name}.attended"), f"{name}.attention.norm")
         inner = self._gelu(self.dense(x, shape.hidden, shape.inner, f"{name}.inner"), f"{name}.gelu")
         out = self.dense(inner, shape.inner, shape.hidden, f"{name}.output")
-        return self._norm(graph.op("Add", out, x, to=f"{name}.summed"), f"{name}.norm")
+        return self._norm(self.op("Add", out, x, to=f"{name}.summed"), f"{name}.norm")
 
     def _attention(self, x: str, mask: str, name: str) -> str:
-        graph, hidden = self._graph, self._shape.hidden
+        hidden = self._shape.hidden
         by_head = {}
         for part, perm in (("query", [0, 2, 1, 3]), ("key", [0, 2, 3, 1]), ("value", [0, 2, 1, 3])):
             projected = self.dense(x, hidden, hidden, f"{name}.{part}")
-            heads = graph.op("Reshape", projected, self._split, to=f"{name}.{part}.heads")
-            by_head[part] = graph.op("Transpose", heads, to=f"{name}.{part}.by_head", perm=perm)
-        scores = graph.op("MatMul", by_head["query"], by_head["key"], to=f"{name}.scores")
-        scaled = graph.op("Mul", scores, self._scale, to=f"{name}.scaled")
-        masked = graph.op("Add", scaled, mask, to=f"{name}.masked")
-        shares = graph.op("Softmax", masked, to=f"{name}.shares", axis=-1)
-        mixed = graph.op("MatMul", shares, by_head["value"], to=f"{name}.mixed")
-        back = graph.op("Transpose", mixed, to=f"{name}.by_token", perm=[0, 2, 1, 3])
-        joined = graph.op("Reshape", back, self._joined, to=f"{name}.joined")
+            heads = self.op("Reshape", projected, self._split, to=f"{name}.{part}.heads")
+            by_head[part] = self.op("Transpose", heads, to=f"{name}.{part}.by_head", perm=perm)
+        scores = self.op("MatMul", by_head["query"], by_head["key"], to=f"{name}.scores")
+        scaled = self.op("Mul", scores, self._scale, to=f"{name}.scaled")
+        masked = self.op("Add", scaled, mask, to=f"{name}.masked")
+        shares = self.op("Softmax", masked, to=f"{name}.shares", axis=-1)
+        mixed = self.op("MatMul", shares, by_head["value"], to=f"{name}.mixed")
+        back = self.op("Transpose", mixed, to=f"{name}.by_token", perm=[0, 2, 1, 3])
+        joined = self.op("Reshape", back, self._joined, to=f"{name}.joined")
         return self.dense(joined, hidden, hidden, f"{name}.output")
 
     def _gelu(self, x: str, name: str) -> str:
-        graph = self._graph
-        erf = graph.op("Erf", graph.op("Mul", x, self._root_half, to=f"{name}.argument"), to=f"{name}.erf")
-        half = graph.op("Mul", x, self._half, to=f"{name}.half")
-        return graph.op("Mul", half, graph.op("Add", erf, self._one, to=f"{name}.factor"), to=name)
+        erf = self.op("Erf", self.op("Mul", x, self._root_half, to=f"{name}.argument"), to=f"{name}.erf")
+        half = self.op("Mul", x, self._half, to=f"{name}.half")
+        return self.op("Mul", half, self.op("Add", erf, self._one, to=f"{name}.factor"), to=name)
 
     def _norm(self, x: str, name: str) -> str:
-        return self._graph.layer_norm(x, self._shape.hidden, name, EPSILON)
+        return self.layer_norm(x, self._shape.hidden, name, EPSILON)
 
 
 BERT_INPUTS, BERT_OUTPUTS = ("input__0", "input__1", "input__2"), ("output__0", "output__1")
@@ -199,11 +199,10 @@ def draw_bert(settings: BertSettings, weights: Path, rng: np.random.Generator | 
     """Return the ONNX graph of BERT; its weights are written to the file ``weights``."""
     shape = BERT_SHAPES[settings.size]
     dtype = np.dtype(np.float16 if settings.precision == "fp16" else np.float32)
-    graph = LargeGraph("bert", weights, dtype, rng)
+    graph = EncoderGraph("bert", weights, dtype, rng, shape)
     ids, segments, mask = (graph.input(name, np.int32, [settings.sequence]) for name in BERT_INPUTS)
-    encoder = Encoder(graph, shape)
-    encoded = encoder.encode(ids, segments, mask)
-    logits = encoder.dense(encoded, shape.hidden, 2, "answer")
+    encoded = graph.encode(ids, segments, mask)
+    logits = graph.dense(encoded, shape.hidden, 2, "answer")
     last = graph.constant("last_axis", np.array([2], np.int64))
     for index, name in enumerate(BERT_OUTPUTS):
         which = graph.constant(f"logit_{index}", np.array([index], np.int64))
@@ -296,13 +295,12 @@ def make_tokenizer(pad_to_multiple_of: int) -> Tokenizer:
 
 def draw_minilm(weights: Path, rng: np.random.Generator | None) -> LargeGraph:
     """Return the ONNX graph of ``minilm_model``; its weights are written to the file ``weights``."""
-    graph = LargeGraph("minilm", weights, np.float32, rng)
+    graph = EncoderGraph("minilm", weights, np.float32, rng, MINILM_SHAPE)
     ids, segments, mask = (graph.input(name, np.int32, ["tokens"]) for name in MINILM_INPUTS)
-    encoder = Encoder(graph, MINILM_SHAPE)
-    encoded = encoder.encode(ids, segments, mask)
+    encoded = graph.encode(ids, segments, mask)
     first = graph.op("Gather", encoded, graph.constant("first", np.array(0, np.int64)), to="first_token", axis=1)
-    pooled = graph.op("Tanh", encoder.dense(first, MINILM_SHAPE.hidden, MINILM_SHAPE.hidden, "pooler"), to="pooled")
-    encoder.dense(pooled, MINILM_SHAPE.hidden, LABELS, "labels", to=MINILM_OUTPUT.name)
+    pooled = graph.op("Tanh", graph.dense(first, MINILM_SHAPE.hidden, MINILM_SHAPE.hidden, "pooler"), to="pooled")
+    graph.dense(pooled, MINILM_SHAPE.hidden, LABELS, "labels", to=MINILM_OUTPUT.name)
     graph.output(MINILM_OUTPUT.name, np.float32, [LABELS])
     return graph
 

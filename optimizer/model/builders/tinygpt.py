@@ -75,36 +75,36 @@ class _Attention:
     past_size: str
 
 
-class DecoderStep:
-    """Adds one step of the decoder to ``graph``; see the module for its inputs and outputs."""
+class DecoderGraph(LargeGraph):
+    """The graph of one step of the decoder; see the module for its inputs and outputs."""
 
-    def __init__(self, graph: LargeGraph, settings: TinyGptSettings) -> None:
-        self._graph = graph
+    def __init__(self, settings: TinyGptSettings, path: Path, rng: np.random.Generator | None) -> None:
+        super().__init__(NAME, path, DTYPE, rng)
         self._settings = settings
         self._features = settings.hidden // settings.heads
-        self._split = graph.constant("split_heads", np.array([0, 0, settings.heads, self._features], np.int64))
-        self._joined = graph.constant("join_heads", np.array([0, 0, settings.hidden], np.int64))
-        self._zero = graph.constant("zero", np.array([0], np.int64))
-        self._last_axis = graph.constant("last_axis", np.array([3], np.int64))
-        self._end = graph.constant("end", np.array([2**31 - 1], np.int64))
-        self._axis_1 = graph.constant("axis_1", np.array([1], np.int64))
-        self._first, self._one = (graph.constant(f"int_{i}", np.array(i, np.int64)) for i in (0, 1))
-        self._scale = graph.scalar("attention_scale", 1 / math.sqrt(self._features))
+        self._split = self.constant("split_heads", np.array([0, 0, settings.heads, self._features], np.int64))
+        self._joined = self.constant("join_heads", np.array([0, 0, settings.hidden], np.int64))
+        self._zero = self.constant("zero", np.array([0], np.int64))
+        self._last_axis = self.constant("last_axis", np.array([3], np.int64))
+        self._end = self.constant("end", np.array([2**31 - 1], np.int64))
+        self._axis_1 = self.constant("axis_1", np.array([1], np.int64))
+        self._first, self._one = (self.constant(f"int_{i}", np.array(i, np.int64)) for i in (0, 1))
+        self._scale = self.scalar("attention_scale", 1 / math.sqrt(self._features))
         self._cubic, self._slope = (
-            graph.scalar("gelu_cubic", 0.044715),
-            graph.scalar("gelu_slope", math.sqrt(2 / math.pi)),
+            self.scalar("gelu_cubic", 0.044715),
+            self.scalar("gelu_slope", math.sqrt(2 / math.pi)),
         )
-        self._half, self._unit = graph.scalar("half", 0.5), graph.scalar("unit", 1.0)
+        self._half, self._unit = self.scalar("half", 0.5), self.scalar("unit", 1.0)
 
     def draw(self) -> None:
         """Add the whole step."""
-        graph, settings = self._graph, self._settings
-        ids = graph.input("input_ids", np.int64, ["tokens"])
-        token_counts, past_counts = (graph.input(name, np.int64, []) for name in ("token_counts", "past_counts"))
+        settings = self._settings
+        ids = self.input("input_ids", np.int64, ["tokens"])
+        token_counts, past_counts = (self.input(name, np.int64, []) for name in ("token_counts", "past_counts"))
         caches = [
             (
-                graph.input(f"past_key.{layer}", DTYPE, [settings.heads, self._features, "past"]),
-                graph.input(f"past_value.{layer}", DTYPE, [settings.heads, "past", self._features]),
+                self.input(f"past_key.{layer}", DTYPE, [settings.heads, self._features, "past"]),
+                self.input(f"past_value.{layer}", DTYPE, [settings.heads, "past", self._features]),
             )
             for layer in range(settings.layers)
         ]
@@ -114,117 +114,112 @@ class DecoderStep:
             x = self._layer(x, cache, shared, layer)
         x = self._norm(self._last_tokens(x, token_counts), "final.norm")
         head = self._weight("head.weight", settings.hidden, settings.vocabulary)
-        graph.op("MatMul", x, head, to="logits")
-        graph.output("logits", DTYPE, [settings.vocabulary])
+        self.op("MatMul", x, head, to="logits")
+        self.output("logits", DTYPE, [settings.vocabulary])
 
     def _embed(self, ids: str, past_counts: str) -> str:
-        graph, settings = self._graph, self._settings
+        settings = self._settings
         tokens, positions = (
-            self._graph.normal(f"embedding.{name}", [rows, settings.hidden], 1.0)
+            self.normal(f"embedding.{name}", [rows, settings.hidden], 1.0)
             for name, rows in (("token", settings.vocabulary), ("position", settings.positions))
         )
-        first = graph.op("Unsqueeze", past_counts, self._axis_1, to="first_position")
-        place = graph.op("Add", first, self._range(ids, 1, "token_numbers"), to="unlimited_places")
+        first = self.op("Unsqueeze", past_counts, self._axis_1, to="first_position")
+        place = self.op("Add", first, self._range(ids, 1, "token_numbers"), to="unlimited_places")
         # tokens that only fill up a row may be beyond the last position
-        most = graph.constant("last_position", np.array(settings.positions - 1, np.int64))
-        place = graph.op("Min", place, most, to="places")
-        token_rows = graph.op("Gather", tokens, ids, to="token_embedding", axis=0)
-        position_rows = graph.op("Gather", positions, place, to="position_embedding", axis=0)
-        return graph.op("Add", token_rows, position_rows, to="embedded")
+        most = self.constant("last_position", np.array(settings.positions - 1, np.int64))
+        place = self.op("Min", place, most, to="places")
+        token_rows = self.op("Gather", tokens, ids, to="token_embedding", axis=0)
+        position_rows = self.op("Gather", positions, place, to="position_embedding", axis=0)
+        return self.op("Add", token_rows, position_rows, to="embedded")
 
     def _biases(self, ids: str, past_counts: str, past_key: str) -> _Attention:
         """Return terms of the attention scores: 0 where a token may look, otherwise a large negative number."""
-        graph = self._graph
         past_numbers = self._range(past_key, 3, "past_numbers")
-        axes = graph.constant("axes_1_2_3", np.array([1, 2, 3], np.int64))
-        counts = graph.op("Unsqueeze", past_counts, axes, to="past_counts_by_head")
-        in_past = graph.op("Less", past_numbers, counts, to="is_in_past")
+        axes = self.constant("axes_1_2_3", np.array([1, 2, 3], np.int64))
+        counts = self.op("Unsqueeze", past_counts, axes, to="past_counts_by_head")
+        in_past = self.op("Less", past_numbers, counts, to="is_in_past")
         numbers = self._range(ids, 1, "new_numbers")
-        rows = graph.op("Unsqueeze", numbers, self._axis_1, to="query_numbers")
-        not_later = graph.op("LessOrEqual", numbers, rows, to="is_not_later")
-        allowed, forbidden = graph.scalar("allowed", 0.0), graph.scalar("forbidden", -1e9)
+        rows = self.op("Unsqueeze", numbers, self._axis_1, to="query_numbers")
+        not_later = self.op("LessOrEqual", numbers, rows, to="is_not_later")
+        allowed, forbidden = self.scalar("allowed", 0.0), self.scalar("forbidden", -1e9)
         return _Attention(
-            graph.op("Where", in_past, allowed, forbidden, to="past_bias"),
-            graph.op("Where", not_later, allowed, forbidden, to="new_bias"),
-            graph.op("Shape", past_key, to="past_size", start=3, end=4),
+            self.op("Where", in_past, allowed, forbidden, to="past_bias"),
+            self.op("Where", not_later, allowed, forbidden, to="new_bias"),
+            self.op("Shape", past_key, to="past_size", start=3, end=4),
         )
 
     def _layer(self, x: str, cache: tuple[str, str], shared: _Attention, layer: int) -> str:
-        graph, settings, name = self._graph, self._settings, f"layer.{layer}"
+        settings, name = self._settings, f"layer.{layer}"
         attended = self._attend(self._norm(x, f"{name}.attention.norm"), cache, shared, layer)
-        x = graph.op("Add", x, attended, to=f"{name}.attended")
+        x = self.op("Add", x, attended, to=f"{name}.attended")
         inner = self._dense(self._norm(x, f"{name}.norm"), settings.hidden, 4 * settings.hidden, f"{name}.inner")
         active = self._gelu(inner, f"{name}.gelu")
-        return graph.op("Add", x, self._dense(active, 4 * settings.hidden, settings.hidden, name), to=f"{name}.out")
+        return self.op("Add", x, self._dense(active, 4 * settings.hidden, settings.hidden, name), to=f"{name}.out")
 
     def _attend(self, x: str, cache: tuple[str, str], shared: _Attention, layer: int) -> str:
-        graph, hidden, name = self._graph, self._settings.hidden, f"layer.{layer}.attention"
+        hidden, name = self._settings.hidden, f"layer.{layer}.attention"
         outputs = {"query": f"{name}.query.by_head", "key": f"new_key.{layer}", "value": f"new_value.{layer}"}
         orders = {"query": [0, 2, 1, 3], "key": [0, 2, 3, 1], "value": [0, 2, 1, 3]}
         for part, output in outputs.items():
             projected = self._dense(x, hidden, hidden, f"{name}.{part}")
-            split = graph.op("Reshape", projected, self._split, to=f"{name}.{part}.heads")
-            graph.op("Transpose", split, to=output, perm=orders[part])
-        graph.output(outputs["key"], DTYPE, [self._settings.heads, self._features, "tokens"])
-        graph.output(outputs["value"], DTYPE, [self._settings.heads, "tokens", self._features])
+            split = self.op("Reshape", projected, self._split, to=f"{name}.{part}.heads")
+            self.op("Transpose", split, to=output, perm=orders[part])
+        self.output(outputs["key"], DTYPE, [self._settings.heads, self._features, "tokens"])
+        self.output(outputs["value"], DTYPE, [self._settings.heads, "tokens", self._features])
         past_scores = self._scores(outputs["query"], cache[0], shared.past_bias, f"{name}.past")
         new_scores = self._scores(outputs["query"], outputs["key"], shared.new_bias, f"{name}.new")
-        scores = graph.op("Concat", past_scores, new_scores, to=f"{name}.scores", axis=3)
-        shares = graph.op("Softmax", scores, to=f"{name}.shares", axis=-1)
+        scores = self.op("Concat", past_scores, new_scores, to=f"{name}.scores", axis=3)
+        shares = self.op("Softmax", scores, to=f"{name}.shares", axis=-1)
         ends = {"past": (self._zero, shared.past_size), "new": (shared.past_size, self._end)}
         mixed = []
         for part, value in (("past", cache[1]), ("new", outputs["value"])):
-            share = graph.op("Slice", shares, *ends[part], self._last_axis, to=f"{name}.{part}.shares")
-            mixed.append(graph.op("MatMul", share, value, to=f"{name}.{part}.mixed"))
-        by_head = graph.op("Add", *mixed, to=f"{name}.mixed")
-        back = graph.op("Transpose", by_head, to=f"{name}.by_token", perm=[0, 2, 1, 3])
-        return self._dense(graph.op("Reshape", back, self._joined, to=f"{name}.joined"), hidden, hidden, name)
+            share = self.op("Slice", shares, *ends[part], self._last_axis, to=f"{name}.{part}.shares")
+            mixed.append(self.op("MatMul", share, value, to=f"{name}.{part}.mixed"))
+        by_head = self.op("Add", *mixed, to=f"{name}.mixed")
+        back = self.op("Transpose", by_head, to=f"{name}.by_token", perm=[0, 2, 1, 3])
+        return self._dense(self.op("Reshape", back, self._joined, to=f"{name}.joined"), hidden, hidden, name)
 
     def _scores(self, query: str, key: str, bias: str, name: str) -> str:
-        graph = self._graph
-        products = graph.op("MatMul", query, key, to=f"{name}.products")
-        scaled = graph.op("Mul", products, self._scale, to=f"{name}.scaled")
-        return graph.op("Add", scaled, bias, to=f"{name}.scores")
+        products = self.op("MatMul", query, key, to=f"{name}.products")
+        scaled = self.op("Mul", products, self._scale, to=f"{name}.scaled")
+        return self.op("Add", scaled, bias, to=f"{name}.scores")
 
     def _last_tokens(self, x: str, token_counts: str) -> str:
         """Return the rows of the last new tokens: ``x`` [batch, tokens, hidden] -> [batch, hidden]."""
-        graph = self._graph
-        last = graph.op("Sub", token_counts, self._one, to="last_numbers")
-        column = graph.op("Unsqueeze", last, self._axis_1, to="last_column")
-        return graph.op("GatherND", x, column, to="last_tokens", batch_dims=1)
+        last = self.op("Sub", token_counts, self._one, to="last_numbers")
+        column = self.op("Unsqueeze", last, self._axis_1, to="last_column")
+        return self.op("GatherND", x, column, to="last_tokens", batch_dims=1)
 
     def _gelu(self, x: str, name: str) -> str:
         """Return GELU of ``x`` with tanh, as GPT-2 computes it."""
-        graph = self._graph
-        square = graph.op("Mul", x, x, to=f"{name}.square")
-        cubic = graph.op("Mul", square, self._cubic, to=f"{name}.cubic")
-        sum_ = graph.op("Mul", x, graph.op("Add", cubic, self._unit, to=f"{name}.factor"), to=f"{name}.sum")
-        tanh = graph.op("Tanh", graph.op("Mul", sum_, self._slope, to=f"{name}.argument"), to=f"{name}.tanh")
-        share = graph.op("Mul", graph.op("Add", tanh, self._unit, to=f"{name}.bent"), self._half, to=f"{name}.share")
-        return graph.op("Mul", x, share, to=name)
+        square = self.op("Mul", x, x, to=f"{name}.square")
+        cubic = self.op("Mul", square, self._cubic, to=f"{name}.cubic")
+        sum_ = self.op("Mul", x, self.op("Add", cubic, self._unit, to=f"{name}.factor"), to=f"{name}.sum")
+        tanh = self.op("Tanh", self.op("Mul", sum_, self._slope, to=f"{name}.argument"), to=f"{name}.tanh")
+        share = self.op("Mul", self.op("Add", tanh, self._unit, to=f"{name}.bent"), self._half, to=f"{name}.share")
+        return self.op("Mul", x, share, to=name)
 
     def _norm(self, x: str, name: str) -> str:
-        return self._graph.layer_norm(x, self._settings.hidden, name, EPSILON)
+        return self.layer_norm(x, self._settings.hidden, name, EPSILON)
 
     def _dense(self, x: str, fan_in: int, width: int, name: str) -> str:
-        product = self._graph.op("MatMul", x, self._weight(f"{name}.weight", fan_in, width), to=f"{name}.product")
-        bias = self._graph.normal(f"{name}.bias", [width], 0.02)
-        return self._graph.op("Add", product, bias, to=f"{name}.dense")
+        product = self.op("MatMul", x, self._weight(f"{name}.weight", fan_in, width), to=f"{name}.product")
+        bias = self.normal(f"{name}.bias", [width], 0.02)
+        return self.op("Add", product, bias, to=f"{name}.dense")
 
     def _weight(self, name: str, fan_in: int, width: int) -> str:
-        return self._graph.normal(name, [fan_in, width], 1 / math.sqrt(fan_in))
+        return self.normal(name, [fan_in, width], 1 / math.sqrt(fan_in))
 
     def _range(self, of: str, axis: int, name: str) -> str:
         """Return 0, 1, … up to the size of dimension ``axis`` of the tensor ``of``."""
-        graph = self._graph
-        size = graph.op("Shape", of, to=f"{name}.sizes", start=axis, end=axis + 1)
-        return graph.op("Range", self._first, graph.op("Squeeze", size, to=f"{name}.size"), self._one, to=name)
+        size = self.op("Shape", of, to=f"{name}.sizes", start=axis, end=axis + 1)
+        return self.op("Range", self._first, self.op("Squeeze", size, to=f"{name}.size"), self._one, to=name)
 
 
 def draw(settings: TinyGptSettings, weights: Path, rng: np.random.Generator | None) -> LargeGraph:
     """Return the ONNX graph; its weights are written to the file ``weights``."""
-    graph = LargeGraph(NAME, weights, DTYPE, rng)
-    DecoderStep(graph, settings).draw()
+    graph = DecoderGraph(settings, weights, rng)
+    graph.draw()
     return graph
 
 
