@@ -12,7 +12,7 @@ from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, quote, show_path
 from optimizer.options.command_line import Parser, add_json, add_results
-from optimizer.options.option import DEFAULTS
+from optimizer.options.run_options import DEFAULTS
 from optimizer.store.run_folder import ENDED
 from optimizer.store.run_lookup import FLAG, ListedRun, delete_run, find_deletable, list_runs
 

@@ -18,9 +18,8 @@ from optimizer.core.signature import is_signed
 from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
 from optimizer.options.command_line import Parser, value_of, values_of
-from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import external_names, external_values, resume_options
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import DEFAULTS, RunOptions
 from optimizer.options.table import LOAD, OPTIONS, OPTIONS_BY_NAME, OUTPUT, REQUEST_TIME_OPTIONS
 from optimizer.options.values import (
     MAX_INT32,

@@ -15,9 +15,8 @@ from objectives.quantiles import parse_percentile
 from objectives.sla import UNITS
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import QUOTE_LENGTH, one_line, quote
-from optimizer.options.option import DEFAULTS, Option, ValueType
 from optimizer.options.option_reader import flag_advice, written_values
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import DEFAULTS, Option, RunOptions, ValueType
 from optimizer.options.table import OPTIONS, SLA
 from optimizer.options.values import parse_latency_bound, parse_optional, parse_path, parse_value
 

@@ -12,8 +12,14 @@ from typing import Any, Final
 from optimizer.core.endpoint import ProtocolName
 from optimizer.core.safe_text import exists, is_folder, quote
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
-from optimizer.options.option import DEFAULTS, Option
-from optimizer.options.run_options import SEARCHERS, SIMULATED_OBJECTIVES, RunOptions, default_search
+from optimizer.options.run_options import (
+    DEFAULTS,
+    SEARCHERS,
+    SIMULATED_OBJECTIVES,
+    Option,
+    RunOptions,
+    default_search,
+)
 from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME, REQUEST_TIME_OPTIONS, TARGET_OPTIONS
 from optimizer.options.values import MAX_INT32, OptionError, format_number, move_model
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from objectives.metrics import METRICS
 from objectives.quantiles import parse_percentile
@@ -25,13 +25,13 @@ from optimizer.options.run_options import (
     DISTRIBUTIONS,
     GENERATED_DATA,
     TRACE_ENDING,
+    MovePath,
     RunOptions,
     is_distribution,
     is_trace,
 )
 from optimizer.options.server_options import check_option_name
 
-MovePath: TypeAlias = Callable[[Path, str, RunOptions], str]
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)", re.DOTALL)
 _SQLITE_PATH = re.compile(r"sqlite(?:\+\w+)?:///(?!:memory:|file:)([^?]+)(?:\?.*)?", re.DOTALL)
 

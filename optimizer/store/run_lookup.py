@@ -18,7 +18,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line, quote, show_path
-from optimizer.options.option import DEFAULTS
+from optimizer.options.run_options import DEFAULTS
 from optimizer.options.values import parse_path, parse_value
 from optimizer.store.run_folder import (
     RUN_FILE,

@@ -16,8 +16,7 @@ from optimizer.core.notes import Note, OtherModelTransferred, TransferLeftOut, W
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
-from optimizer.options.option import DEFAULTS
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import DEFAULTS, RunOptions
 from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_run

@@ -19,9 +19,8 @@ from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.profile_schema import ProfileSection, SlaSection
 from optimizer.model.profile_types import NonEmpty, PlainName, PrintableText, fault_lines, parsed_by, suggest
 from optimizer.options.command_line import command_line
-from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import move_options, run_options
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import DEFAULTS, RunOptions
 from optimizer.options.table import OPTIONS, TARGET_OPTIONS
 from optimizer.options.values import OptionError, format_number, parse_budget_seconds
 from optimizer.study.run_request import with_found_run
