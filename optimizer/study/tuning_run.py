@@ -121,14 +121,7 @@ def continue_confirmation(
     """Return a context that continues the confirmation of ``run`` for ``seconds`` and yields its result, as ``tune``.
 
     The tests continue with all their windows, so repeating this until PASS makes no more errors than one session. The
-    confirmation of a run that has none begins.
-
-    Args:
-        run: The folder of the run, which gets the new measurements.
-        options: The options of the run.
-        seconds: Time of the measurements.
-        on_progress: Called with one line for each slow preparation.
-        open_observer: Opens the display of progress.
+    confirmation of a run that has none begins. The other arguments are those of ``tune``.
 
     Raises BadInputError if the run has no trial or found nothing, its confirmation was not planned in run.json, or
     its profile has other bounds by now; TuneError as ``tune``.
