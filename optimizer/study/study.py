@@ -183,7 +183,7 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
     return StudyResult(trials, search_ended, continued_by)
 
 
-def shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]:
+def _shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]:
     """Return the conditions that all workers of a shared study have to share; empty for a study of one run.
 
     An unknown condition is None and agrees with any other.
@@ -204,7 +204,7 @@ def check_stored_study(options: RunOptions, task: Task, folder: RunFolder, finge
 
     storage, name = options.storage or str(folder.study), options.study_name or folder.study_name
     sampler = sampler_for(options.search, options.seed)
-    check_study(storage, name, task.problem, sampler, fingerprint, shared_conditions(options, task))
+    check_study(storage, name, task.problem, sampler, fingerprint, _shared_conditions(options, task))
 
 
 @contextlib.contextmanager
@@ -223,7 +223,7 @@ def open_searcher(record: RunRecord, transferred: TransferredStudy | None) -> It
 
         until = time.monotonic() + options.budget_seconds - record.spent.seconds
         sharing = StudySharing(RetryPolicy(until, record.environment.on_progress, str(folder.trials)))
-        conditions = shared_conditions(options, record.task)
+        conditions = _shared_conditions(options, record.task)
         with join(options, problem, folder, record.fingerprint, sharing, conditions) as shared:
             yield make_searcher_for_study(shared.tracker, options.search, problem, options.seed, transferred), shared
         return
