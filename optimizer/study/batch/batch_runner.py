@@ -61,15 +61,13 @@ class Allocation:
     seconds: float
 
 
-def entry_state(entry: EntryRecord, run: FinishedRun, improvement: Callable[[FinishedRun], float]) -> EntryState:
-    """Return the state of an entry. ``improvement`` estimates the gain of another deployment."""
-    is_over = entry.is_done or entry.search_is_over
+def _median_seconds(trials: Sequence[Trial]) -> float:
+    """Return the median time of a trial; 0 without trials."""
     times = [
         (trial.deploy_seconds or 0) + sum(measurement.measure_seconds or 0 for _, measurement in trial.measurements)
-        for trial in run.trials
+        for trial in trials
     ]
-    trial_seconds = median(times) if times else 0.0
-    return EntryState(entry.seconds, trial_seconds, 0.0 if is_over else improvement(run), is_over)
+    return median(times) if times else 0.0
 
 
 def search_is_over(run: FinishedRun, max_trials: int | None) -> bool:
@@ -265,8 +263,9 @@ class BatchRunner:
             if run is None:
                 self._states[index] = EntryState(entry.seconds, 0.0, 0.0, is_over=True)
             else:
-                started = self.clock()
-                self._states[index] = entry_state(entry, run, self.expected_improvement)
+                started, is_over = self.clock(), entry.search_is_over
+                improvement = 0.0 if is_over else self.expected_improvement(run)
+                self._states[index] = EntryState(entry.seconds, _median_seconds(run.trials), improvement, is_over)
                 self._update_entry(index, replace(entry, seconds=entry.seconds + self.clock() - started))
         return self._states[index]
 
