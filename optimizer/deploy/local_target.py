@@ -64,24 +64,25 @@ def find_installation(
 
 def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Raise the errors of ``find_installation`` for the options of the server."""
-    _installation_of(options)
+    installation_of(options)
 
 
 def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the name and the hash of the server's program."""
-    program = _installation_of(options).tritonserver
+    program = installation_of(options).tritonserver
     return f"{program.name} {hashlib.sha256(program.read_bytes()).hexdigest()[:12]}"
 
 
 def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> LocalTarget:
     """Return the target on the user's server. Raises BadInputError if it is too old for ``--protocol http``."""
-    installation = _installation_of(options)
+    installation = installation_of(options)
     if options.protocol == "http" and not installation.knows("--http-restricted-api"):
         raise too_old_for_http(str(installation.tritonserver))
     return LocalTarget(source, installation, settings)
 
 
-def _installation_of(options: RunOptions) -> Installation:
+def installation_of(options: RunOptions) -> Installation:
+    """Return the server that ``options`` name. Raises the errors of ``find_installation``."""
     return find_installation(options.tritonserver, options.backend_directory, options.server_args)
 
 

@@ -139,7 +139,7 @@ def _module(options: RunOptions) -> TargetModule:
 def find_installation(options: RunOptions, on_progress: Callable[[str], None]) -> Installation:
     """Return the tritonserver of this machine: the user's for the local target, otherwise the embedded one."""
     if options.target == "local":
-        return local_target.find_installation(options.tritonserver, options.backend_directory, options.server_args)
+        return local_target.installation_of(options)
     return embedded_installation(runtime.ensure(on_progress))
 
 

@@ -157,15 +157,13 @@ def total_of(values: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def tree_memory_bytes(pid: int | None) -> float | None:
+def tree_memory_bytes(pid: int) -> float | None:
     """Return the memory of a process and its descendants; None if it cannot be read.
 
     It is the proportional set size, in which shared pages count once.
     """
     import psutil
 
-    if pid is None:
-        return None
     try:
         return float(sum(psutil.Process(member).memory_full_info().pss for member in process_tree(pid)))
     except (psutil.Error, AttributeError):

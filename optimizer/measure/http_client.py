@@ -141,7 +141,9 @@ class HttpClient:
     @contextlib.contextmanager
     def _open(self, timeout_seconds: float = CALL_SECONDS, connections: int = 1) -> Iterator[Any]:
         """Yield a client of tritonclient with this many ``connections``. Raise CallError for its errors."""
-        tls_arguments = {} if self._context is None else {"ssl": True, "ssl_context_factory": self._make_context}
+        tls_arguments: dict[str, Any] = {}
+        if self._context is not None:  # the factory gets geventhttpclient's own choice of a CA file
+            tls_arguments = {"ssl": True, "ssl_context_factory": lambda cafile: self._context}
         try:
             with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
                 client = InferenceServerClient(
@@ -163,10 +165,6 @@ class HttpClient:
         except (ValueError, KeyError, TypeError, AttributeError, json_format.ParseError) as error:
             message = f"the answer is not that of a tritonserver: {error}"
             raise CallError(self._connection, "refused", message) from error
-
-    def _make_context(self, cafile: str | None) -> Any:
-        """Return the TLS context; ``cafile``, geventhttpclient's own choice, is ignored."""
-        return self._context
 
 
 def _parsed(document: Any, message: Any) -> Any:

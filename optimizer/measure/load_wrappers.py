@@ -166,10 +166,9 @@ class ServerProcessesLoadGenerator:
 
 def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
     """Combine the measurements of servers that shared a load. Raises MeasurementError if one lacks a throughput."""
+    throughputs = _values(measurements, "throughput_infer_per_sec")
     weights = [measurement.requests or 0 for measurement in measurements]
-    served = [measurement.throughput_infer_per_sec for measurement in measurements]
-    throughputs = [throughput for throughput in served if throughput is not None]
-    if len(throughputs) < len(measurements) or not all(weights):
+    if throughputs is None or not all(weights):
         raise MeasurementError("a server process answered no request")
     means: dict[str, Any] = {}
     for name in LATENCIES:

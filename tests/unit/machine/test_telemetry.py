@@ -150,7 +150,6 @@ def test_the_memory_of_a_process_tree_includes_its_children(parent_and_child: tu
     assert tree_bytes is not None
     assert child_bytes is not None
     assert tree_bytes > child_bytes > 0
-    assert tree_memory_bytes(None) is None
 
 
 def test_memory_of_a_process_that_has_ended_is_unknown() -> None:
