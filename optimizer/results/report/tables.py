@@ -36,17 +36,14 @@ def compared_candidates(run: FinishedRun) -> dict[str, Candidate]:
     outcome = run.outcome
     assert outcome is not None, "the run has measurements"
     chosen = outcome.recommended or outcome.closest
-    roles: dict[str, Candidate] = {}
+    roles: dict[Candidate, str] = {}
     if chosen is not None:
-        roles["recommended" if outcome.recommended else "closest"] = chosen.candidate
+        roles[chosen.candidate] = "recommended" if outcome.recommended else "closest"
     if outcome.baseline.is_tried:
-        roles["baseline"] = run.baseline
+        roles.setdefault(run.baseline, "baseline")
     if outcome.dynamic_batching is not None and outcome.dynamic_batching.is_tried:
-        roles["dynamic_batching {}"] = run.dynamic_batching
-    first: dict[Candidate, str] = {}
-    for role, candidate in roles.items():
-        first.setdefault(candidate, role)
-    return {role: candidate for candidate, role in first.items()}
+        roles.setdefault(run.dynamic_batching, "dynamic_batching {}")
+    return {role: candidate for candidate, role in roles.items()}
 
 
 def best_loads(run: FinishedRun) -> list[BestLoad]:
