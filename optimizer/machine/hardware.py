@@ -176,35 +176,9 @@ def _fingerprint_form() -> TypeAdapter[Fingerprint]:
     return TypeAdapter(Fingerprint)
 
 
-def make_fingerprint(
-    hardware: Hardware,
-    backends: Iterable[str],
-    *,
-    target: str,
-    server: str,
-    at: str = "",
-    perf_analyzer: str = "",
-) -> Fingerprint:
-    """Return the fingerprint of a server.
-
-    Args:
-        hardware: Hardware of this machine; for a server on an unknown machine, only its GPUs count.
-        backends: Names of the model's backends.
-        target: embedded, local, docker or remote.
-        server: Version of the server, or what identifies its program or image.
-        at: Address of a server on an unknown machine; empty for a server on this machine.
-        perf_analyzer: Version of perf_analyzer or ID of its image; empty if it does not measure.
-    """
-    return Fingerprint(
-        cpu="" if at else hardware.cpu,
-        cpu_count=0 if at else hardware.cpu_count,
-        gpus=hardware.gpus,
-        target=target,
-        server=server,
-        backends=tuple(sorted({_with_version(name) if target == "embedded" else name for name in backends})),
-        at=at,
-        perf_analyzer=perf_analyzer,
-    )
+def backend_identities(backends: Iterable[str], target: str) -> tuple[str, ...]:
+    """Return ``Fingerprint.backends`` for the names of a model's backends on a server of ``target``."""
+    return tuple(sorted({_with_version(name) if target == "embedded" else name for name in backends}))
 
 
 def _with_version(backend: str) -> str:

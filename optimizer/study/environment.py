@@ -43,7 +43,7 @@ from optimizer.machine.conditions import SpeedProbe
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
-from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
+from optimizer.machine.hardware import Fingerprint, Hardware, backend_identities
 from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.measurer import Measurer
@@ -171,12 +171,16 @@ class Environment:
         backends = [backend_of(config) for config in task.source.models.values() if not is_ensemble(config)]
         if self.uses_openvino(task):
             backends.append(f"onnxruntime-openvino {runtime.OPENVINO_ONNX_RUNTIME}")
-        return make_fingerprint(
-            self.hardware,
-            backends,
+        server = target_factory.server_identity(self.options, self.on_progress)
+        at = target_factory.other_machine_address(self.options)
+        return Fingerprint(
+            cpu="" if at else self.hardware.cpu,
+            cpu_count=0 if at else self.hardware.cpu_count,
+            gpus=self.hardware.gpus,
             target=self.options.target,
-            server=target_factory.server_identity(self.options, self.on_progress),
-            at=target_factory.other_machine_address(self.options),
+            server=server,
+            backends=backend_identities(backends, self.options.target),
+            at=at,
             perf_analyzer=perf_analyzer_identity(self.options, task, self.on_progress),
         )
 

@@ -16,7 +16,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine.hardware import ID_LENGTH, Fingerprint, Hardware, make_fingerprint, parse_fingerprint
+from optimizer.machine.hardware import ID_LENGTH, Fingerprint, backend_identities, parse_fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import recorded_problem
 from optimizer.store.optuna_study import open_study
@@ -77,13 +77,11 @@ def test_the_difference_of_two_fingerprints_is_described() -> None:
 
 
 def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> None:
-    machine = Hardware((), "Some CPU", 2, 8 << 30)
-    embedded = make_fingerprint(machine, ["python", "onnxruntime"], target="embedded", server="2.51.0")
-    local = make_fingerprint(machine, ["onnxruntime"], target="local", server="2.51.0")
-    assert embedded.backends[0].startswith("onnxruntime 1.")
-    assert embedded.backends[1] == "python"
-    assert local.backends == ("onnxruntime",)
-    assert "Some CPU, 2 CPUs · embedded server 2.51.0, onnxruntime 1." in str(embedded)
+    onnxruntime, python = backend_identities(["python", "onnxruntime"], "embedded")
+    assert onnxruntime.startswith("onnxruntime 1.")
+    assert python == "python"
+    assert backend_identities(["onnxruntime"], "local") == ("onnxruntime",)
+    assert str(HERE) == "Some CPU @ 2.50GHz, 2 CPUs · embedded server 2.51.0, onnxruntime 1.20.1"
 
 
 # -- refused resumes ----------------------------------------------------------------------------------------------
