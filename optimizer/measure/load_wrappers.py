@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint, SharedMemory
@@ -99,18 +99,6 @@ def _time(measurements: Sequence[Measurement]) -> dict[str, Any]:
 MIN_OVERLAP_SHARE = 1 / 1.5  # share of the measuring time in which all servers have to be under load
 
 
-class _TimedMeasurement(NamedTuple):
-    """A measurement and its end, in seconds of the monotonic clock."""
-
-    measurement: Measurement
-    end_s: float
-
-    @property
-    def begin_s(self) -> float:
-        """The start of the measurement, by the clock of ``end_s``."""
-        return self.end_s - (self.measurement.measure_seconds or 0.0)
-
-
 @dataclass(frozen=True)
 class ServerProcessesLoadGenerator:
     """Measures all server processes of an endpoint at the same time, with one load generator for each.
@@ -139,21 +127,25 @@ class ServerProcessesLoadGenerator:
         with ThreadPoolExecutor(len(servers)) as pool:
             futures = [pool.submit(self._measure_share, number, endpoint, load, seconds) for number in numbers]
         measured = [future.result() for future in futures]
-        combined = combine_servers([each.measurement for each in measured])
-        together_seconds = min(each.end_s for each in measured) - max(each.begin_s for each in measured)
+        combined = combine_servers([measurement for measurement, _ in measured])
+        last_begin_s = max(end_s - (measurement.measure_seconds or 0.0) for measurement, end_s in measured)
+        together_seconds = min(end_s for _, end_s in measured) - last_begin_s
         if together_seconds < MIN_OVERLAP_SHARE * (combined.measure_seconds or 0.0):
             raise MeasurementError("the server processes were not measured at the same time: one began later")
         return combined
 
     def _measure_share(
         self, number: int, endpoint: Endpoint, load: LoadPoint, seconds: float | None
-    ) -> _TimedMeasurement:
-        """Measure the server ``number`` with its share of the requests in flight."""
+    ) -> tuple[Measurement, float]:
+        """Return the measurement of the server ``number`` with its share of the requests in flight, and its end.
+
+        The end is in seconds of the monotonic clock.
+        """
         servers = endpoint.servers
         share = load.concurrency // len(servers) + (number <= load.concurrency % len(servers))
         server = replace(servers[number - 1], replicas=())
         measurement = self.make(number).measure(server, replace(load, concurrency=share), seconds)
-        return _TimedMeasurement(measurement, time.monotonic())
+        return measurement, time.monotonic()
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return ``count`` combined measurements."""
