@@ -69,7 +69,7 @@ class Outcome:
     """The recommendation of a run, and the configurations that it is compared with.
 
     Attributes:
-        recommended: The recommendation, see ``_recommended``; None if no stable point meets the constraints.
+        recommended: The recommendation, see ``_Choice.recommended``; None if no stable point meets the constraints.
         closest: Without a recommendation, an unstable point that meets the constraints, otherwise the one that misses
             them by least; None if nothing was measured.
         no_recommendation_reason: Without a recommendation, the reason for people, without a full stop.
@@ -159,21 +159,19 @@ class Outcome:
 
 def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate) -> Outcome:
     """Return the outcome of ``trials``, of a finished run or so far."""
-    confirmed = judge_confirmations(trials, problem)
-    points = _points(trials, confirmed)
-    measured = _without_selection(points, confirmed)
-    unconfirmed = measured + _below_failed_loads(points, confirmed, problem)
-    speed = fit_speed_correction(trials, problem)
-    recommended = _recommended(unconfirmed, confirmed, problem, baseline, speed)
-    closest = None if recommended else _closest(measured, unconfirmed, confirmed, problem)
+    choice = _Choice(trials, problem)
+    points, confirmed = choice.points, choice.confirmed
+    measured = choice.without_selection()
+    unconfirmed = measured + choice.below_failed_loads()
+    recommended = choice.recommended(unconfirmed, baseline)
+    closest = None if recommended else choice.closest(measured, unconfirmed)
     reason = "" if recommended else no_recommendation_reason(trials, confirmed, closest, problem).rstrip(".")
 
     def result_of(candidate: Candidate) -> BaselineResult:
         is_recommended = recommended is not None and recommended.candidate == candidate
-        point = recommended if is_recommended else _compared_point(candidate, points, confirmed, problem, speed)
+        point = recommended if is_recommended else choice.compared_point(candidate)
         is_tried = any(trial.candidate == candidate for trial in trials)
-        gain = _gain(recommended, point, confirmed, trials, problem)
-        return BaselineResult(point, gain, is_tried, _failure(candidate, trials))
+        return BaselineResult(point, choice.gain(recommended, point), is_tried, _failure(candidate, trials))
 
     return Outcome(
         recommended=recommended,
@@ -191,24 +189,6 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         sla=problem.sla,
         crashes=() if recommended is None else _crashes_outside_test(recommended, trials),
     )
-
-
-def _gain(
-    recommended: Point | None,
-    compared: Point | None,
-    confirmed: Sequence[ConfirmedLoad],
-    trials: Sequence[Trial],
-    problem: Problem,
-) -> ThroughputRatio | None:
-    """Return the throughput of the recommendation relative to that of ``compared``, see ``BaselineResult.gain``."""
-    if recommended is not None and compared is recommended:
-        return RATIO_TO_ITSELF
-    numerator, denominator = _confirmation_of(recommended, confirmed), _confirmation_of(compared, confirmed)
-    if numerator is None or denominator is None:
-        return None
-    if not (meets_sla(numerator, problem) and meets_sla(denominator, problem)):
-        return None
-    return compare_throughput(numerator, denominator, trials, problem)
 
 
 def _pareto_front(points: Sequence[Point], recommended: Point | None, problem: Problem) -> ParetoFront:
@@ -258,119 +238,118 @@ def _confirmation_of(point: Point | None, confirmed: Sequence[ConfirmedLoad]) ->
     return next((entry for entry in confirmed if entry.point is point), None)
 
 
-def _points(trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad]) -> list[Point]:
-    """Return each configuration at each load: confirmed if it is, otherwise as the search measured it."""
-    confirmed_loads = {(entry.point.candidate, entry.point.load) for entry in confirmed}
-    searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in confirmed_loads]
-    return searched + [entry.point for entry in confirmed]
+class _Choice:
+    """The choice of the recommendation, and of the points that it is compared with.
 
-
-def _without_selection(points: Sequence[Point], confirmed: Sequence[ConfirmedLoad]) -> list[Point]:
-    """Return the confirmed points, and the search's points of the candidates that were not confirmed.
-
-    The search's points of a confirmed candidate are too good on average: it was chosen because of them.
-    """
-    candidates = {entry.point.candidate for entry in confirmed}
-    return [point for point in points if point.candidate not in candidates or _confirmation_of(point, confirmed)]
-
-
-def _compared_point(
-    candidate: Candidate,
-    points: Sequence[Point],
-    confirmed: Sequence[ConfirmedLoad],
-    problem: Problem,
-    speed: SpeedCorrection,
-) -> Point | None:
-    """Return ``candidate`` at the load at which the recommendation is compared with it, see ``BaselineResult``.
-
-    Of a candidate that only the search measured, a disturbed point counts as in the choice of the recommendation.
-    """
-    entries = [entry for entry in confirmed if entry.point.candidate == candidate]
-    met = [entry.point for entry in entries if meets_sla(entry, problem)]
-    searched = [point for point in points if point.candidate == candidate]
-    return (
-        max(met, key=lambda point: point.load, default=None)
-        or problem.sla.closest_point([entry.point for entry in entries])
-        or _best_at_usual_speed(searched, confirmed, problem, speed)
-        or problem.best_point(searched, unstable=True)
-    )
-
-
-def _below_failed_loads(points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], problem: Problem) -> list[Point]:
-    """Return the search's points of candidates that failed their confirmation, at loads below the failed one."""
-    met, lowest = set[Candidate](), dict[Candidate, LoadPoint]()
-    for entry in confirmed:
-        candidate, load = entry.point.candidate, entry.point.load
-        lowest[candidate] = min(load, lowest.get(candidate, load))
-        if entry.judged.verdict is not Verdict.FAIL and problem.best_point([entry.point], unstable=True):
-            met.add(candidate)
-    missed = lowest.keys() - met
-    return [point for point in points if point.candidate in missed and point.load < lowest[point.candidate]]
-
-
-def _recommended(
-    measured: Sequence[Point],
-    confirmed: Sequence[ConfirmedLoad],
-    problem: Problem,
-    baseline: Candidate,
-    speed: SpeedCorrection,
-) -> Point | None:
-    """Return the recommendation; None if no stable point meets the constraints.
-
-    In this order of preference, it is the best point whose confirmation passes; the best point except the baseline
-    whose confirmation is undecided; the best point that was not confirmed, which may have a lower load than one that
-    failed. If none of these meets the constraints as measured, one that was measured while the machine was slow may
-    meet them at its usual speed.
-    """
-    passed, failed, undecided = (
-        [entry.point for entry in confirmed if entry.judged.verdict is verdict]
-        for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.UNDECIDED)
-    )
-    # an undecided point counts even if it is unstable: maybe only the machine was disturbed
-    undecided_tests = [
-        entry.point for entry in confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED
-    ]
-    not_failed = [point for point in measured if point not in failed]
-    return (
-        problem.best_point(passed)
-        or problem.best_point(undecided_tests, unstable=True)
-        or problem.best_point([point for point in undecided if point.candidate != baseline], unstable=True)
-        or _best_at_usual_speed(not_failed, confirmed, problem, speed)
-        or problem.best_point(undecided, unstable=True)
-    )
-
-
-def _best_at_usual_speed(
-    points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], problem: Problem, speed: SpeedCorrection
-) -> Point | None:
-    """Return the best of ``points`` that meets the constraints as measured and at the machine's usual speed.
-
-    If there is none, it is the best that meets them as measured, or else at the usual speed. What fresh servers
-    measured is not corrected: the verdict is about the states that the machine had.
-    """
-    met = [point for point in points if problem.sla.is_met(point.measurement)]
-    searched = [point for point in points if _confirmation_of(point, confirmed) is None]
-    return (
-        speed.best_point(met, problem.best_point)
-        or SpeedCorrection().best_point(met, problem.best_point)
-        or speed.best_point(searched, problem.best_point)
-    )
-
-
-def _closest(
-    measured: Sequence[Point], unconfirmed: Sequence[Point], confirmed: Sequence[ConfirmedLoad], problem: Problem
-) -> Point | None:
-    """Return the best unstable point that meets the SLA and has not failed its test, or else the closest one.
-
-    Args:
-        measured: The points without those that the choice for a test favors.
-        unconfirmed: The same with the search's points at loads below a failed one.
+    Attributes:
         confirmed: The confirmations.
-        problem: The search problem.
+        points: Each configuration at each load: confirmed if it is, otherwise as the search measured it.
     """
-    failed = [entry.point for entry in confirmed if entry.judged.verdict is Verdict.FAIL]
-    unstable = [point for point in unconfirmed if is_disturbed(point.measurement) and point not in failed]
-    return problem.best_point(unstable, unstable=True) or problem.sla.closest_point(measured)
+
+    def __init__(self, trials: Sequence[Trial], problem: Problem) -> None:
+        self._trials, self._problem = trials, problem
+        self.confirmed = judge_confirmations(trials, problem)
+        confirmed_loads = {(entry.point.candidate, entry.point.load) for entry in self.confirmed}
+        searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in confirmed_loads]
+        self.points = searched + [entry.point for entry in self.confirmed]
+        self._speed = fit_speed_correction(trials, problem)
+
+    def without_selection(self) -> list[Point]:
+        """Return the confirmed points, and the search's points of the candidates that were not confirmed.
+
+        The search's points of a confirmed candidate are too good on average: it was chosen because of them.
+        """
+        candidates = {entry.point.candidate for entry in self.confirmed}
+        return [point for point in self.points if point.candidate not in candidates or self._confirmation_of(point)]
+
+    def below_failed_loads(self) -> list[Point]:
+        """Return the search's points of candidates that failed their confirmation, at loads below the failed one."""
+        met, lowest = set[Candidate](), dict[Candidate, LoadPoint]()
+        for entry in self.confirmed:
+            candidate, load = entry.point.candidate, entry.point.load
+            lowest[candidate] = min(load, lowest.get(candidate, load))
+            if entry.judged.verdict is not Verdict.FAIL and self._problem.best_point([entry.point], unstable=True):
+                met.add(candidate)
+        missed = lowest.keys() - met
+        return [point for point in self.points if point.candidate in missed and point.load < lowest[point.candidate]]
+
+    def recommended(self, measured: Sequence[Point], baseline: Candidate) -> Point | None:
+        """Return the recommendation; None if no stable point meets the constraints.
+
+        In this order of preference, it is the best point whose confirmation passes; the best point except the
+        baseline whose confirmation is undecided; the best of ``measured`` that was not confirmed, which may have a
+        lower load than one that failed. If none of these meets the constraints as measured, one that was measured
+        while the machine was slow may meet them at its usual speed.
+        """
+        best_point = self._problem.best_point
+        passed, failed, undecided = (
+            [entry.point for entry in self.confirmed if entry.judged.verdict is verdict]
+            for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.UNDECIDED)
+        )
+        # an undecided point counts even if it is unstable: maybe only the machine was disturbed
+        undecided_tests = [
+            entry.point for entry in self.confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED
+        ]
+        return (
+            best_point(passed)
+            or best_point(undecided_tests, unstable=True)
+            or best_point([point for point in undecided if point.candidate != baseline], unstable=True)
+            or self._best_at_usual_speed([point for point in measured if point not in failed])
+            or best_point(undecided, unstable=True)
+        )
+
+    def closest(self, measured: Sequence[Point], unconfirmed: Sequence[Point]) -> Point | None:
+        """Return the best unstable point that meets the SLA and has not failed its test, or else the closest one.
+
+        ``measured`` are the points without those that the choice for a test favors, ``unconfirmed`` the same with the
+        search's points at loads below a failed one.
+        """
+        failed = [entry.point for entry in self.confirmed if entry.judged.verdict is Verdict.FAIL]
+        unstable = [point for point in unconfirmed if is_disturbed(point.measurement) and point not in failed]
+        return self._problem.best_point(unstable, unstable=True) or self._problem.sla.closest_point(measured)
+
+    def compared_point(self, candidate: Candidate) -> Point | None:
+        """Return ``candidate`` at the load at which the recommendation is compared with it, see ``BaselineResult``.
+
+        Of a candidate that only the search measured, a disturbed point counts as in the choice of the recommendation.
+        """
+        entries = [entry for entry in self.confirmed if entry.point.candidate == candidate]
+        met = [entry.point for entry in entries if meets_sla(entry, self._problem)]
+        searched = [point for point in self.points if point.candidate == candidate]
+        return (
+            max(met, key=lambda point: point.load, default=None)
+            or self._problem.sla.closest_point([entry.point for entry in entries])
+            or self._best_at_usual_speed(searched)
+            or self._problem.best_point(searched, unstable=True)
+        )
+
+    def gain(self, recommended: Point | None, compared: Point | None) -> ThroughputRatio | None:
+        """Return the throughput of the recommendation relative to ``compared``, see ``BaselineResult.gain``."""
+        if recommended is not None and compared is recommended:
+            return RATIO_TO_ITSELF
+        numerator, denominator = self._confirmation_of(recommended), self._confirmation_of(compared)
+        if numerator is None or denominator is None:
+            return None
+        if not (meets_sla(numerator, self._problem) and meets_sla(denominator, self._problem)):
+            return None
+        return compare_throughput(numerator, denominator, self._trials, self._problem)
+
+    def _confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
+        return _confirmation_of(point, self.confirmed)
+
+    def _best_at_usual_speed(self, points: Sequence[Point]) -> Point | None:
+        """Return the best of ``points`` that meets the constraints as measured and at the machine's usual speed.
+
+        If there is none, it is the best that meets them as measured, or else at the usual speed. What fresh servers
+        measured is not corrected: the verdict is about the states that the machine had.
+        """
+        met = [point for point in points if self._problem.sla.is_met(point.measurement)]
+        searched = [point for point in points if self._confirmation_of(point) is None]
+        return (
+            self._speed.best_point(met, self._problem.best_point)
+            or SpeedCorrection().best_point(met, self._problem.best_point)
+            or self._speed.best_point(searched, self._problem.best_point)
+        )
 
 
 def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
