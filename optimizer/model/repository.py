@@ -304,7 +304,8 @@ def read_source(
     tuned, by default the largest step that batches. Raises BadInputError if a model is missing or they do not fit
     together.
     """
-    _refuse_tuned_model(name, composing, variants, concurrent)
+    names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
+    _refuse_tuned_model(name, names_by_flag)
     top = read(name)
     if concurrent and top.is_streaming:
         raise BadInputError(
@@ -315,7 +316,7 @@ def read_source(
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
     _check_decoupled_parts(top, parts)
-    _check_stateful(top, parts, composing, variants, concurrent)
+    _check_stateful(top, parts, names_by_flag)
     if variants and parts:
         raise BadInputError(
             f"{name}: only a single model can have variants, and this one is served with {', '.join(parts)}"
@@ -335,17 +336,15 @@ def read_source(
     )
 
 
-def _refuse_tuned_model(
-    name: str, composing: Sequence[str], variants: Sequence[str], concurrent: Sequence[str]
-) -> None:
+def _refuse_tuned_model(name: str, names_by_flag: Mapping[str, Sequence[str]]) -> None:
     """Raise BadInputError if an option for other models names the tuned model ``name``.
 
     Only ``--variants`` may name it, next to others.
     """
-    for flag, names in {"bls-composing-models": composing, "concurrent-models": concurrent}.items():
-        if name in names:
+    for flag, names in names_by_flag.items():
+        if flag != "variants" and name in names:
             raise BadInputError(f"--{flag} {name}: {name} is the tuned model itself; leave it out")
-    if set(variants) == {name}:
+    if set(names_by_flag["variants"]) == {name}:
         raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
 
 
@@ -361,21 +360,17 @@ def _read_variants(
 
 
 def _check_stateful(
-    top: ModelSource,
-    parts: Mapping[str, ModelSource],
-    composing: Sequence[str],
-    variants: Sequence[str],
-    concurrent: Sequence[str],
+    top: ModelSource, parts: Mapping[str, ModelSource], names_by_flag: Mapping[str, Sequence[str]]
 ) -> None:
     """Raise BadInputError if a stateful model is not the only one: ``tune`` sends sequences to one model."""
     for name, part in parts.items():
         if part.is_stateful:
-            role = "a concurrent model" if name in concurrent else f"a part of {top.name}"
+            is_concurrent = name in names_by_flag["concurrent-models"]
+            role = "a concurrent model" if is_concurrent else f"a part of {top.name}"
             raise BadInputError(
                 f"{one_line(name)}: sequence_batching: a stateful model is measured alone, not as {role}; "
                 "tune it itself"
             )
-    names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
     for flag, names in names_by_flag.items():
         if names and top.is_stateful:
             raise BadInputError(
