@@ -26,7 +26,6 @@ from optimizer.model.model_analyzer.settings import (
     DimensionChoices,
     ImportedSettings,
     ImportNote,
-    ImportNotes,
     ModelSettings,
     SweepValue,
     ValueReader,
@@ -87,23 +86,22 @@ def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
     """
     data = read_bytes(file, yaml_lines.MAX_BYTES, "a configuration of Model Analyzer is a page of YAML")
     root = yaml_lines.parse(data, str(file), hint="a configuration of Model Analyzer has a line 'profile_models:'")
-    reader, notes = ValueReader(file), ImportNotes(file)
+    reader = ValueReader(file)
     if isinstance(root.value, dict) and "model" in root.value and "profile_models" not in root.value:
         raise reader.fault(root, "this is the profile of a model; tune it with `tune FILE`")
     common = reader.mapping(root, list(FILE))
     for key, where in root.value.items() if isinstance(root.value, dict) else ():
-        notes.add(where, FILE[key] if key in common else _EMPTY)
+        reader.note(where, FILE[key] if key in common else _EMPTY)
     concurrently = PROFILE_CONCURRENTLY in common and reader.boolean(common[PROFILE_CONCURRENTLY])
-    choice = _choose(common.get("profile_models"), model, reader, notes, concurrently=concurrently)
-    model_settings = {} if choice.section is None else reader.mapping(choice.section, list(MODEL))
-    notes.add_all(model_settings, MODEL)
-    settings = ModelSettings(reader, notes, common, model_settings)
+    choice = _choose(common.get("profile_models"), model, reader, concurrently=concurrently)
+    model_settings = {} if choice.section is None else reader.section(choice.section, MODEL)
+    settings = ModelSettings(reader, common, model_settings)
     result = ImportedSettings()
     import_goals(settings, result)
     import_other_models(settings, choice.other_models, result)
     import_requests(settings, result)
     import_space(settings, result)
-    return ModelAnalyzerImport(file, choice.name, common.get("model_repository"), result, tuple(notes))
+    return ModelAnalyzerImport(file, choice.name, common.get("model_repository"), result, reader.notes())
 
 
 def build_profile(imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]) -> Profile:
@@ -150,7 +148,7 @@ class _ModelChoice(NamedTuple):
 
 
 def _choose(
-    where: LocatedValue | None, model: str | None, reader: ValueReader, notes: ImportNotes, *, concurrently: bool
+    where: LocatedValue | None, model: str | None, reader: ValueReader, *, concurrently: bool
 ) -> _ModelChoice:
     """Return the model to tune: ``model``, or the only one. Raises BadInputError if there is none or several."""
     models: dict[str, tuple[LocatedValue, LocatedValue | None]] = {}
@@ -169,7 +167,7 @@ def _choose(
     other_models = [key for name, (key, _) in models.items() if name != tuned]
     for key in other_models:
         support = _CONCURRENT if concurrently else ignored(f"{tuned} is tuned; MODEL chooses another")
-        notes.add(replace(key, keys=("profile_models", str(key.value))), support)
+        reader.note(replace(key, keys=("profile_models", str(key.value))), support)
     key, section = models.get(tuned, (LocatedValue(tuned, 1, ("profile_models",)), None))
     return _ModelChoice(key, section, other_models)
 

@@ -87,7 +87,7 @@ def _bounds(settings: ModelSettings) -> dict[str, tuple[float, LocatedValue]]:
         if short not in settings.file_keys:
             continue
         for name in constraints.keys() & set(replaced):
-            settings.notes.add(bounds.pop(name)[1], ignored(f"{short} replaces it"))
+            settings.reader.note(bounds.pop(name)[1], ignored(f"{short} replaces it"))
         bounds[replaced[0]] = settings.reader.positive(settings.file_keys[short]), settings.file_keys[short]
     return bounds
 
@@ -99,7 +99,7 @@ def _objectives(settings: ModelSettings) -> list[str]:
         return []
     weights = _weights(settings, where)
     if len(set(weights.values())) > 1:
-        settings.notes.add(
+        settings.reader.note(
             where, unsupported("weights; the heaviest objective comes first, and the Pareto front covers all")
         )
     ordered = sorted(weights, key=lambda name: -weights[name])
@@ -108,12 +108,11 @@ def _objectives(settings: ModelSettings) -> list[str]:
 
 def _weights(settings: ModelSettings, where: LocatedValue) -> Mapping[str, float]:
     if isinstance(where.value, dict):
-        weights = settings.reader.mapping(where, list(OBJECTIVES))
-        settings.notes.add_all(weights, OBJECTIVES)
+        weights = settings.reader.section(where, OBJECTIVES)
         return {name: settings.reader.positive(weight) for name, weight in weights.items()}
     names = {settings.reader.one_of(name, list(OBJECTIVES)): name for name in settings.reader.names(where)}
     for name, location in names.items():  # a path for each, because all may be on one line
-        settings.notes.add(replace(location, keys=(*location.keys, name)), OBJECTIVES[name])
+        settings.reader.note(replace(location, keys=(*location.keys, name)), OBJECTIVES[name])
     return dict.fromkeys(names, 1.0)
 
 
@@ -150,7 +149,7 @@ def _request(
         if other_sizes:
             sizes = one_line(", ".join(map(str, other_sizes)), 60)
             reason = f"several request sizes in one run; this one takes {first}: --request-batch-size for {sizes}"
-            settings.notes.add(where, unsupported(reason))
+            settings.reader.note(where, unsupported(reason))
     if (where := flags.get("shape")) is not None:
         request["request", "shapes"] = replace(
             where, value=dict(_shape(item, reader) for item in _items(where, reader))
@@ -201,7 +200,7 @@ def _rate(settings: ModelSettings, flags: LocatedValues) -> dict[str, str]:
         timing = {"request-intervals": str(settings.reader.path(flags["request-intervals"]))}
     for where in (settings.file_keys.get(CONCURRENCY_LIMIT), flags.get("concurrency-range")):
         if where is not None:
-            settings.notes.add(where, ignored("requests are sent at a rate"))
+            settings.reader.note(where, ignored("requests are sent at a rate"))
     return {"load": "rate", **timing}
 
 
@@ -216,9 +215,9 @@ def _max_concurrency(settings: ModelSettings, flags: LocatedValues, parameters: 
         end = reader.text(range_).split(":")[:2][-1]
         chosen = replace(range_, value=reader.whole(replace(range_, value=end)))
     if limit is not None and chosen is not None and chosen.keys != limit.keys:
-        settings.notes.add(limit, ignored("another key gives the load"))
+        settings.reader.note(limit, ignored("another key gives the load"))
     if "request-distribution" in flags:
-        settings.notes.add(flags["request-distribution"], ignored("requests are not sent at a rate"))
+        settings.reader.note(flags["request-distribution"], ignored("requests are not sent at a rate"))
     return chosen
 
 
@@ -230,7 +229,7 @@ def _window(settings: ModelSettings, flags: LocatedValues) -> dict[str, str]:
     if MIN_WINDOW_MS <= milliseconds <= MAX_WINDOW_MS:
         return {"measurement-interval": f"{milliseconds}ms"}
     bounds = f"{MIN_WINDOW_MS:g} to {MAX_WINDOW_MS:g} ms"
-    settings.notes.add(where, unsupported(f"windows other than {bounds}; tune's default is used"))
+    settings.reader.note(where, unsupported(f"windows other than {bounds}; tune's default is used"))
     return {}
 
 
@@ -240,7 +239,7 @@ def _protocol(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: bool)
         return {}
     protocol = settings.reader.one_of(replace(where, value=settings.reader.text(where).lower()), ("http", "grpc"))
     if protocol == "http" and at_a_rate:
-        settings.notes.add(where, unsupported("requests at a rate are sent by gRPC"))
+        settings.reader.note(where, unsupported("requests at a rate are sent by gRPC"))
         return {}
     return {"protocol": protocol}
 
@@ -249,11 +248,11 @@ def _shared_memory(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: 
     where, size = flags.get("shared-memory"), flags.get("output-shared-memory-size")
     kind = "none" if where is None else settings.reader.one_of(where, ("none", "system", "cuda"))
     if where is not None and kind == "cuda" and at_a_rate:
-        settings.notes.add(where, unsupported("requests at a rate use system shared memory only"))
+        settings.reader.note(where, unsupported("requests at a rate use system shared memory only"))
         kind = "none"
     if kind == "none":
         if size is not None:
-            settings.notes.add(size, ignored("no shared memory is used"))
+            settings.reader.note(size, ignored("no shared memory is used"))
         return {} if where is None else {"shared-memory": kind}
     return {"shared-memory": kind} | (
         {} if size is None else {"output-shared-memory-size": f"{settings.reader.whole(size)}B"}
@@ -284,7 +283,7 @@ def _names(settings: ModelSettings, where: LocatedValue) -> list[LocatedValue]:
     if isinstance(where.value, dict):
         for name, child in where.value.items():
             if child.value not in (None, (), {}):
-                settings.notes.add(child, _MODEL_SETTINGS)
+                settings.reader.note(child, _MODEL_SETTINGS)
             settings.reader.name(replace(child, value=name))
         return [replace(child, value=name) for name, child in where.value.items()]
     if isinstance(where.value, tuple):

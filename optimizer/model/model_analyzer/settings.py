@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -25,10 +25,51 @@ _OVERRIDDEN = ignored("the model has its own")
 
 
 @dataclass(frozen=True, slots=True)
-class ValueReader:
-    """Reads the values of ``file``. Each method raises BadInputError: ``file:line: key.path: …``."""
+class ImportNote:
+    """How a key of the file is imported. ``keys``: the path of the key."""
 
     file: Path
+    line: int
+    keys: tuple[str, ...]
+    key: KeySupport
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the key has an equivalent in tune."""
+        return self.key.support == "mapped"
+
+    def __str__(self) -> str:
+        path = one_line(".".join(self.keys), MAX_PATH_CHARACTERS)
+        return f"{show_path(self.file)}:{self.line}: {path}: {self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueReader:
+    """Reads the values of ``file``, and notes how each key is imported.
+
+    Each method that reads raises BadInputError: ``file:line: key.path: …``. A later note on the same key and line
+    replaces an earlier one.
+    """
+
+    file: Path
+    _support_by_place: dict[tuple[tuple[str, ...], int], KeySupport] = field(default_factory=dict)
+
+    def note(self, where: LocatedValue, support: KeySupport) -> None:
+        """Record how the key at ``where`` is imported; nested keys have their own notes."""
+        if support != NESTED_KEYS:
+            self._support_by_place[where.keys, where.line] = support
+
+    def notes(self) -> tuple[ImportNote, ...]:
+        """Return the notes in the order of lines."""
+        ordered = sorted(self._support_by_place.items(), key=lambda item: item[0][1])
+        return tuple(ImportNote(self.file, line, keys, support) for (keys, line), support in ordered)
+
+    def section(self, where: LocatedValue, support_by_key: KeyTable) -> dict[str, LocatedValue]:
+        """Return the keys of a section whose value is not null, and note each as listed in ``support_by_key``."""
+        section = self.mapping(where, list(support_by_key))
+        for name, child in section.items():
+            self.note(child, support_by_key[name])
+        return section
 
     def fault(self, where: LocatedValue, problem: str) -> BadInputError:
         """Return an error at the line of ``where``; the caller raises it."""
@@ -141,54 +182,11 @@ class ValueReader:
         return candidates[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportNote:
-    """How a key of the file is imported. ``keys``: the path of the key."""
-
-    file: Path
-    line: int
-    keys: tuple[str, ...]
-    key: KeySupport
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether the key has an equivalent in tune."""
-        return self.key.support == "mapped"
-
-    def __str__(self) -> str:
-        path = one_line(".".join(self.keys), MAX_PATH_CHARACTERS)
-        return f"{show_path(self.file)}:{self.line}: {path}: {self.key}"
-
-
-@dataclass(frozen=True)
-class ImportNotes:
-    """Collects notes; a later note on the same key and line replaces an earlier one."""
-
-    file: Path
-    _by_place: dict[tuple[tuple[str, ...], int], KeySupport] = field(default_factory=dict)
-
-    def add(self, where: LocatedValue, key: KeySupport) -> None:
-        """Record how the key at ``where`` is imported; nested keys have their own notes."""
-        if key != NESTED_KEYS:
-            self._by_place[where.keys, where.line] = key
-
-    def add_all(self, section: Mapping[str, LocatedValue], support_by_key: KeyTable) -> None:
-        """Record every key of ``section`` as listed in ``support_by_key``."""
-        for name, where in section.items():
-            self.add(where, support_by_key[name])
-
-    def __iter__(self) -> Iterator[ImportNote]:
-        """Iterate over the notes in the order of lines."""
-        for (keys, line), key in sorted(self._by_place.items(), key=lambda item: item[0][1]):
-            yield ImportNote(self.file, line, keys, key)
-
-
 @dataclass(frozen=True)
 class ModelSettings:
     """The settings for one model: those at the top of the file for all models, and those of the model itself."""
 
     reader: ValueReader
-    notes: ImportNotes
     file_keys: Mapping[str, LocatedValue]
     model_keys: Mapping[str, LocatedValue]
 
@@ -198,15 +196,13 @@ class ModelSettings:
         if of_model is None or of_model.value in ((), {}):
             return of_file
         if of_file is not None:
-            self.notes.add(of_file, _OVERRIDDEN)
+            self.reader.note(of_file, _OVERRIDDEN)
         return of_model
 
     def section(self, name: str, support_by_key: KeyTable) -> dict[str, LocatedValue]:
         """Return the keys of the section that ``find`` returns, and note each."""
         where = self.find(name)
-        section = {} if where is None else self.reader.mapping(where, list(support_by_key))
-        self.notes.add_all(section, support_by_key)
-        return section
+        return {} if where is None else self.reader.section(where, support_by_key)
 
     def parameters(self, support_by_key: KeyTable) -> dict[str, LocatedValue]:
         """Return the model's own parameters, completed by common ones.
@@ -215,8 +211,7 @@ class ModelSettings:
         """
         of_model: Mapping[str, LocatedValue] = {}
         if "parameters" in self.model_keys:
-            of_model = self.reader.mapping(self.model_keys["parameters"], list(support_by_key))
-        self.notes.add_all(of_model, support_by_key)
+            of_model = self.reader.section(self.model_keys["parameters"], support_by_key)
         parameters = {
             name: where
             for name in support_by_key
@@ -227,7 +222,7 @@ class ModelSettings:
             del parameters["concurrency"]
             overridden |= {"concurrency"}
         for name in overridden:
-            self.notes.add(self.file_keys[name], _OVERRIDDEN)
+            self.reader.note(self.file_keys[name], _OVERRIDDEN)
         return parameters
 
     def whole(self, name: str) -> int | None:

@@ -33,7 +33,6 @@ from optimizer.model.model_analyzer.settings import (
     ConfiguredValue,
     DimensionChoices,
     ImportedSettings,
-    ImportNotes,
     ModelSettings,
     SweepValue,
     ValueReader,
@@ -74,7 +73,7 @@ _Alternative: TypeAlias = dict[str, _Leaf]  # values by their path in ModelConfi
 _Factor: TypeAlias = list[_Alternative]  # one is chosen, independently of the other factors
 
 
-def read_sweeps(where: LocatedValue, reader: ValueReader, notes: ImportNotes) -> dict[str, DimensionChoices]:
+def read_sweeps(where: LocatedValue, reader: ValueReader) -> dict[str, DimensionChoices]:
     """Return the dimensions that ``model_config_parameters`` lists, by SPACE_KEYS or path in ModelConfig.
 
     Raises BadInputError for fields or values that ModelConfig does not have.
@@ -85,7 +84,7 @@ def read_sweeps(where: LocatedValue, reader: ValueReader, notes: ImportNotes) ->
         for factor in _field(reader, node, ModelConfig.DESCRIPTOR.fields_by_name[name], name):
             if name == _BATCHING:
                 factor = [_with_delay(alternative, node, swept) for alternative in factor]
-            dimensions |= _dimensions(factor, node, reader, notes)
+            dimensions |= _dimensions(factor, node, reader)
         if name == _BATCHING:
             dimensions.setdefault(MAX_QUEUE_DELAY, DimensionChoices((ConfiguredValue(batching=True),), node))
         if name == "instance_group" and KIND in dimensions:
@@ -187,30 +186,28 @@ def _with_delay(alternative: _Alternative, node: LocatedValue, swept: bool) -> _
     return {delay: _Leaf(ConfiguredValue(batching=bool(alternative)), node), **other_fields}
 
 
-def _dimensions(
-    factor: _Factor, node: LocatedValue, reader: ValueReader, notes: ImportNotes
-) -> dict[str, DimensionChoices]:
+def _dimensions(factor: _Factor, node: LocatedValue, reader: ValueReader) -> dict[str, DimensionChoices]:
     factor = [_flat(alternative) for alternative in factor]
     paths = list(dict.fromkeys(path for alternative in factor for path in alternative))
     if any(path.startswith("instance_group.") and not path.startswith("instance_group.0.") for path in paths):
-        notes.add(node, _GROUPS)
+        reader.note(node, _GROUPS)
         return {}
     if any(path not in alternative for path in paths for alternative in factor):
-        notes.add(node, _UNEQUAL)
+        reader.note(node, _UNEQUAL)
         return {}
     dimensions: dict[str, DimensionChoices] = {}
     for path in paths:
         leaves = [alternative[path] for alternative in factor]
         if leaves[0].value == "present":
-            notes.add(leaves[0].where, _PRESENT if path == _BATCHING else _EMPTY)
+            reader.note(leaves[0].where, _PRESENT if path == _BATCHING else _EMPTY)
             continue
         read = [_checked(path, leaf, reader) for leaf in leaves]
         values = tuple({(type(value), value): value for value in read}.values())
         dimensions[_KEYS_BY_PATH.get(path, path)] = DimensionChoices(values, leaves[0].where)
-        notes.add(leaves[0].where, _NOTES.get(path, _OTHER_FIELD))
+        reader.note(leaves[0].where, _NOTES.get(path, _OTHER_FIELD))
     distinct = {tuple(map(repr, (alternative[path].value for path in paths))) for alternative in factor}
     if math.prod(len(choices.values) for choices in dimensions.values()) > len(distinct):
-        notes.add(node, _COMBINED)
+        reader.note(node, _COMBINED)
     return dimensions
 
 
@@ -252,7 +249,7 @@ def import_space(settings: ModelSettings, result: ImportedSettings) -> None:
     mode = _mode(settings)
     listed = settings.model_keys.get("model_config_parameters")
     if listed is not None:
-        result.choices.update(read_sweeps(listed, settings.reader, settings.notes))
+        result.choices.update(read_sweeps(listed, settings.reader))
     if "cpu_only" in settings.model_keys and settings.reader.boolean(settings.model_keys["cpu_only"]):
         result.choices.setdefault(KIND, DimensionChoices(("KIND_CPU",), settings.model_keys["cpu_only"]))
     composing = any(name in settings.file_keys for name in COMPOSING_MODELS)  # disables brute force in Model Analyzer
@@ -268,7 +265,7 @@ def import_space(settings: ModelSettings, result: ImportedSettings) -> None:
     if trials is not None and mode == "optuna":
         result.options["max-trials"] = trials
     elif trials is not None:
-        settings.notes.add(settings.file_keys["optuna_max_trials"], ignored(f"the search mode is {mode}"))
+        settings.reader.note(settings.file_keys["optuna_max_trials"], ignored(f"the search mode is {mode}"))
 
 
 def _mode(settings: ModelSettings) -> str:
@@ -287,7 +284,7 @@ def _limit(settings: ModelSettings, result: ImportedSettings, name: str, limits:
         raise settings.reader.fault(places[0], f"the minimum {low} is above the maximum {high}")
     if name in result.choices:
         for where in places:
-            settings.notes.add(where, ignored("model_config_parameters or run_config_search_disable decides"))
+            settings.reader.note(where, ignored("model_config_parameters or run_config_search_disable decides"))
         return
     if name == INSTANCE_COUNT and high - low >= MAX_ALTERNATIVES:
         raise settings.reader.fault(places[-1], f"{low} to {high} are too many to try")
