@@ -29,7 +29,7 @@ if [ "$(df --output=avail --block-size=1M /dev/shm | tail -n 1)" -lt $least_shm_
 fi
 if [ ! -e "$out/machine.txt" ]; then
     {
-        nvidia-smi -q || true
+        timeout 60 nvidia-smi -q || true
         free -g
         df -h /dev/shm /tmp
         timeout 60 python3 benchmarks/gpu/device.py || true

@@ -211,6 +211,8 @@ def test_dlrm_of_the_gpu_study_draws_the_same_tables_whenever_it_is_loaded(tmp_p
     assert float(first.table.weight.std()) == pytest.approx(0.05, rel=0.01)
     inputs = torch.rand(4, 13), torch.randint(2**40, (4, 26))
     assert torch.equal(first(*inputs), second(*inputs))
+    on_meta = torch.jit.load(str(file), map_location="meta")
+    assert on_meta.table.weight.device.type == "meta"  # they are drawn on the device of the model
 
 
 def test_torchscript_is_tuned(sandbox: Sandbox) -> None:

@@ -61,6 +61,19 @@ def test_the_forecasts_and_the_runs_of_a_study_are_kept(tmp_path: Path) -> None:
     assert read_run(tmp_path / "bert").trials == sample.trials
 
 
+def test_the_table_of_gpu_metrics_has_their_units_and_leaves_unknown_ones_empty() -> None:
+    known = {"gpu_utilization": 0.75, "gpu_memory_bytes": 9.5e9, "gpu_power_watts": 412.0, "gpu_sm_clock_mhz": 1980.0}
+    metrics = (known, known | {"gpu_utilization": None, "gpu_power_watts": None}, dict.fromkeys(known))
+    cells = [
+        {"label": "static", "request_batch_size": 8, "concurrency": number} | of_gpu
+        for number, of_gpu in enumerate(metrics)
+    ]
+    text = report.markdown(BERT, report.StudyResults(cells=cells)).partition("## GPU metrics")[2]
+    assert "| static | 8 | 0 | 75 | 9.5 | 412 |  | 1,980 |" in text
+    assert "| static | 8 | 1 |  | 9.5 |  |  | 1,980 |" in text
+    assert "| static | 8 | 2 |" not in text
+
+
 def test_a_step_that_fails_is_listed_with_its_reason_and_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
