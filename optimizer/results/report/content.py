@@ -93,7 +93,6 @@ class ReportSection:
         headline: ``answer`` with its ``cause``.
         recommends: False if no measurement meets the SLA; the closest one is shown then.
         remark: Why the run is incomplete; empty for one that ended normally.
-        throughput: The recommended throughput with its unit, or that there is none.
         gain: The gain over the baseline.
         verdict: PASS, UNDECIDED or FAIL.
         next_step: None if nothing is left to do.
@@ -128,7 +127,6 @@ class ReportSection:
     headline: str
     recommends: bool
     remark: str
-    throughput: str
     gain: str
     verdict: str
     next_step: NextStep | None
@@ -175,7 +173,6 @@ def report_section(run: FinishedRun) -> ReportSection:
         headline=summary.headline(outcome, problem),
         recommends=recommends,
         remark=remark(run),
-        throughput=_throughput(outcome),
         gain=formatting.gain(outcome.baseline.gain) if outcome.baseline.point and recommends else "",
         verdict=outcome.verdict.value,
         next_step=_next_step(run, outcome),
@@ -208,13 +205,6 @@ def report_section(run: FinishedRun) -> ReportSection:
         notes=[_line(note) for note in _list(run.info.get("notes"))],
         command=_command(run),
     )
-
-
-def _throughput(outcome: Outcome) -> str:
-    """Return the recommended throughput, or that there is none."""
-    if outcome.recommended is not None:
-        return outcome_values.estimate(outcome, outcome.recommended, "throughput")
-    return "none met the SLA yet" if outcome.inconclusive else "none meets the SLA"
 
 
 def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:

@@ -173,6 +173,7 @@ class TestRuns:
         index = text.partition("</nav>")[0].partition("<nav")[2]
         assert "PASS at 13,400 ±\N{NO-BREAK SPACE}500 infer/s" in index
         assert "± " not in index
+        assert index.count("PASS") == index.count("13,400") == 2, "each run has its verdict and throughput once"
         for number in (1, 2):
             assert f'<a href="#run-{number}">' in text
             assert text.count(f'id="run-{number}"') == 1
