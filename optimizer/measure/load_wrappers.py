@@ -233,6 +233,7 @@ _INDEX_ERROR = re.compile(
 )
 _VALID_RANGE = re.compile(r"range \[-?\d{1,18}, ?(\d{1,18})\]")  # part of a message of ONNX Runtime
 _EXAMPLE_HIGHEST = "30521"
+_RAISED_BY_MODEL = "Failed to process the request(s) for model"  # how Triton's Python backend reports an exception
 _MAX_NAMES, _MAX_CAUSE = 100, 200  # limits in characters
 
 
@@ -253,16 +254,28 @@ def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
     )
 
 
+def any_bits_hint(message: str) -> str:
+    """Return how to avoid perf_analyzer's random data, if a model in Python raised an exception; else nothing."""
+    if _RAISED_BY_MODEL not in message:
+        return ""
+    return (
+        "the random numbers of perf_analyzer include all values of their type, such as 1e31 and NaN: if the model "
+        "takes others, give bounds with --input-range NAME:LOW..HIGH, or real requests with --input-data FILE"
+    )
+
+
 @dataclass
-class IndexHintLoadGenerator(ExplainingLoadGenerator):
-    """Wraps ``load_generator`` and explains failures that random indexes cause.
+class RandomDataHintLoadGenerator(ExplainingLoadGenerator):
+    """Wraps ``load_generator`` and explains failures that random data cause.
 
     If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
-    message ends with a hint. Before the first successful measurement the error is a BadInputError, which ends the
-    run, since every configuration would fail in the same way.
+    message ends with a hint. With ``has_any_bits`` (perf_analyzer makes the random data) it also does so if a model
+    in Python raised an exception. Before the first successful measurement the error is a BadInputError, which ends
+    the run, since every configuration would fail in the same way.
     """
 
     unbounded: tuple[str, ...]
+    has_any_bits: bool = False
     _measured: bool = field(default=False, init=False)
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
@@ -273,6 +286,8 @@ class IndexHintLoadGenerator(ExplainingLoadGenerator):
             result = measure()
         except MeasurementError as error:
             hint = index_hint(str(error), self.unbounded)
+            if not hint and self.has_any_bits:
+                hint = any_bits_hint(str(error))
             if not hint or isinstance(error, ServerCrashed):
                 raise
             kind = MeasurementError if self._measured else BadInputError

@@ -28,7 +28,7 @@ from optimizer.measure.load_client.generators import (
 )
 from optimizer.measure.load_wrappers import (
     ConcurrentLoadGenerator,
-    IndexHintLoadGenerator,
+    RandomDataHintLoadGenerator,
     ServerProcessesLoadGenerator,
     SharedMemoryLoadGenerator,
 )
@@ -133,7 +133,7 @@ def make_load_generators(
         )
     clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
     if clients.own_client_searches:
-        generator = IndexHintLoadGenerator(_explain_shared_memory_errors(own_client), task.unbounded)
+        generator = RandomDataHintLoadGenerator(_explain_shared_memory_errors(own_client), task.unbounded)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
         perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
@@ -141,7 +141,7 @@ def make_load_generators(
     perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
     is_concurrent = bool(task.source.concurrent)
     sender = _make_concurrent(perf_analyzer, task) if is_concurrent else _explain_shared_memory_errors(perf_analyzer)
-    search = IndexHintLoadGenerator(sender, task.unbounded)
+    search = RandomDataHintLoadGenerator(sender, task.unbounded, has_any_bits=task.input_data == "random")
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
     return LoadGenerators(search, _explain_shared_memory_errors(own_client), cross_checking=search)

@@ -18,7 +18,7 @@ from optimizer.core.errors import BadInputError, MeasurementError, ParameterErro
 from optimizer.core.notes import OpenLoopSampleLimit
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.load_wrappers import IndexHintLoadGenerator, index_hint
+from optimizer.measure.load_wrappers import RandomDataHintLoadGenerator, index_hint
 from optimizer.model import input_data
 from optimizer.model import input_data as data
 from optimizer.model.input_data import InputTensor
@@ -344,14 +344,31 @@ ENDPOINT, LOAD = Endpoint("m", Candidate(8)), LoadPoint(1, 1)
 
 def test_a_model_that_never_answered_ends_the_run() -> None:
     with pytest.raises(BadInputError, match=r"out of data bounds.*--input-range ids:0\.\.9"):
-        IndexHintLoadGenerator(Failing(MeasurementError(ORT)), ("ids",)).measure(ENDPOINT, LOAD)
+        RandomDataHintLoadGenerator(Failing(MeasurementError(ORT)), ("ids",)).measure(ENDPOINT, LOAD)
 
 
 def test_model_that_answered_before_only_fails_the_measurement() -> None:
-    load = IndexHintLoadGenerator(Failing(Measurement(5.0), MeasurementError(ORT)), ("ids",))
+    load = RandomDataHintLoadGenerator(Failing(Measurement(5.0), MeasurementError(ORT)), ("ids",))
     assert load.measure(ENDPOINT, LOAD) == Measurement(5.0)
     with pytest.raises(MeasurementError, match="--input-range ids"):
         load.measure_windows(ENDPOINT, LOAD, 1.0, 1)
+
+
+RAISED = "Failed to process the request(s) for model 'm_0_0', message: ValueError: value 1.85e+31 is out of range"
+
+
+def test_a_model_in_python_that_takes_no_random_number_ends_the_run() -> None:
+    """perf_analyzer's random floats are any bits, so a check of the model's own may refuse all of its requests."""
+    load = RandomDataHintLoadGenerator(Failing(MeasurementError(RAISED)), (), has_any_bits=True)
+    with pytest.raises(BadInputError, match=r"value 1\.85e\+31 is out of range; .*--input-range NAME:LOW\.\.HIGH"):
+        load.measure(ENDPOINT, LOAD)
+
+
+def test_requests_of_the_user_get_no_hint_on_random_numbers() -> None:
+    load = RandomDataHintLoadGenerator(Failing(error := MeasurementError(RAISED)), ())
+    with pytest.raises(MeasurementError) as caught:
+        load.measure(ENDPOINT, LOAD)
+    assert caught.value is error
 
 
 @pytest.mark.parametrize(
@@ -359,7 +376,7 @@ def test_model_that_answered_before_only_fails_the_measurement() -> None:
 )
 def test_other_errors_are_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        IndexHintLoadGenerator(Failing(error), ("ids",)).measure(ENDPOINT, LOAD)
+        RandomDataHintLoadGenerator(Failing(error), ("ids",)).measure(ENDPOINT, LOAD)
     assert caught.value is error
 
 

@@ -16,7 +16,7 @@ from optimizer.core.request_sizes import SizeDistribution, parse_priorities, par
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
-from optimizer.measure.load_wrappers import IndexHintLoadGenerator, ServerProcessesLoadGenerator
+from optimizer.measure.load_wrappers import RandomDataHintLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import MAX_SENT_ENTRIES
 from optimizer.options.run_options import RunOptions
@@ -107,8 +107,9 @@ def make(options: RunOptions, task: Task, folder: RunFolder) -> LoadGenerators:
 
 def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(), folder)
-    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search, RandomDataHintLoadGenerator)
     assert isinstance(made.search.load_generator, PerfAnalyzer)
+    assert made.search.has_any_bits
     assert isinstance(made.confirmation, ClosedLoopGenerator)
     assert made.confirmation.sla == Sla.from_bounds({"p95": 20.0})
     assert made.cross_checking is made.search
@@ -128,7 +129,7 @@ def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(open_loop=True), folder)
     assert made.confirmation is made.search
     assert made.cross_checking is None
-    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search, RandomDataHintLoadGenerator)
     assert isinstance(made.search.load_generator, OpenLoopGenerator)
 
 
@@ -137,7 +138,7 @@ def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
     assert choose_clients(OPTIONS, task).own_client_searches
     made = make(OPTIONS, task, folder)
     assert made.confirmation is made.search
-    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search, RandomDataHintLoadGenerator)
     assert isinstance(made.search.load_generator, SequenceGenerator)
     assert isinstance(made.cross_checking, PerfAnalyzer)
     assert made.cross_checking.sequence_length == 5
@@ -145,7 +146,7 @@ def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
 
 def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(streaming=True), folder)
-    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search, RandomDataHintLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
     assert (made.search.load_generator.is_streaming, made.search.load_generator.token_output) == (True, "ids")
     assert made.confirmation is made.search
@@ -158,7 +159,7 @@ def test_the_own_client_searches_for_what_perf_analyzer_does_not_report(
     bounds: dict[str, float], folder: RunFolder
 ) -> None:
     made = make(OPTIONS, task_with(sla=Sla.from_bounds(bounds)), folder)
-    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search, RandomDataHintLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
     assert made.search.load_generator.counts_failures is ("error-rate" in bounds)
     assert made.confirmation is made.search
@@ -167,7 +168,7 @@ def test_the_own_client_searches_for_what_perf_analyzer_does_not_report(
 
 def test_the_own_client_alone_sends_several_priorities(folder: RunFolder, tmp_path: Path) -> None:
     made = make(OPTIONS, task_with(priorities=parse_priorities("1*20|2*80")), folder)
-    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search, RandomDataHintLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
     assert str(made.search.load_generator.priorities) == "1*20|2*80"
     assert made.cross_checking is None
