@@ -320,9 +320,10 @@ class Environment:
 
     def notes(self, task: Task) -> tuple[Note, ...]:
         """Return notes for the user on the conditions of the measurements."""
-        backend, notes = backend_of(task.source.config), list[Note | None]()
-        if backend in ("onnxruntime", "pytorch") and self.options.target == "embedded":
-            notes.append(OwnBackend(backend))
+        notes = list[Note | None]()
+        if self.options.target == "embedded":
+            backends = map(backend_of, task.source.models.values())
+            notes += [OwnBackend(name) for name in dict.fromkeys(backends) if name in ("onnxruntime", "pytorch")]
         notes += [self.remote_note() or self.placement(task).note, task.request_note]
         if self.options.shared_memory != "none":
             notes.append(SharedMemoryUsed(self.options.shared_memory))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,19 +13,25 @@ import pytest
 
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.core.errors import ServerFault
-from optimizer.core.notes import ShareOfNode
+from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, ShareOfNode
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement, CpuTopology
 from optimizer.machine.hardware import Hardware
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment
-from optimizer.study.task import Task
-from tests.repositories import write_sleeper
+from optimizer.study.task import Task, prepare_task
+from tests.repositories import doubler, write_ensemble, write_model, write_sleeper
 
+CONFIG_OF_DOUBLER = """\
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 }
+"""
 HOST = Hardware((), "Some CPU", 16, 1 << 34)
 
 
@@ -96,6 +103,20 @@ def test_a_model_that_asks_for_a_gpu_gets_it_although_nvml_has_a_fault(
     source = SimpleNamespace(models={"m": ModelConfig(instance_group=[group])})
     task = cast("Task", SimpleNamespace(**vars(task_with()), source=source))
     assert replace(environment, gpus=VisibleGpus(fault=fault)).server_sees_gpus(task) is sees
+
+
+@pytest.mark.parametrize("target", ["embedded", "local"])
+def test_a_step_that_a_backend_of_tritune_serves_is_noted(
+    environment: Environment, target: TargetName, tmp_path: Path
+) -> None:
+    write_ensemble(tmp_path, 1.0)
+    shutil.rmtree(tmp_path / "second")
+    write_model(tmp_path, "second", CONFIG_OF_DOUBLER, doubler())
+    options = RunOptions("chain", model_repository=str(tmp_path), target=target)
+    task = prepare_task(options, HOST, print)
+    notes = replace(environment, options=options).notes(task)
+    assert notes.count(OwnBackend("onnxruntime")) == (target == "embedded")
+    assert BatcherTuned("first") in [note for note in notes if not isinstance(note, DETAILS)], "it is always shown"
 
 
 def test_a_share_of_a_cluster_is_what_the_server_had(environment: Environment) -> None:
