@@ -206,6 +206,10 @@ class LoadPoint:
     concurrency: int = 0
     request_rate: float = 0.0
 
+    def __str__(self) -> str:
+        """Return the load for messages: ``concurrency 24`` or ``3,000 requests/s``."""
+        return f"{self.request_rate:,.6g} requests/s" if self.request_rate else f"concurrency {self.concurrency:,}"
+
     def cells(self) -> dict[str, float | None]:
         """Return the cells of a table by column, with None for the rate of a closed loop, or the concurrency."""
         return {

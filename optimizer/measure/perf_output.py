@@ -12,7 +12,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess, describe_exit_code, printed_lines
 from optimizer.core.safe_text import shorten
-from optimizer.measure.server_client import without_traceback
+from optimizer.measure.server_client import why_request_failed
 
 _US_COLUMNS = {
     "Client Send": "client_send_ms",
@@ -82,7 +82,7 @@ def _non_negative(text: str) -> float:
 def _last_error(output: str) -> str:
     """Return why the first request failed, otherwise the last line with an error, otherwise the last line."""
     if request := re.search(r"had error: (.{1,2000})", output, re.DOTALL):
-        return without_traceback(request[1].partition("\nThread [")[0])
+        return why_request_failed(request[1].partition("\nThread [")[0])
     lines = printed_lines(output)
     errors = [line for line in lines if re.search("error|fail|unable|invalid", line, re.IGNORECASE)]
     return shorten((errors or lines)[-1], 200)

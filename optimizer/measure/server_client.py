@@ -236,6 +236,17 @@ def without_traceback(message: str) -> str:
     return shorten(re.split(r"\s+At:\s", message)[0])
 
 
+def why_request_failed(message: str) -> str:
+    """Return the server's message on one line for a measurement in which no request may fail.
+
+    If the queue refused the request, the option that permits this follows.
+    """
+    reason = without_traceback(message)
+    if not is_refused_by_queue(message):
+        return reason
+    return f"{reason}; if the queue may refuse a share of the requests, give --max-error-rate SHARE"
+
+
 def missing_module(message: str) -> str:
     """Return the top-level name of the module that a Python model could not import; empty for other errors."""
     match = re.search(r"ModuleNotFoundError: No module named '(\w+)", message)

@@ -128,13 +128,20 @@ def test_a_window_without_answers_counts_as_a_pause_of_the_server(pause: int, tm
 
 
 def test_no_answers_are_an_error() -> None:
-    with pytest.raises(NoAnswersError, match=r"no request was answered within 1 s at "):
+    with pytest.raises(NoAnswersError, match=r"no request was answered within 1 s at concurrency 3$"):
         windows_of(record(np.array([-100.0]), 3.0), 1.0, 2)
 
 
 def test_a_failed_request_is_reported_with_the_servers_message() -> None:
-    with pytest.raises(MeasurementError, match=r"a request failed at .*: no such model"):
+    with pytest.raises(MeasurementError, match=r"^a request failed at concurrency 3: no such model$"):
         windows_of(record(np.array([5.0]), 3.0, error="no such model"), 1.0, 1)
+
+
+def test_a_request_that_the_queue_refused_names_the_option_that_permits_it() -> None:
+    refused = record(np.array([5.0]), 3.0, error="[request id: <id_unknown>] Request timeout expired")
+    expected = r"Request timeout expired; if the queue may refuse .* give --max-error-rate SHARE$"
+    with pytest.raises(MeasurementError, match=expected):
+        windows_of(refused, 1.0, 1)
 
 
 @pytest.mark.parametrize(("cpu_share", "stable"), [(SATURATED_CPU_SHARE, True), (0.97, False)])
@@ -147,7 +154,7 @@ def test_windows_of_a_saturated_client_do_not_count_whatever_their_latencies_are
     windows = windows_of(send_record, 1.0, 4, 20.0)
     assert [window.latency_p95_ms for window in windows] == [3.0, 40.0, 3.0, 40.0]
     assert {window.stable for window in windows} == {stable}
-    assert all(stable or "used 97% of a core" in window.reason for window in windows)
+    assert all(stable or "used 97 % of a core" in window.reason for window in windows)
 
 
 @pytest.mark.parametrize(("p95s_ms", "stable"), [((18.0, 22.0, 19.0), True), ((12.0, 30.0, 15.0), False)])
