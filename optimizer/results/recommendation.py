@@ -143,13 +143,14 @@ class Outcome:
         """Return the measurement with the most throughput of ``candidates`` within ``sla``; None if none meets it.
 
         Without ``candidates``, all configurations count. Values from fresh servers replace those of the search.
-        Within the latency bounds of the run, its recommendation comes first, because only its verdict was tested.
+        An unstable measurement counts only if the run recommends or confirms it. Within the latency bounds of the
+        run, its recommendation comes first, because only its verdict was tested.
         """
         met = [
             point
             for point in self.points
             if (candidates is None or point.candidate in candidates)
-            and (point.measurement.stable or self.confirmation_of(point))
+            and (point.measurement.stable or self.confirmation_of(point) or point is self.recommended)
             and sla.is_met(point.measurement)
         ]
         if self.recommended in met and set(sla.latencies) == set(self.sla.latencies):

@@ -136,6 +136,15 @@ def test_a_recommendation_that_is_off_the_front_as_unstable_says_so() -> None:
     assert outcome_values.front_remark(outcome) == remark
 
 
+def test_a_wider_bound_admits_no_less_than_a_disturbed_recommendation() -> None:
+    disturbed = replace(window(1600.0, 10.0, 4000), stable=False, other_cpu_share=0.3)
+    trial = Trial(0, PLAIN, ((LoadPoint(1, 16), disturbed), (LoadPoint(1, 12), window(1500.0, 9.0, 4000))))
+    outcome = assess([trial], PROBLEM, BASELINE, PLAIN)
+    assert outcome.recommended is not None
+    assert outcome.recommended.measurement == disturbed
+    assert outcome.best_within(Sla.from_bounds({"p95": 40.0})) is outcome.recommended
+
+
 def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     passed = window(1600.0, 10.0, 4000)
     better = replace(passed, throughput_infer_per_sec=1700.0, latency_p95_ms=9.0)
