@@ -111,13 +111,13 @@ def check_decided(recommendation: Recommendation, verb: str, *, force: bool) -> 
         return
     from optimizer.results import summary
 
-    effect = "makes a separate test" if recommendation.needs_separate_test else "continues its test"
+    step = recommendation.step_if_undecided
     problem = one_line(
         f"{recommendation.run.name}: the verdict is UNDECIDED: {summary.undecided_cause(recommendation.outcome)}; "
-        f"`{recommendation.next_command}` {effect}"
+        f"{step.advice}: `{step.command}`"
     )
     if not force:
-        raise BadInputError(f"{problem}, and --force {verb} it")
+        raise BadInputError(f"{problem}; --force {verb} it nevertheless")
     print_message(problem)
 
 

@@ -229,7 +229,7 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
     if recommendation.unread_settings:
         lines.append(f"NOTE: {SettingsUnread(recommendation.unread_settings)}")
     if recommendation.is_undecided:
-        command = recommendation.next_command
+        command = recommendation.step_if_undecided.command
         lines.append(f"WARNING: the verdict is UNDECIDED: run `{command}` before you use this in production")
     return [one_line(line, MAX_LINE_CHARACTERS) for line in (*lines, *more)]
 

@@ -16,10 +16,12 @@ from optimizer.core.trial import Point
 from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_mount, read_gpus
 from optimizer.deploy.managed_target import auto_complete_options
 from optimizer.options import server_options
+from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.values import parse_cpus
 from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, resume_command, why_unfinished
 from optimizer.results.recommendation import Outcome
+from optimizer.results.summary import NextStep
 from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
 
@@ -81,14 +83,11 @@ class Recommendation:
         return self.outcome.verdict is Verdict.UNDECIDED and not self.separate_pass
 
     @property
-    def needs_separate_test(self) -> bool:
-        """Whether no further server of the run's own test can change its verdict."""
-        return summary.needs_separate_test(self.outcome, is_complete=self.run.is_test_complete)
-
-    @property
-    def next_command(self) -> str:
-        """The command that tests the recommendation of an UNDECIDED run further; empty for another run."""
-        return summary.next_command(self.outcome, self.run.folder.path, is_complete=self.run.is_test_complete)
+    def step_if_undecided(self) -> NextStep:
+        """The step that tests the recommendation of an UNDECIDED run further, or repeats the run."""
+        longer = command_with_larger_budget(self.run.options)
+        is_complete = self.run.is_test_complete
+        return summary.step_if_undecided(self.outcome, self.run.folder.path, longer, is_complete=is_complete)
 
     @property
     def device(self) -> str | None:

@@ -25,6 +25,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import file_fault, show_path
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
 from optimizer.measure.load_client.arrivals import Arrivals, parse_arrivals
+from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import is_distribution
 from optimizer.results import summary
 from optimizer.results.comparison import compare_conditions
@@ -223,7 +224,8 @@ class PlannedConfiguration:
     ``point`` is its measurement in the newest run. ``measured`` is its best measurement within ``sla``, the one that
     ``tune explain`` shows, with the interval ``throughput``; both are None if there is none, and the interval also if
     fresh servers gave none. ``builder`` is the kind of a built-in model. ``verdict`` is that of
-    the newest run. If it is UNDECIDED, ``undecided_cause`` says why, and ``next_command`` continues its test.
+    the newest run. If it is UNDECIDED, ``undecided_cause`` says why, and ``next_command`` continues its test or
+    repeats the run.
     ``deploy_seconds`` is the time until a started server was ready, ``server_seconds`` the time to measure one more
     fresh server.
     """
@@ -311,7 +313,10 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
         _check_same_conditions(run, newest)
     request_times = _arrivals_of(newest)
     next_command = resume_command(newest) or summary.next_command(
-        outcome, newest.folder.path, is_complete=newest.is_test_complete
+        outcome,
+        newest.folder.path,
+        command_with_larger_budget(newest.options),
+        is_complete=newest.is_test_complete,
     )
     configurations = []
     for point in _points(newest, latencies):

@@ -17,6 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
+from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting, result_document, summary
 from optimizer.results.finished_run import FinishedRun, why_unfinished
@@ -102,8 +103,9 @@ class ComparedRun:
 
     @property
     def next_command(self) -> str:
-        """The command that continues the test of the run; empty unless it is UNDECIDED."""
-        return summary.next_command(self.outcome, self.run.folder.path, is_complete=self.run.is_test_complete)
+        """The command that continues the test of the run, or repeats the run; empty unless it is UNDECIDED."""
+        longer = command_with_larger_budget(self.run.options)
+        return summary.next_command(self.outcome, self.run.folder.path, longer, is_complete=self.run.is_test_complete)
 
 
 @dataclass(frozen=True, slots=True)

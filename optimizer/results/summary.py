@@ -233,24 +233,19 @@ def verify_command(folder: str | Path) -> str:
     return f"tune verify {shlex.quote(show_path(folder))} --budget {VERIFY_BUDGET}"
 
 
-def next_command(outcome: Outcome, folder: str | Path, *, is_complete: bool = False) -> str:
-    """Return the command that continues the test of the run in ``folder``; empty unless there is one to continue.
+def next_command(outcome: Outcome, folder: str | Path, longer: str, *, is_complete: bool = False) -> str:
+    """Return the command to run after the UNDECIDED run in ``folder``; empty for another verdict.
 
-    If the run ``needs_separate_test``, the command makes one. Without a recommendation there is nothing to test, and
-    only a new run helps.
+    The command continues the test or makes a separate one. After a run that measured only the baseline it is
+    ``longer``, which repeats the run with a larger budget. Without a recommendation and without a test to continue it
+    is empty, because only a new run on a quiet machine helps.
     """
     if outcome.verdict is not Verdict.UNDECIDED:
         return ""
     if outcome.inconclusive is not None:
         is_continued = _has_test_to_continue(outcome.inconclusive, is_complete=is_complete)
         return verify_command(folder) if is_continued else ""
-    is_separate = needs_separate_test(outcome, is_complete=is_complete)
-    return fresh_command(folder) if is_separate else verify_command(folder)
-
-
-def needs_separate_test(outcome: Outcome, *, is_complete: bool) -> bool:
-    """Return whether no further server can change the verdict: the test ``is_complete``, or a server crashed."""
-    return is_complete or (outcome.confirmed is not None and bool(outcome.confirmed.crash))
+    return step_if_undecided(outcome, folder, longer, is_complete=is_complete).command
 
 
 def fresh_command(folder: str | Path) -> str:
@@ -291,10 +286,10 @@ def next_step(
     """
     run = shlex.quote(show_path(folder))
     if outcome.inconclusive is not None:
-        command = next_command(outcome, folder, is_complete=is_complete) or reproduce
+        command = next_command(outcome, folder, longer, is_complete=is_complete) or reproduce
         return NextStep(_advice_if_inconclusive(outcome.inconclusive, is_complete=is_complete), command)
     if outcome.verdict is Verdict.UNDECIDED:
-        return _step_if_undecided(outcome, folder, longer or reproduce, is_complete=is_complete)
+        return step_if_undecided(outcome, folder, longer or reproduce, is_complete=is_complete)
     if outcome.closest is not None:
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")
     if outcome.recommended is None:
@@ -312,8 +307,11 @@ def next_step(
     return _deployment(folder, can_serve=can_serve)
 
 
-def _step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, is_complete: bool) -> NextStep:
-    """Return the step after a run whose recommendation is UNDECIDED; ``run_again`` is a command that is not empty."""
+def step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, is_complete: bool) -> NextStep:
+    """Return the step after the run in ``folder``, whose recommendation is UNDECIDED.
+
+    The command is ``run_again`` if only the baseline was measured, because its test says nothing of other settings.
+    """
     if outcome.confirmed and outcome.confirmed.crash:
         logs = f"{shlex.quote(show_path(folder))}/logs"
         return NextStep(f"find the cause of the crash in {logs}, then make a separate test", fresh_command(folder))

@@ -30,7 +30,7 @@ from optimizer.machine.conditions import ConditionValue, machine_conditions
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options import server_options
 from optimizer.options.addresses import redact, redact_header, redact_words
-from optimizer.options.command_line import command_line
+from optimizer.options.command_line import command_line, command_with_larger_budget
 from optimizer.results import result_document, summary
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
@@ -193,7 +193,8 @@ class RunRecord:
         next_command = ""
         if status in ENDED:
             is_complete = self.is_test_complete
-            next_command = summary.next_command(outcome, self.folder.path, is_complete=is_complete)
+            longer = command_with_larger_budget(self.environment.options)
+            next_command = summary.next_command(outcome, self.folder.path, longer, is_complete=is_complete)
         document = result_document.document(
             outcome,
             wall_seconds=self._times()["wall_seconds"] or 0.0,
@@ -368,8 +369,9 @@ KEYS: Final = {
     "spent": "Time of the budget that was used when the latest session began, which `--resume` reads:",
     "result": "Document of `--json`; empty without a result:",
     "result.status": "`status` of the run.",
-    "result.next_command": "Command that continues the test of an UNDECIDED run, or makes a separate one; null for "
-    "another verdict, and if only a new run helps.",
+    "result.next_command": "Command that continues the test of an UNDECIDED run, makes a separate one, or repeats a "
+    "run that measured only the baseline with a larger budget; null for another verdict, and if only a new run on a "
+    "quiet machine helps.",
     "result.sla": "Bounds, such as `p95 <= 20 ms`.",
     "result.model": "Name of the model, and facts about it.",
     "result.hardware": "Hardware in words.",

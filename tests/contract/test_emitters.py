@@ -82,7 +82,8 @@ class EmitterContract:
         words = self.options("s3://bucket/models")
         with pytest.raises(BadInputError, match="the verdict is UNDECIDED: ") as caught:
             emitted(run, out, *words)
-        assert str(caught.value).endswith(f"`tune verify {run} --budget 3m` continues its test, and --force emits it")
+        step = f"continue the test: `tune verify {run} --budget 3m`; --force emits it nevertheless"
+        assert str(caught.value).endswith(step)
         assert not out.exists()
         assert "# WARNING: the verdict is UNDECIDED" in "".join(emitted(run, out, *words, "--force").values())
         assert "the verdict is UNDECIDED: " in capsys.readouterr().err

@@ -32,9 +32,10 @@ from optimizer.core.trial import (
 from optimizer.emit import kubernetes
 from optimizer.emit.pbtxt import with_warm_up
 from optimizer.emit.production import name_of, read_repository, to_yaml
+from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import RunOptions
 from optimizer.results import verification
-from optimizer.results.finished_run import read_run
+from optimizer.results.finished_run import candidate_document, read_run
 from optimizer.results.verification import verification_candidates
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -165,10 +166,10 @@ def test_replicas_follow_the_measured_load(
 @pytest.mark.parametrize(
     ("load", "target", "words"),
     [
-        (LoadPoint(2, request_rate=0.5), "350m", "0.35 requests per second, 70% of the measured 0.5;"),
-        (LoadPoint(2, request_rate=1.3), "910m", "0.91 requests per second, 70% of the measured 1.3;"),
-        (LoadPoint(2, concurrency=1), "700m", "0.7 requests in flight, 70% of the measured 1;"),
-        (LoadPoint(2, concurrency=2), "1400m", "1.4 requests in flight, 70% of the measured 2;"),
+        (LoadPoint(2, request_rate=0.5), "350m", "0.35 requests per second, 70 % of the measured 0.5;"),
+        (LoadPoint(2, request_rate=1.3), "910m", "0.91 requests per second, 70 % of the measured 1.3;"),
+        (LoadPoint(2, concurrency=1), "700m", "0.7 requests in flight, 70 % of the measured 1;"),
+        (LoadPoint(2, concurrency=2), "1400m", "1.4 requests in flight, 70 % of the measured 2;"),
     ],
 )
 def test_the_target_of_a_small_load_is_below_it(load: LoadPoint, target: str, words: str, tmp_path: Path) -> None:
@@ -185,9 +186,9 @@ def test_the_target_of_a_small_load_is_below_it(load: LoadPoint, target: str, wo
     [
         (
             LoadPoint(2, request_rate=0.5),
-            "70% of 1, the smallest scaleTarget and above the measured 0.5 requests",
+            "70 % of 1, the smallest scaleTarget and above the measured 0.5 requests",
         ),
-        (LoadPoint(2, request_rate=1.0), "70% of the measured 1 request per second"),
+        (LoadPoint(2, request_rate=1.0), "70 % of the measured 1 request per second"),
     ],
 )
 def test_kserve_notes_that_its_smallest_target_is_above_the_load(load: LoadPoint, words: str, tmp_path: Path) -> None:
@@ -736,9 +737,20 @@ def test_server_processes_share_gpus(tmp_path: Path) -> None:
 def test_the_refusal_names_the_command_that_can_still_change_the_verdict(is_complete: bool, tmp_path: Path) -> None:
     run = write_run(tmp_path, is_confirmed=False)
     change_info(run, confirmation_complete=is_complete)
-    expected = r"verify --fresh .*` makes a separate test" if is_complete else "budget 3m` continues its test"
+    expected = (
+        "make a separate test, .*: `tune verify --fresh" if is_complete else "continue the test: `tune verify .*3m`"
+    )
     with pytest.raises(BadInputError, match=expected):
         emit.main([str(run)])
+
+
+def test_the_refusal_of_a_run_that_measured_only_the_baseline_repeats_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path, is_confirmed=False)
+    change_info(run, "problem", dynamic_batching=candidate_document(replace(CANDIDATE, max_queue_delay_us=0)))
+    with pytest.raises(BadInputError) as caught:
+        emit.main([str(run)])
+    command = command_with_larger_budget(read_run(run).options)
+    assert str(caught.value).endswith(f"run again with a larger --budget: `{command}`; --force emits it nevertheless")
 
 
 def test_only_a_separate_test_can_decide_after_a_crash(tmp_path: Path) -> None:
@@ -750,7 +762,7 @@ def test_only_a_separate_test_can_decide_after_a_crash(tmp_path: Path) -> None:
     command = f"tune verify --fresh {run}"
     with pytest.raises(BadInputError, match="died") as caught:
         emit.main([str(run)])
-    assert str(caught.value).endswith(f"; `{command}` makes a separate test, and --force emits it")
+    assert str(caught.value).endswith(f"then make a separate test: `{command}`; --force emits it nevertheless")
     (text,) = emitted(run, tmp_path / "out", "--force").values()
     assert f"# WARNING: the verdict is UNDECIDED: run `{command}` before" in text
 

@@ -270,8 +270,8 @@ class TestText:
         )
 
     def test_the_command_for_programs_makes_a_separate_test_too(self) -> None:
-        assert summary.next_command(outcome(), "r") == "tune verify r --budget 3m"
-        assert summary.next_command(outcome(), "r", is_complete=True) == "tune verify --fresh r"
+        assert summary.next_command(outcome(), "r", "tune longer") == "tune verify r --budget 3m"
+        assert summary.next_command(outcome(), "r", "tune longer", is_complete=True) == "tune verify --fresh r"
 
     def test_details_are_shown_on_request(self) -> None:
         short, text = printed_outcome(outcome()), printed_outcome(outcome(), verbose=True)

@@ -172,6 +172,7 @@ def test_a_run_that_ended_before_the_search_needs_a_larger_budget() -> None:
     longer = "tune --budget 600s dlrm"
     step = summary.next_step(result, "results/dlrm/1", "tune dlrm", longer)
     assert (step.advice, step.command) == ("run again with a larger --budget", longer)
+    assert summary.next_command(result, "results/dlrm/1", longer) == longer
 
 
 def test_a_test_on_a_disturbed_machine_passes_if_all_windows_are_far_inside_the_bound() -> None:
@@ -391,8 +392,8 @@ def test_without_a_bound_the_headline_has_no_verdict() -> None:
 
 
 def test_the_next_command_is_for_undecided_runs_only() -> None:
-    assert summary.next_command(outcome(), "my results/1") == "tune verify 'my results/1' --budget 3m"
-    assert summary.next_command(outcome(*[10.0] * LOOKS[0]), "1") == ""
+    assert summary.next_command(outcome(), "my results/1", "tune longer") == "tune verify 'my results/1' --budget 3m"
+    assert summary.next_command(outcome(*[10.0] * LOOKS[0]), "1", "tune longer") == ""
 
 
 def test_the_verdict_of_a_recorded_run_depends_on_its_confirmation_and_bounds() -> None:
@@ -454,7 +455,7 @@ def test_a_missed_bound_is_undecided_if_other_programs_may_be_the_cause() -> Non
         "CPUs in 1 of 1 measurements"
     )
     assert summary.next_step(result, "run", "tune known") == summary.NextStep(RERUN, "tune known")
-    assert summary.next_command(result, "run") == "", "there is no test to continue"
+    assert summary.next_command(result, "run", "tune longer") == "", "there is no test to continue"
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert document["closest"] is not None, "the closest configuration is kept"
     assert (document["verdict"], document["recommended"]) == ("UNDECIDED", None)
@@ -595,9 +596,11 @@ def test_a_disturbed_test_of_the_only_configuration_is_no_fail(disturbed: int, v
         cause = "the machine was disturbed in 16 of 32 windows on fresh servers"
         assert summary.undecided_cause(result) == cause
         step = summary.next_step(result, "r", "tune known")
-        assert step.command == summary.next_command(result, "r") == "tune verify r --budget 3m"
+        assert step.command == summary.next_command(result, "r", "tune longer") == "tune verify r --budget 3m"
         assert summary.next_step(result, "r", "tune known", is_complete=True) == summary.NextStep(RERUN, "tune known")
-        assert summary.next_command(result, "r", is_complete=True) == "", "no further server can change the verdict"
+        assert summary.next_command(result, "r", "tune longer", is_complete=True) == "", (
+            "no further server can change the verdict"
+        )
 
 
 def test_a_command_that_needs_a_recommendation_names_the_disturbance() -> None:
