@@ -401,7 +401,7 @@ class DisturbedCells(Note):
     def __str__(self) -> str:
         return (
             f"disturbed: {self.disturbed} of {self.measured} cells, while other processes or machines took up to "
-            f"{self.worst_share:.0%} of the CPUs"
+            f"{100 * self.worst_share:.0f} % of the CPUs"
         )
 
 
@@ -430,9 +430,8 @@ class SearchConverged(Note):
     smallest_gain: float
 
     def __str__(self) -> str:
-        return (
-            f"search converged: expected gain of another trial below about {self.smallest_gain:.0%} of the throughput"
-        )
+        gain = f"{100 * self.smallest_gain:.0f} %"
+        return f"search converged: expected gain of another trial below about {gain} of the throughput"
 
 
 @dataclass(frozen=True, slots=True)
@@ -646,7 +645,6 @@ DETAILS = (
     SharedMachine,
     ShareOfNode,
     MigInstanceUsed,
-    BatcherTuned,
     ConfirmedByPerfAnalyzer,
     SearchConverged,
     WarmStarted,

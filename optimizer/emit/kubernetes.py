@@ -83,7 +83,7 @@ def autoscaling_notes(server: ProductionServer) -> list[str]:
     """Return comment lines on how replicas are scaled and the rule that prometheus-adapter needs."""
     if not server.is_autoscaled:
         return []
-    share = f"{100 * server.target_utilization:g}%"
+    share = f"{100 * server.target_utilization:g} %"
     if server.autoscaled_by == "cpu":
         return [f"replicas: scaled to keep CPUs at {share}; the measured load is not used"]
     measured = formatting.exact(server.recommendation.measured_load)
@@ -389,7 +389,7 @@ def _knative_notes(server: ProductionServer) -> list[str]:
     """Return a comment line on how Knative scales the replicas; empty for a fixed number."""
     if not server.is_autoscaled:
         return []
-    share, measured = f"{100 * server.target_utilization:g}%", server.recommendation.measured_load
+    share, measured = f"{100 * server.target_utilization:g} %", server.recommendation.measured_load
     load = formatting.request_load(measured, is_rate=server.recommendation.is_rate)
     if measured < MIN_SCALE_TARGET:
         return [

@@ -242,9 +242,9 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
         latency = formatting.short_metric(answer.configuration.sla.judged_latency)
         expected = "" if answer.is_overloaded else f", {latency} {_latency_text(answer, at_rate)} ms"
         each = _infer_rate(answer, answer.rate / answer.replicas)
-        yield "each", f"{at_rate.utilization:.0%} used{expected}, {each}"
+        yield "each", f"{formatting.percent(at_rate.utilization)} used{expected}, {each}"
         if at_rate.refused is not None:
-            yield "refused", f"{at_rate.refused:.2%} of the requests, by the limited queue"
+            yield "refused", f"{formatting.percent(at_rate.refused, 2)} of the requests, by the limited queue"
         if not answer.is_overloaded:
             yield "one lost", _one_lost_text(answer)
             yield "burst, 2x", _burst_text(answer)
@@ -265,7 +265,13 @@ def _configuration_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tupl
     deployments = formatting.count(len(configuration.evidence.deployments), "deployment")
     yield "based on", f"{deployments} of {', '.join(configuration.runs)}"
     if answer.forecast_errors is not None:
-        errors = f"throughput {answer.forecast_errors.throughput:.1%}, latency {answer.forecast_errors.latency:.1%}"
+        errors = ", ".join(
+            f"{name} {formatting.percent(error, 1)}"
+            for name, error in (
+                ("throughput", answer.forecast_errors.throughput),
+                ("latency", answer.forecast_errors.latency),
+            )
+        )
         yield "forecasts", f"typical error at the measured loads: {errors}"
     if configuration.measured is not None:
         yield "measured", capacity_sentence(configuration, configuration.measured)
@@ -277,7 +283,7 @@ def _planned_share_text(answer: FleetPlan, measured: Point) -> str:
     """Return how the planned rate of a replica compares with the measured throughput, and why it differs."""
     configuration, replica_rate = answer.configuration, answer.rate / answer.replicas
     share = configuration.request_batch_size * replica_rate / measured.throughput_infer_per_sec
-    text = f"each replica gets {share:.0%} of the measured throughput"
+    text = f"each replica gets {formatting.percent(share)} of the measured throughput"
     if share <= 1:
         return (
             f"{text}. The measurement kept a fixed number of requests in flight. With the traffic above, this number "
@@ -298,8 +304,10 @@ def _print_headroom(console: Console, answer: FleetPlan) -> None:
     table = plain_table(">of the rate", ">infer/s", f">{latency} ms", ">used", ">busy", "within the bound")
     for load in answer.headroom:
         within = "yes" if load.meets_safely else "likely" if load.meets else "no"
-        cells = (f"{load.rate / answer.rate:.0%}", formatting.number(_request_size(answer) * load.rate))
-        table.add_row(*cells, _latency_text(answer, load), f"{load.utilization:.0%}", f"{load.busy:.0%}", within)
+        cells = (formatting.percent(load.rate / answer.rate), formatting.number(_request_size(answer) * load.rate))
+        table.add_row(
+            *cells, _latency_text(answer, load), *map(formatting.percent, (load.utilization, load.busy)), within
+        )
     print_table(console, table)
 
 
@@ -377,11 +385,12 @@ def _measured_capacity_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     lines = [("method", f"measured capacity of a replica, not a simulation; {confirmed}")]
     if answer.feasible and capacity.mean_in_flight is not None and capacity.full_share is not None:
         rate, safe_rate = answer.rate / answer.replicas, _infer_rate(answer, capacity.safe)
-        share = f"{rate / capacity.confirmed:.0%}"
+        share = formatting.percent(rate / capacity.confirmed)
         lines.append(("each", f"{_infer_rate(answer, rate)}, {share} of the confirmed throughput"))
         in_flight = (
             f"{formatting.number(capacity.mean_in_flight)} on average if each gets {safe_rate}, the most that is "
-            f"safe; {capacity.full_share:.2%} of the requests find {capacity.concurrency:,} or more"
+            f"safe; {formatting.percent(capacity.full_share, 2)} of the requests find {capacity.concurrency:,} or "
+            "more"
         )
         lines.append(("in flight", in_flight))
     if answer.n_plus_1_replicas is not None:
@@ -434,13 +443,14 @@ def _autoscaler_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     each = "each" if test.pods_per_replica == 1 else "each server process"
     settings = (
         f"{scaler.min_replicas:,} to {formatting.count(scaler.max_replicas, 'replica')}, {each} with "
-        f"{formatting.request_load(test.target, is_rate=test.is_rate)} ({scaler.target_utilization:.0%}), metric "
-        f"{scaler.metric_delay_s:g} s old, cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s"
+        f"{formatting.request_load(test.target, is_rate=test.is_rate)} "
+        f"({formatting.percent(scaler.target_utilization)}), metric {scaler.metric_delay_s:g} s old, "
+        f"cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s"
     )
     result = (
         f"too few replicas for {formatting.duration(test.too_few_seconds)} of {formatting.duration(test.seconds)}, "
-        f"{test.over_bound_share:.2%} of the requests over the bound, {test.mean_replicas:.1f} replicas on average, "
-        f"at most {formatting.exact(test.most_replicas)}"
+        f"{formatting.percent(test.over_bound_share, 2)} of the requests over the bound, "
+        f"{test.mean_replicas:.1f} replicas on average, at most {formatting.exact(test.most_replicas)}"
     )
     lines = [("autoscaler", settings), ("tested", result)]
     if answer.count is not None and scaler.max_replicas < answer.count.safe:

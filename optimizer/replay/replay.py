@@ -421,7 +421,7 @@ def _cells(runs: Sequence[ReplayResult], pick: Callable[[Spread], float]) -> lis
         counts.append([run.until[tolerance].measurements for run in runs])
     counts.append([run.effort.deployments for run in runs])
     regret = pick(Spread.of([run.regret for run in runs]))
-    return [*(_count(pick(Spread.of(column))) for column in counts), f"{regret:.1%}"]
+    return [*(_count(pick(Spread.of(column))) for column in counts), formatting.percent(regret, 1)]
 
 
 def _count(value: float) -> str:

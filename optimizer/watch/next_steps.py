@@ -73,9 +73,11 @@ def find_cause(judgement: Judgement) -> Cause | None:
     if busy is None:
         return None
     if busy >= SATURATED:
-        computing = f"its instances compute {busy:.0%} of the time"
+        computing = f"its instances compute {formatting.percent(busy)} of the time"
         return Cause("slower server", f"{computing}, but {measured} are fewer than the run served ({in_run})")
-    return Cause("bursts", f"requests wait although the instances compute only {busy:.0%} of the time")
+    return Cause(
+        "bursts", f"requests wait although the instances compute only {formatting.percent(busy)} of the time"
+    )
 
 
 def busy_share(expectation: Expectation, loads: Sequence[ServedLoad], servers: int) -> float | None:

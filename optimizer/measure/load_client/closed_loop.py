@@ -30,7 +30,7 @@ from optimizer.measure.load_client.measured_requests import (
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_client import without_traceback
+from optimizer.measure.server_client import why_request_failed
 
 CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # also warms a fresh server up
 
@@ -147,7 +147,7 @@ def summarize_closed_loop(
     """
     load, sla = planned.load, planned.sla
     if record.error:
-        raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
+        raise MeasurementError(f"a request failed at {load}: {why_request_failed(record.error)}")
     served, sizes, failed = split_failures(record, planned.sizes)
     requests = AnsweredRequests.of(served, planned.seconds, sizes, planned.token_output)
     if failed:
@@ -161,7 +161,7 @@ def summarize_closed_loop(
     reason = ""
     if record.cpu_share > SATURATED_CPU_SHARE:
         reason = (
-            f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; "
+            f"the load generator used {100 * record.cpu_share:.0f} % of a core, so the latency may be its own; "
             f"{CLIENT_CPU_ADVICE}"
         )
     elif not math.isinf(spread_limit):

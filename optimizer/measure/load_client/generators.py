@@ -74,7 +74,7 @@ class OpenLoopGenerator(LoadClientGenerator):
         parts = min(parts, int((MAX_PLANNED / load.request_rate - lead_in_seconds) // window_seconds))
         if parts < 1:
             raise MeasurementError(
-                f"{load.request_rate:,.6g} requests/s for {window_seconds:.3g} s, and {lead_in_seconds:g} s before, "
+                f"{load} for {window_seconds:.3g} s, and {lead_in_seconds:g} s before, "
                 f"are more than {MAX_PLANNED:,} requests, the limit of a measurement; shorten the period or window"
             )
         seconds = parts * window_seconds

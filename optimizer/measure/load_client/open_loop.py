@@ -35,7 +35,7 @@ from optimizer.measure.load_client.measured_requests import (
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_client import without_traceback
+from optimizer.measure.server_client import why_request_failed
 
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
 # if the median request of the last third is later than this share of the time, the client sends less than the rate
@@ -202,9 +202,7 @@ def summarize_open_loop(
     """
     load = planned.load
     if record.error:
-        raise MeasurementError(
-            f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
-        )
+        raise MeasurementError(f"a request failed at {load}: {why_request_failed(record.error)}")
     served, sizes, failed = split_failures(record, planned.sizes)
     responses = StreamedRequests.decode(served.responses, planned.token_output) if served.responses else None
     requests = SentRequests.of(served, planned.seconds, sizes, responses, planned.lead_in_seconds)
@@ -234,7 +232,7 @@ def summarize_open_loop(
 
 def _check_answered(responded_ns: IntArray, record: SendRecord, requests: SentRequests, planned: PlannedLoad) -> None:
     """Raise MeasurementError if there was no response at all, or if no request was due in the measured time."""
-    rate = f"{planned.load.request_rate:,.6g} requests/s"
+    rate = str(planned.load)
     if not np.any(responded_ns != NEVER):
         raise MeasurementError(f"no request was answered within {record.ended_ns / 1e9:.1f} s at {rate}")
     if not len(requests.planned_seconds):
@@ -328,7 +326,7 @@ def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) 
     if behind:
         raise LateError(
             f"the load generator cannot keep up: {_describe_lateness(requests, load)} (it used "
-            f"{record.cpu_share:.0%} of a core); lower the rate, {CLIENT_CPU_ADVICE}"
+            f"{100 * record.cpu_share:.0f} % of a core); lower the rate, {CLIENT_CPU_ADVICE}"
         )
 
 
@@ -347,8 +345,8 @@ def _check_verdict(requests: SentRequests, on_time: SentRequests, planned: Plann
 
 def _describe_lateness(requests: SentRequests, load: LoadPoint) -> str:
     return (
-        f"at {load.request_rate:,.6g} requests/s {requests.late_share():.1%} were sent more than {LATE_MS:g} ms "
-        f"late, by up to {four_digits(float(requests.late_by_ms.max()))} ms"
+        f"at {load} {100 * requests.late_share():.1f} % were sent more than "
+        f"{LATE_MS:g} ms late, by up to {four_digits(float(requests.late_by_ms.max()))} ms"
     )
 
 

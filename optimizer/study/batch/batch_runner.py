@@ -233,7 +233,7 @@ class BatchRunner:
             chosen = next_allocation(states, self._search_seconds_left())
             if chosen is None:
                 return
-            expected = f"{100 * states[chosen.index].expected_improvement:.2g}%"
+            expected = f"{100 * states[chosen.index].expected_improvement:.2g} %"
             label = self.record.entries[chosen.index].label
             self.on_progress(f"{label}: {chosen.seconds:.0f} s more, expected gain of another deployment {expected}")
             self._step(chosen.index, chosen.seconds)

@@ -164,9 +164,9 @@ def _ending(entry: EntryRecord) -> str:
 
 
 def change_percent(share: float) -> str:
-    """Return the size of the change ``share`` in percent: ``5.8%``, ``12%``, ``0.43%``."""
+    """Return the size of the change ``share`` in percent: ``5.8 %``, ``12 %``, ``0.43 %``."""
     size = 100 * abs(share)
-    return f"{size:.0f}%" if size >= 10 else f"{size:.2g}%"
+    return f"{size:.0f} %" if size >= 10 else f"{size:.2g} %"
 
 
 def _signed(share: float) -> str:

@@ -98,7 +98,7 @@ def state_words(entry: EntryRecord) -> str:
 
 
 def change_words(entry: EntryRecord) -> str:
-    """Return the change since the earlier batch, such as ``lost 5.8%``; empty without an earlier batch."""
+    """Return the change since the earlier batch, such as ``lost 5.8 %``; empty without an earlier batch."""
     change = entry.change
     if change is None:
         return ""

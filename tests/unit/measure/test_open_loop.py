@@ -98,7 +98,7 @@ def test_late_requests_are_counted_and_do_not_void_a_bound_that_is_met() -> None
 
 def test_lateness_that_decides_the_verdict_voids_the_measurement() -> None:
     expected_text = (
-        r"at 1,000 requests/s 2\.0% were sent more than 1 ms late, by up to 41 ms; p99 <= 20 ms is missed, "
+        r"at 1,000 requests/s 2\.0 % were sent more than 1 ms late, by up to 41 ms; p99 <= 20 ms is missed, "
         r"but could be met without that lateness; lower the rate"
     )
     with pytest.raises(LateError, match=expected_text):
@@ -229,7 +229,7 @@ def test_answers_after_the_planned_time_show_the_capacity() -> None:
 
 
 def test_a_saturated_client_voids_an_overload() -> None:
-    with pytest.raises(LateError, match="used 97% of a core"):
+    with pytest.raises(LateError, match="used 97 % of a core"):
         summarize(overloaded(cpu_share=0.97))
 
 

@@ -256,8 +256,8 @@ def test_replicas_that_cannot_serve_the_rate_have_no_forecast_and_no_cost_of_an_
     assert "5.00 per hour, 3,650.00 per month (730 hours) power" in shown
     assert "measured throughput" not in shown
     assert "per million" not in shown
-    assert re.search(r"^each +\d+% used, 45,000 infer/s$", text, re.MULTILINE)
-    assert re.search(r"^ +100% +90,000 +– +\d+% +100% +no$", text, re.MULTILINE)
+    assert re.search(r"^each +\d+ % used, 45,000 infer/s$", text, re.MULTILINE)
+    assert re.search(r"^ +100 % +90,000 +– +\d+ % +100 % +no$", text, re.MULTILINE)
 
 
 def test_one_replica_serves_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -638,4 +638,7 @@ def test_a_replica_is_compared_with_the_measured_throughput(run: Path, capsys: p
     [answer] = document["answers"]
     share = answer["rate_infer_per_sec"] / 4 / 13443.8958
     assert share < 1
-    assert f"each replica gets {share:.0%} of the measured throughput. The measurement kept a fixed number" in shown
+    assert (
+        f"each replica gets {100 * share:.0f} % of the measured throughput. The measurement kept a fixed number"
+        in shown
+    )

@@ -375,7 +375,7 @@ def mixed(tmp_path: Path, folder: BatchFolder) -> BatchRecord:
     unmet_entry = replace(
         found_entry, model="c", state="none", recommended=None, headline="no configuration meets p95 <= 20 ms"
     )
-    lost = Change("lost", "2026-11-01", "lost 6% since 2026-11-01", -0.06)
+    lost = Change("lost", "2026-11-01", "lost 6 % since 2026-11-01", -0.06)
     regressed_entry = replace(found_entry, model="d", change=lost, regressed=True)
     waiting_entry = replace(found_entry, model="<i>e</i>", state="waiting", recommended=None, speedup=None)
     undecided_entry = replace(

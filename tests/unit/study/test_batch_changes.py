@@ -46,16 +46,16 @@ def change_text(before: EntryRecord | None, now: EntryRecord) -> str:
 def test_a_loss_is_reported_with_its_interval() -> None:
     change = compare_entries(entry(100.0), entry(94.0), SINCE)
     assert change.kind == "lost"
-    assert change.description == "lost 6% since 2026-11-01 (between 4% and 7.9%)"
+    assert change.description == "lost 6 % since 2026-11-01 (between 4 % and 7.9 %)"
     assert change.share == pytest.approx(-0.06)
 
 
 def test_a_loss_within_the_intervals_is_noise() -> None:
-    assert change_text(entry(100.0, 5.0), entry(94.0, 2.0)) == "-6% since 2026-11-01, within noise"
+    assert change_text(entry(100.0, 5.0), entry(94.0, 2.0)) == "-6 % since 2026-11-01, within noise"
 
 
 def test_a_gain_is_reported_with_its_date() -> None:
-    assert change_text(entry(100.0), entry(150.0)).startswith("gained 50% since 2026-11-01")
+    assert change_text(entry(100.0), entry(150.0)).startswith("gained 50 % since 2026-11-01")
 
 
 def test_lower_is_better_for_a_latency() -> None:
@@ -71,7 +71,7 @@ def test_lower_is_better_for_a_latency() -> None:
 def test_an_unconfirmed_change_may_be_noise(before: float | None, now: float | None, which: str) -> None:
     change = compare_entries(entry(100.0, before), entry(50.0, now), SINCE)
     assert change.kind == "undecided"
-    assert change.description == f"-50% since 2026-11-01, which may be noise ({which}: the machine was busy)"
+    assert change.description == f"-50 % since 2026-11-01, which may be noise ({which}: the machine was busy)"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_loss_while_others_used_the_machine_more_is_no_regression(
     assert compared.regressed is (kind == "lost")
     if (then, now) == (0.01, 0.62):
         reason = "other processes or machines took 62 % of the CPUs now, and 1 % then"
-        assert compared.change.description == f"-50% since {SINCE}, which may be noise ({reason})"
+        assert compared.change.description == f"-50 % since {SINCE}, which may be noise ({reason})"
 
 
 def test_another_machine_is_no_comparison() -> None:
@@ -124,13 +124,13 @@ def test_a_baseline_of_zero_explains_nothing() -> None:
         replace(entry(value), baseline=Estimate("error-rate", percent))
         for value, percent in ((100.0, 0.0), (94.0, 0.1))
     )
-    assert change_text(before, now) == "lost 6% since 2026-11-01 (between 4% and 7.9%)"
+    assert change_text(before, now) == "lost 6 % since 2026-11-01 (between 4 % and 7.9 %)"
 
 
 def test_other_changes_are_reported_with_it() -> None:
     before = replace(entry(100.0), baseline=Estimate("throughput", 50.0), circumstances={"tritonserver": "2.50.0"})
     now = replace(entry(80.0), baseline=Estimate("throughput", 40.0), circumstances={"tritonserver": "2.51.0"})
-    assert change_text(before, now).endswith("; its baseline -20%; tritonserver 2.50.0 -> 2.51.0")
+    assert change_text(before, now).endswith("; its baseline -20 %; tritonserver 2.50.0 -> 2.51.0")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,6 @@ def test_only_disjoint_intervals_are_a_change(a: float, i: float, b: float, j: f
         assert b <= a * (1 - share) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.06, "6%"), (-0.0583, "5.8%"), (0.0043, "0.43%"), (1.2, "120%")])
+@pytest.mark.parametrize(("share", "text"), [(0.06, "6 %"), (-0.0583, "5.8 %"), (0.0043, "0.43 %"), (1.2, "120 %")])
 def test_a_share_is_shown_in_percent_with_two_digits(share: float, text: str) -> None:
     assert change_percent(share) == text

@@ -553,7 +553,7 @@ def test_the_tables_fit_80_columns() -> None:
     assert lines[side + 5].split()[:2] == ["3,188", "3.19x"]
     text = " ".join(lines)
     assert "note: unstable, marked *: 1 of 4 cells" in text
-    assert "disturbed: 1 of 4 cells, while other processes or machines took up to 30%" in text
+    assert "disturbed: 1 of 4 cells, while other processes or machines took up to 30 %" in text
     assert lines[-1] == "results  results/m/1"
 
 
