@@ -19,7 +19,7 @@ from optimizer.options import server_options
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.values import parse_cpus
 from optimizer.results import summary
-from optimizer.results.finished_run import FinishedRun, resume_command, why_unfinished
+from optimizer.results.finished_run import FinishedRun, how_to_finish, why_unfinished
 from optimizer.results.recommendation import Outcome
 from optimizer.results.summary import NextStep
 from optimizer.results.verification import passed_separately
@@ -208,9 +208,7 @@ def _recommended_point(run: FinishedRun, action: str) -> tuple[Point, Outcome]:
             "the worker that confirmed, or join the study again"
         )
     if reason := why_unfinished(run):
-        command = resume_command(run)
-        fix = f"continue it with `{command}`" if command else "wait until it ends"
-        raise BadInputError(f"{folder}: {reason} and has no final recommendation; {fix}")
+        raise BadInputError(f"{folder}: {reason} and has no final recommendation; {how_to_finish(run)}")
     if run.outcome is None or run.outcome.recommended is None:
         raise summary.nothing_recommended(folder, run.problem, action, run.outcome)
     return run.outcome.recommended, run.outcome

@@ -29,7 +29,7 @@ from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import is_distribution
 from optimizer.results import summary
 from optimizer.results.comparison import compare_conditions
-from optimizer.results.finished_run import FinishedRun, resume_command
+from optimizer.results.finished_run import FinishedRun, resume_command, why_unfinished
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.store.run_folder import WRITTEN_FORMAT
@@ -312,12 +312,11 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
     for run in runs:
         _check_same_conditions(run, newest)
     request_times = _arrivals_of(newest)
-    next_command = resume_command(newest) or summary.next_command(
-        outcome,
-        newest.folder.path,
-        command_with_larger_budget(newest.options),
-        is_complete=newest.is_test_complete,
-    )
+    next_command, longer = resume_command(newest), command_with_larger_budget(newest.options)
+    if not why_unfinished(newest):
+        next_command = summary.next_command(outcome, newest.folder.path, longer, is_complete=newest.is_test_complete)
+    if undecided_cause := summary.undecided_cause(outcome):
+        undecided_cause = why_unfinished(newest) or undecided_cause
     configurations = []
     for point in _points(newest, latencies):
         trial = next(trial for trial in newest.trials if trial.number == point.trial)
@@ -336,7 +335,7 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
                 ),
                 sla=latencies,
                 verdict=outcome.verdict,
-                undecided_cause=summary.undecided_cause(outcome),
+                undecided_cause=undecided_cause,
                 next_command=next_command,
                 deploy_seconds=trial.deploy_seconds or START_SECONDS,
                 server_seconds=_server_seconds(trial),

@@ -219,7 +219,8 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
     print_line(console, headline(plan, answer), style)
     if is_undecided:
         print_line(console, f"the run is UNDECIDED: {configuration.undecided_cause}")
-        print_unwrapped(console, "next", configuration.next_command)
+        if configuration.next_command:
+            print_unwrapped(console, "next", configuration.next_command)
     print_line(console)
     for label, text in (*_planned_lines(answer), *_configuration_lines(plan, answer)):
         print_wrapped(console, label, text)

@@ -20,7 +20,7 @@ from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting, result_document, summary
-from optimizer.results.finished_run import FinishedRun, why_unfinished
+from optimizer.results.finished_run import FinishedRun, how_to_finish, why_unfinished
 from optimizer.results.recommendation import Outcome
 from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH
 
@@ -193,9 +193,7 @@ def _compared(label: str, run: FinishedRun) -> ComparedRun:
     """Return ``run`` as A or B. Raises BadInputError if it is unfinished or recommends nothing."""
     path = run_path(run)
     if reason := why_unfinished(run):
-        fix = f"`tune --resume {shlex.quote(path)}` continues it"
-        if run.status == "left":
-            fix = "give the run of the worker that ended the study"
+        fix = "give the run of the worker that ended the study" if run.status == "left" else how_to_finish(run)
         raise BadInputError(f"{path}: {reason}; only finished runs are compared: {fix}")
     outcome = run.outcome
     if outcome is None or outcome.recommended is None:

@@ -182,6 +182,12 @@ def resume_command(run: FinishedRun) -> str:
     return f"tune --resume {shlex.quote(show_path(run.folder.path))}" if is_cut_off else ""
 
 
+def how_to_finish(run: FinishedRun) -> str:
+    """Return the advice for a run that has not ended: to continue it, or to wait for the process that measures it."""
+    command = resume_command(run)
+    return f"continue it with `{command}`" if command else "wait until it ends"
+
+
 def remark(run: FinishedRun) -> str:
     """Return why ``run`` is incomplete, in one sentence for a report; empty for a run that ended normally."""
     reason = why_unfinished(run)

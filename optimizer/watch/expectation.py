@@ -41,7 +41,7 @@ from optimizer.plan.measured_capacity import derive_capacity
 from optimizer.plan.replica import RATE_REQUESTS, Replica, fit_replica
 from optimizer.plan.traffic import PoissonTraffic
 from optimizer.results import formatting, summary
-from optimizer.results.finished_run import FinishedRun, why_unfinished
+from optimizer.results.finished_run import FinishedRun, how_to_finish, why_unfinished
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import SimulationResult
 
@@ -288,8 +288,7 @@ def derive_expectation(run: FinishedRun) -> Expectation:
     path = show_path(run.folder.path)
     if reason := why_unfinished(run):
         raise BadInputError(
-            f"{path}: {reason} and has no recommendation to watch; give a run that has ended "
-            f"(`tune --resume {path}` continues this one)"
+            f"{path}: {reason} and has no recommendation to watch; give a run that has ended, or {how_to_finish(run)}"
         )
     outcome = run.outcome
     if outcome is None or outcome.recommended is None:

@@ -24,6 +24,7 @@ from optimizer.plan.capacity_plan import CapacityPlan, plan_by_simulation
 from optimizer.plan.plan_report import headline
 from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
+from optimizer.store.run_folder import RunFolder
 from tests.run_folders import change_info, copy_run
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
@@ -310,6 +311,10 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
     cut_off = copy_run(run, "cut_off", status="interrupted")
     (answer,) = planned(capsys, cut_off, "--rate", "1000/s", code=4)["answers"]
     assert answer["next_command"] == f"tune --resume {cut_off}"
+    running = copy_run(run, "running", status="running")
+    with RunFolder(running).locked():
+        (answer,) = planned(capsys, running, "--rate", "1000/s", code=4)["answers"]
+    assert (answer["undecided_cause"], answer["next_command"]) == ("the run is still running", None)
 
 
 def test_runs_on_two_kinds_of_hardware_are_shown_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -421,8 +421,14 @@ def test_an_unfinished_run_is_refused_with_the_command_that_continues_it(
     a: Path, tmp_path: Path, status: str
 ) -> None:
     b = run_at(tmp_path / "b", 1000.0, status=status)
-    assert refused(a, b).endswith(f"only finished runs are compared: `tune --resume {b}` continues it")
+    assert refused(a, b).endswith(f"only finished runs are compared: continue it with `tune --resume {b}`")
     assert refused(b, a).startswith(f"{b}: the run ")
+
+
+def test_a_run_that_is_still_running_is_refused_with_the_advice_to_wait(a: Path, tmp_path: Path) -> None:
+    b = run_at(tmp_path / "b", 1000.0, status="running")
+    with RunFolder(b).locked():
+        assert refused(a, b).endswith("the run is still running; only finished runs are compared: wait until it ends")
 
 
 def test_a_run_that_left_its_study_is_refused(a: Path, tmp_path: Path) -> None:
