@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -98,7 +97,7 @@ class StudySetup:
     Attributes:
         record: It has the task, and writes run.json.
         table: The trials table.
-        open_searcher: It yields the searcher and the other workers of the study.
+        transferred: The trials of the study that ``--warm-start`` names; None without it.
         open_observer: It opens the display of progress.
         mode: Whether to search, to confirm, or both.
         confirm_seconds: Budget of a session that only continues the confirmation; None for that of the options.
@@ -106,7 +105,7 @@ class StudySetup:
 
     record: RunRecord
     table: TrialsTable
-    open_searcher: Callable[[], AbstractContextManager[tuple[Searcher, OtherWorkers]]]
+    transferred: TransferredStudy | None
     open_observer: ObserverFactory
     mode: RunMode
     confirm_seconds: float | None = None
@@ -171,7 +170,7 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
         executor = make_executor(observer)
         searching.callback(lambda: record.add_notes(executor.notes))
         with stopwatch.count("search"):
-            searcher, other_workers = searching.enter_context(setup.open_searcher())
+            searcher, other_workers = searching.enter_context(open_searcher(record, setup.transferred))
         scheduler = Scheduler(task.problem, searcher, budget, stopwatch, task.comparisons(), other_workers)
         trials = executor.search(scheduler)
         search_ended = scheduler.search_ended
@@ -212,8 +211,8 @@ def open_searcher(record: RunRecord, transferred: TransferredStudy | None) -> It
     """Yield the searcher of a run, and the other workers of its study. Raises TuneError.
 
     The study is in the folder of the run, or in the storage that its options name. A study that was measured with
-    another fingerprint is refused. A faulty storage is retried until the end of the budget. ``transferred`` are the
-    trials of the study that ``--warm-start`` names; None without it.
+    another fingerprint is refused. A faulty storage is retried until the end of the budget. ``transferred`` is as in
+    ``StudySetup``.
     """
     options, problem, folder = record.environment.options, record.task.problem, record.folder
     if options.study_name is not None:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,7 +32,7 @@ from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import action_of, notes_on_end, notes_on_measurements, notes_on_outcome, start_line
 from optimizer.study.run_record import RunRecord, current_versions
-from optimizer.study.study import StudyResult, StudySetup, check_stored_study, open_searcher, run_locally
+from optimizer.study.study import StudyResult, StudySetup, check_stored_study, run_locally
 from optimizer.study.task import Task
 from optimizer.study.warm_start import load_warm_start
 
@@ -168,8 +167,7 @@ class _Session:
             record.spent = record.spent.next_session(table.read(), self.cluster.worker_count if self.cluster else 1)
             if self.mode is not RunMode.CONFIRM or not folder.info.exists():
                 record.write_start()  # a continued confirmation keeps the status, also if it is killed
-            searcher = partial(open_searcher, record, transferred)
-            setup = StudySetup(record, table, searcher, open_observer, self.mode, self.confirm_seconds)
+            setup = StudySetup(record, table, transferred, open_observer, self.mode, self.confirm_seconds)
             result = self._measure(setup)
             trials = result.trials if result else table.read()
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)

@@ -17,11 +17,10 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.progress_observers import QuietObserver
-from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_record import RunRecord
-from optimizer.study.scheduler import OtherWorkers, Scheduler
+from optimizer.study.scheduler import Scheduler
 from optimizer.study.study import StudySetup, run_study
 
 ON_CPU = ServedOnCpu("server_sees_no_gpu")
@@ -61,7 +60,7 @@ def setup_of(problem: Problem, folder: Path, mode: RunMode, **fields: Any) -> St
     return StudySetup(
         record,
         TrialsTable(folder / "trials.csv", "known", {}),
-        lambda: contextlib.nullcontext((make_searcher("random", problem), OtherWorkers())),
+        None,
         lambda *_: contextlib.nullcontext(QuietObserver()),
         mode=mode,
         **fields,
