@@ -315,17 +315,11 @@ def _check_csv(text: str) -> Path:
 def main(argv: list[str]) -> int:
     """Run ``tune sweep`` and return its exit code. Raises TuneError."""
     arguments = read_sweep_arguments(argv)
-    from optimizer.study.sweep_output import SweepProgress, print_sweep, write_csv
+    from optimizer.study.sweep_output import print_sweep, write_csv
     from optimizer.study.sweeper import sweep
 
     on_progress, _ = progress_on_terminal()
-    result = sweep(
-        arguments.options,
-        arguments.request,
-        arguments.resumed,
-        on_progress,
-        lambda plan: SweepProgress(on_progress, plan),
-    )
+    result = sweep(arguments.options, arguments.request, arguments.resumed, on_progress)
     if arguments.csv is not None:
         write_csv(arguments.csv, result.cells)
     if arguments.as_json:

@@ -19,7 +19,7 @@ from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import cache_folder, write_json
-from optimizer.core.interfaces import ProgressObserver, Target
+from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch, with_earlier_times
@@ -169,7 +169,6 @@ def sweep(
     request: SweepRequest,
     resumed: RunFolder | None,
     on_progress: Callable[[str], None],
-    make_observer: Callable[[SweepPlan], ProgressObserver],
 ) -> SweepResult:
     """Measure the loads of ``request``, or those missing in the sweep in ``resumed``. Raises TuneError.
 
@@ -186,7 +185,7 @@ def sweep(
     with folder.locked():
         earlier = sweep_output.read_document(folder.path) if resumed else {}
         sweep_output.refuse_other_model(folder, earlier, task.source.facts)
-        return _SweepSession(environment, task, request, plan, fingerprint, folder, earlier).run(make_observer)
+        return _SweepSession(environment, task, request, plan, fingerprint, folder, earlier).run()
 
 
 class _SweepSession:
@@ -224,12 +223,12 @@ class _SweepSession:
             "results_dir": str(folder.path),
         }
 
-    def run(self, make_observer: Callable[[SweepPlan], ProgressObserver]) -> SweepResult:
+    def run(self) -> SweepResult:
         """Measure the missing loads and return the result; after an interrupt that of the loads so far."""
         status: SweepStatus = "done"
         self._record("running")
         try:
-            self._measure(make_observer)
+            self._measure()
         except KeyboardInterrupt:
             interrupts.acknowledge()
             status = "interrupted"
@@ -240,14 +239,15 @@ class _SweepSession:
         cells, document = self._record(status)
         return SweepResult(status, cells, document)
 
-    def _measure(self, make_observer: Callable[[SweepPlan], ProgressObserver]) -> None:
+    def _measure(self) -> None:
         """Start the server and measure the missing loads. The notes on its deployments are kept if this fails."""
         environment, task, plan, folder = self._environment, self._task, self._plan, self._folder
         server, loads = describe_server(environment.options), formatting.count(len(plan), "measurement")
         environment.on_progress(f"sweeping {task.problem.model} on {server}: {loads}; results in {folder.path}")
         with environment.open_target(task, folder) as target:
             target.start()
-            measurer = environment.make_measurer(task, folder, self._table, make_observer(plan))
+            observer = sweep_output.SweepProgress(environment.on_progress, plan)
+            measurer = environment.make_measurer(task, folder, self._table, observer)
             try:
                 Sweeper(plan, target, measurer, self._failures).run()
             finally:
