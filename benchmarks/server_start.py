@@ -16,7 +16,6 @@ from pathlib import Path
 
 from lib.output import measured_on, print_head, print_title, row
 from optimizer.core.errors import TuneError
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.machine.cpu_usage import CpuUsage
 from optimizer.options.run_options import RunOptions
@@ -52,7 +51,7 @@ def main() -> int:
 
 def start_seconds(model: str, candidate: Candidate, rounds: int) -> list[float]:
     """Return the seconds of ``rounds`` starts of fresh servers. Raises TuneError."""
-    environment = Environment.detect(RunOptions(model=model), Stopwatch(), lambda _: None)
+    environment = Environment.detect(RunOptions(model=model), lambda _: None)
     task = environment.make_task()
     seconds = []
     with tempfile.TemporaryDirectory() as parent:

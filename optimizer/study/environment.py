@@ -115,12 +115,15 @@ class Environment:
     topology: cpus.CpuTopology | None = None
 
     @classmethod
-    def detect(cls, options: RunOptions, stopwatch: Stopwatch, on_progress: Callable[[str], None]) -> Environment:
-        """Return the environment on this machine.
+    def detect(
+        cls, options: RunOptions, on_progress: Callable[[str], None], stopwatch: Stopwatch | None = None
+    ) -> Environment:
+        """Return the environment on this machine. Without a ``stopwatch``, one begins now.
 
         Raises EnvironmentFault if this machine lacks a requirement of ``options``, BadInputError if an option is
         wrong for it.
         """
+        stopwatch = Stopwatch() if stopwatch is None else stopwatch
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
         target_factory.check_target(options, on_progress)

@@ -11,7 +11,6 @@ from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan
 from optimizer.core.budget import Budget
 from optimizer.core.files import write_json
 from optimizer.core.notes import present
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
@@ -45,7 +44,7 @@ def verify_fresh(
     Raises BadInputError if the run recommends nothing, or its profile has other bounds or another model by now;
     TuneError as a run.
     """
-    environment = Environment.detect(options, Stopwatch(), on_progress)
+    environment = Environment.detect(options, on_progress)
     task = environment.make_task()
     problem = task.problem
     trials = _read_trials(run, task, has_same_files=options.target != "remote")

@@ -11,7 +11,6 @@ from typing import Any
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, show_path
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
 from optimizer.model.builders.builder import inputs_of_config
 from optimizer.model.default_space import space_keys
@@ -55,7 +54,7 @@ def initial_profile(options: RunOptions, output: Path | None, on_progress: OnPro
         _check_output(output)
     if names_profile(options):
         return _from_profile(load_profile(find_profile(options.model)), options, output)
-    hardware = Environment.detect(options, Stopwatch(), on_progress).server_hardware()
+    hardware = Environment.detect(options, on_progress).server_hardware()
     named = find_model(options, hardware, on_progress, start_server=False)
     path = output or Path(f"{named.source.name}.yaml")
     tree: dict[str, Any] = {

@@ -14,7 +14,6 @@ from optimizer.config.model_source import ModelSource, served_models
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, ServerCrashed
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import dead_model_processes
 from optimizer.deploy.target_factory import ON_THIS_MACHINE
@@ -93,7 +92,7 @@ def recommended_server(
 
     Raises BadInputError if the model has changed since the run, else as a run.
     """
-    environment = Environment.detect(options, Stopwatch(), on_progress)
+    environment = Environment.detect(options, on_progress)
     task = environment.make_task()
     run.folder.refuse_other_model(task.source.facts)
     _refuse_other_configs(run.folder, task.source, candidate, configs)

@@ -14,7 +14,6 @@ from optimizer.config.search_space import Problem
 from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, Trial, TrialRole
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
@@ -133,7 +132,7 @@ def preview(options: RunOptions, on_progress: Callable[[str], None]) -> RunPrevi
             "--dry-run: it describes a run on this machine, but --cluster measures on other nodes; leave one out"
         )
     RunFolder.check(options.out)
-    environment = Environment.detect(options, Stopwatch(), on_progress)
+    environment = Environment.detect(options, on_progress)
     has_server = runtime.installed() is not None
     undeclared = _undeclared(environment)
     if undeclared and options.target == "embedded" and not has_server:

@@ -10,7 +10,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import show_path
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.deploy.target_factory import other_machine_address
 from optimizer.options.option_reader import external_names
@@ -35,7 +34,7 @@ def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None], 
     point, options = _measured_point(run), read_stored_options(run.folder)
     _refuse_unmeasurable(run, options)
     shared = replace(options, shared_memory="system")
-    environment = Environment.detect(shared, Stopwatch(), on_progress)
+    environment = Environment.detect(shared, on_progress)
     task = environment.make_task()
     with run.folder.locked():
         folder = RunFolder.create(str(run.folder.path), FOLDER)

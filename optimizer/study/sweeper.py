@@ -22,7 +22,7 @@ from optimizer.core.files import cache_folder, write_json
 from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
-from optimizer.core.stopwatch import Stopwatch, with_earlier_times
+from optimizer.core.stopwatch import with_earlier_times
 from optimizer.core.trial import VARIANT, Candidate, FreshServer, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
 from optimizer.machine.hardware import Fingerprint
@@ -175,7 +175,7 @@ def sweep(
     An interrupt (KeyboardInterrupt) ends it early; its measurements are kept. A resumed sweep whose model, plan or
     fingerprint has changed is refused and not changed.
     """
-    environment = Environment.detect(options, Stopwatch(), on_progress)
+    environment = Environment.detect(options, on_progress)
     if resumed is None:
         RunFolder.check(options.out)
     task = environment.make_task(swept=request.choices.fields)

@@ -99,7 +99,7 @@ def tune(
     with contextlib.ExitStack() as opened:
         cluster = None
         if options.cluster is None:
-            environment = Environment.detect(options, stopwatch, on_progress)
+            environment = Environment.detect(options, on_progress, stopwatch)
         else:
             from optimizer.study.distributed.ray_study import open_cluster
 

@@ -12,7 +12,6 @@ import pytest
 from objectives.sequential import LOOKS
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.errors import DeploymentError
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import read_run, why_unfinished
@@ -62,7 +61,7 @@ def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> FinishedFolde
     (here / "p.yaml").write_text(PROFILE)
     monkeypatch.chdir(here)
     options = RunOptions("p.yaml")
-    environment = Environment.detect(options, Stopwatch(), print)
+    environment = Environment.detect(options, print)
     task = environment.make_task()
     problem, fingerprint = task.problem, environment.fingerprint(task)
     run = RunFolder.create("results", task.source.name)

@@ -11,7 +11,6 @@ import pytest
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.files import write_json
 from optimizer.core.signature import sign
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.option_reader import external_values
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
@@ -46,7 +45,7 @@ def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     (here / "server").write_text(SERVER)
     (here / "server").chmod(0o700)
     arguments = read_sweep_arguments([*OPTIONS, "--backend-directory", "./backends"])
-    environment = Environment.detect(arguments.options, Stopwatch(), print)
+    environment = Environment.detect(arguments.options, print)
     task = environment.make_task(swept={})
     fingerprint = environment.fingerprint(task)
     plan = SweepPlan((task.baseline,), LOADS)

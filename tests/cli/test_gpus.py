@@ -14,9 +14,8 @@ DETECT = """
 import json
 from optimizer.options.run_options import RunOptions
 from optimizer.study.environment import Environment
-from optimizer.core.stopwatch import Stopwatch
 said = []
-Environment.detect(RunOptions("m"), Stopwatch(), said.append)
+Environment.detect(RunOptions("m"), said.append)
 print(json.dumps(said))
 """
 

@@ -20,7 +20,6 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import CpusUsedByOthers, FewerCpusThanRayCounts, Note
 from optimizer.core.safe_text import read_tail
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import server_process
 from optimizer.machine.cpus import CpuPlacement, CpuTopology, read_topology
 from optimizer.machine.hardware import Fingerprint, Hardware
@@ -163,7 +162,7 @@ class Worker:
         if not self._own_gpus:
             os.environ[VISIBLE_DEVICES] = ""
         note = self._reserve_cpus()
-        environment = self._environment = Environment.detect(self._options, Stopwatch(), self._outbox.send_line)
+        environment = self._environment = Environment.detect(self._options, self._outbox.send_line)
         self._folder = server_process.new_folder()
         self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         return WorkerInfo(

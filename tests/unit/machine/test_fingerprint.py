@@ -14,7 +14,6 @@ from optuna.samplers import RandomSampler
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH, Fingerprint, backend_identities, parse_fingerprint
 from optimizer.options.run_options import RunOptions
@@ -195,7 +194,7 @@ def test_replay_searches_each_fingerprint_separately(
 
 def test_this_machine_is_not_shown_as_the_server() -> None:
     options = RunOptions("m", target="remote", url="192.0.2.1:8001", metrics_url="127.0.0.1:1")
-    stack = Environment.detect(options, Stopwatch(), print)
+    stack = Environment.detect(options, print)
     assert str(stack.hardware).startswith("CPU of 192.0.2.1:8001 unknown; load from ")
-    local_stack = Environment.detect(replace(options, url="localhost:8001"), Stopwatch(), print)
+    local_stack = Environment.detect(replace(options, url="localhost:8001"), print)
     assert "unknown" not in str(local_stack.hardware)

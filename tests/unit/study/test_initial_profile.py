@@ -9,7 +9,6 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_lookup import find_profile, list_profiles
@@ -49,7 +48,7 @@ def ids(name: str = "ids", dims: Dims = ("n", "words")) -> ModelProto:
 
 
 def here() -> Hardware:
-    return Environment.detect(RunOptions("mlp"), Stopwatch(), print).server_hardware()
+    return Environment.detect(RunOptions("mlp"), print).server_hardware()
 
 
 def drafted(options: RunOptions, output: str | None = None) -> InitialProfile:
