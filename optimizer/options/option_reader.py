@@ -334,7 +334,7 @@ def external_values(options: RunOptions) -> dict[str, list[str]]:
     The path of a profile or of a model is among them, as ``MODEL``. Paths are absolute. Defaults are left out.
     """
     here = Path.cwd()
-    model = move_model(here, options.model, options)
+    model = move_model(here, options)
     external = {MODEL_ARGUMENT: [model]} if "/" in model and exists(Path(model)) else {}
     for name, value in written_values(options).items():
         kind = OPTIONS_BY_NAME[name].type
@@ -375,7 +375,7 @@ def move_options(folder: Path, options: RunOptions) -> RunOptions:
     """
     if not is_folder(folder) or folder.samefile(Path.cwd()):
         return options
-    moved: dict[str, Any] = {"model": move_model(folder, options.model, options)}
+    moved: dict[str, Any] = {"model": move_model(folder, options)}
     for option in OPTIONS:
         move = option.type.move if option.type is not None and option.field else None
         if move is None or (value := getattr(options, option.field)) is None:

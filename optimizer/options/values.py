@@ -36,8 +36,9 @@ _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)", re.
 _SQLITE_PATH = re.compile(r"sqlite(?:\+\w+)?:///(?!:memory:|file:)([^?]+)(?:\?.*)?", re.DOTALL)
 
 
-def move_model(folder: Path, model: str, options: RunOptions) -> str:
+def move_model(folder: Path, options: RunOptions) -> str:
     """Return MODEL: the path of a profile or model, or a name; a profile of that name may lie in ``folder``."""
+    model = options.model
     if options.model_repository is not None:
         return model
     if model.endswith((".yaml", ".yml", ".onnx")) or is_folder(folder / model):
