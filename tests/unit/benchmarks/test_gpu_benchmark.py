@@ -63,9 +63,10 @@ def test_the_forecasts_and_the_runs_of_a_study_are_kept(tmp_path: Path) -> None:
 
 def test_the_table_of_gpu_metrics_has_their_units_and_leaves_unknown_ones_empty() -> None:
     known = {"gpu_utilization": 0.75, "gpu_memory_bytes": 9.5e9, "gpu_power_watts": 412.0, "gpu_sm_clock_mhz": 1980.0}
-    metrics = (known, known | {"gpu_utilization": None, "gpu_power_watts": None}, dict.fromkeys(known))
+    metrics: tuple[dict[str, Any], ...]
+    metrics = (known, {**known, "gpu_utilization": None, "gpu_power_watts": None}, dict.fromkeys(known))
     cells = [
-        {"label": "static", "request_batch_size": 8, "concurrency": number} | of_gpu
+        {"label": "static", "request_batch_size": 8, "concurrency": number, **of_gpu}
         for number, of_gpu in enumerate(metrics)
     ]
     text = report.markdown(BERT, report.StudyResults(cells=cells)).partition("## GPU metrics")[2]
