@@ -473,6 +473,11 @@ class Problem:
         return self.kind is ModelKind.BATCHED
 
     @property
+    def has_load_shape(self) -> bool:
+        """Whether the load has a shape or is a recording, so that its rate is a mean over bursts."""
+        return self.request_times is not None and not self.request_times.is_steady
+
+    @property
     def maximizes_throughput(self) -> bool:
         """Whether served requests or output tokens per second are an objective, so that a high load is sought."""
         return any(metric.name in SIMULATED_OBJECTIVES for metric in self.objectives)

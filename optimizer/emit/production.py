@@ -236,10 +236,8 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
 
 def _load_shape_line(recommendation: Recommendation) -> list[str]:
     """Return a line on how a load shape or a recording was sent; empty for other loads."""
-    times = recommendation.run.problem.request_times
-    if times is None or times.is_steady:
-        return []
-    return [f"load: {formatting.sending(recommendation.point.load.request_rate, times)}"]
+    problem, rate = recommendation.run.problem, recommendation.point.load.request_rate
+    return [f"load: {formatting.sending(rate, problem.request_times)}"] if problem.has_load_shape else []
 
 
 def _hardware(recommendation: Recommendation) -> str:

@@ -341,12 +341,6 @@ def is_pipeline(run: FinishedRun) -> bool:
     return len(list(run.folder.best.glob("*/config.pbtxt"))) > 1 + len(run.options.concurrent_models)
 
 
-def is_shaped(run: FinishedRun) -> bool:
-    """Return whether ``run`` was measured with a load shape or a recording: its rate is a mean over bursts."""
-    times = run.problem.request_times
-    return times is not None and not times.is_steady
-
-
 def time_in_server_ms(measured: Measurement) -> float | None:
     """Return the mean time of a request in the queue and in the execution; None if it is unknown."""
     executed = execution_ms(measured)
@@ -388,7 +382,7 @@ def _simulate_replica(run: FinishedRun) -> Replica | WhyNotSimulated:
         return WhyNotSimulated.KIND
     if is_pipeline(run):
         return WhyNotSimulated.PIPELINE
-    if is_shaped(run):
+    if run.problem.has_load_shape:
         return WhyNotSimulated.SHAPED
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
     configuration = choose_configurations([run], latencies)[0][0]
@@ -400,7 +394,7 @@ def _simulate_replica(run: FinishedRun) -> Replica | WhyNotSimulated:
 
 def _safe_rate(run: FinishedRun, simulation: Replica | WhyNotSimulated) -> float | None:
     """Return the rate of one replica that `tune plan` calls safe; None if it is unknown."""
-    if not run.problem.sla.latencies or is_shaped(run):
+    if not run.problem.sla.latencies or run.problem.has_load_shape:
         return None
     if isinstance(simulation, Replica):
         return estimate_rate(Fleet(simulation, PoissonTraffic(), "random"), 1).safe

@@ -18,7 +18,7 @@ from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.summary import NextStep
 from optimizer.study.model_finder import trace_sizes
-from optimizer.watch.expectation import Expectation, WhyNotSimulated, is_shaped
+from optimizer.watch.expectation import Expectation, WhyNotSimulated
 from optimizer.watch.fit_check import REQUEST_TIMES, Check, CheckKind, Judgement
 from optimizer.watch.server_metrics import ServedLoad
 
@@ -247,7 +247,7 @@ def plan_step(expectation: Expectation, rate: float, *, has_bursts: bool = False
     if not expectation.sla.latencies:
         command += " --sla-p95 20ms"
         advice += " for a latency bound, such as this one"
-    if has_bursts or is_shaped(run):
+    if has_bursts or run.problem.has_load_shape:
         command += " --trace requests.csv"
         advice = f"record the times of the requests, such as requests.csv, and {advice}"
     return NextStep(advice, command)
