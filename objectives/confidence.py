@@ -467,7 +467,7 @@ def fresh_server_range(logs: Windows, spread: ServerSpread, error: float) -> flo
     """
     from scipy import special
 
-    variance = _mean_variance(logs, spread) * len(logs)
+    variance = spread.variance + _windows_variance(logs)
     return -float(special.stdtrit(spread.degrees_of_freedom, error)) * math.sqrt(variance)
 
 
@@ -502,9 +502,18 @@ def _mean(logs: Windows) -> float:
 
 
 def _mean_variance(logs: Windows, spread: ServerSpread) -> float:
-    """Return the variance of the mean over servers, from the variance between servers and that of their windows."""
-    within = float(np.mean([windows.var(ddof=1) / len(windows) if len(windows) > 1 else 0.0 for windows in logs]))
+    """Return the variance of the mean over servers, from the variance between servers and that of their windows.
+
+    If differences that other processes explain were left out of the variance between servers, it contains that of the
+    windows already. The rest of the differences between windows is the machine's state, about which the verdict is.
+    """
+    within = 0.0 if spread.excludes_disturbance else _windows_variance(logs)
     return (spread.variance + within) / len(logs)
+
+
+def _windows_variance(logs: Windows) -> float:
+    """Return the variance of the mean over a server's windows, from the differences between them."""
+    return float(np.mean([windows.var(ddof=1) / len(windows) if len(windows) > 1 else 0.0 for windows in logs]))
 
 
 def servers_missing(servers: int) -> str:
