@@ -23,7 +23,7 @@ from optimizer.core.budget import RunMode
 from optimizer.core.errors import TuneError
 from optimizer.core.trial import Point, Trial
 from optimizer.options.run_options import RunOptions
-from optimizer.results.progress_observers import QuietObserver
+from optimizer.results.progress_observers import Progress, QuietObserver
 from optimizer.study.tuning_run import tune
 from tests.local_cluster import local_cluster
 from tests.repositories import write_sleeper
@@ -93,7 +93,7 @@ def measure(workers: int, trials: int) -> Clock:
             out=str(Path(root, "results")),
         )
         clock = Clock()
-        with tune(options, None, print_progress, lambda *_: clock, RunMode.SEARCH, report=False) as result:
+        with tune(options, None, Progress(print_progress, lambda *_: clock), RunMode.SEARCH, report=False) as result:
             if result.status == "interrupted":
                 raise KeyboardInterrupt
         return clock

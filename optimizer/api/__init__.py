@@ -49,7 +49,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     request = read_run_request(name, values, is_known=lambda option: "python" in option.taken_by)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as the command does
     progress = make_progress(Console(stderr=True), request.parsed.get("log", "none"))
-    with run(request.options, request.resumed, *progress, report="no-report" not in request.parsed) as result:
+    with run(request.options, request.resumed, progress, report="no-report" not in request.parsed) as result:
         folder = result.record.folder.path
     return load_run(folder)
 

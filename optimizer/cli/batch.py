@@ -18,10 +18,8 @@ from optimizer.study.batch.record import RECORD, BatchFolder, BatchRecord, Entry
 from optimizer.study.batch.suite import Suite, read_suite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from optimizer.results.progress_observers import Progress
     from optimizer.study.batch.batch_runner import RunEntry
-    from optimizer.study.environment import ObserverFactory
 
 
 WORST_FIRST = (EnvironmentFault.exit_code, *(EXIT_CODES[verdict] for verdict in ("FAIL", "UNDECIDED", "PASS")))
@@ -57,9 +55,9 @@ def main(argv: list[str]) -> int:
     from optimizer.study.batch.batch_runner import BatchRunner
     from optimizer.study.batch.reports import print_batch
 
-    on_progress, open_observer = progress_on_terminal(with_time=True)
+    progress = progress_on_terminal(with_time=True)
     with folder.locked():
-        batch = BatchRunner(suite, folder, record, _run_entry(on_progress, open_observer), on_progress).run()
+        batch = BatchRunner(suite, folder, record, _run_entry(progress), progress.on_progress).run()
         batch = _finish(batch, folder, previous or _previous_batch(folder, arguments.out, suite), regression)
     if arguments.json:
         print(json.dumps(RECORD.dump_python(batch, mode="json"), indent=2))
@@ -173,13 +171,13 @@ def _finish(
     return batch
 
 
-def _run_entry(on_progress: Callable[[str], None], open_observer: ObserverFactory) -> RunEntry:
+def _run_entry(progress: Progress) -> RunEntry:
     from optimizer.options.run_options import RunOptions
     from optimizer.study.tuning_run import tune
 
     def run_slice(options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         is_last = mode is RunMode.CONFIRM  # only the last session of a run writes its page
-        with tune(options, folder, on_progress, open_observer, mode, report=is_last) as result:
+        with tune(options, folder, progress, mode, report=is_last) as result:
             return result.status
 
     return run_slice

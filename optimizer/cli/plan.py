@@ -445,7 +445,7 @@ def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
 
     options = run_options(model, {**arguments.sla, "out": arguments.results})
     print_message(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
-    with tune(options, None, *progress_on_terminal()) as result:
+    with tune(options, None, progress_on_terminal()) as result:
         if result.status == "interrupted":
             raise KeyboardInterrupt
     return read_run(result.record.folder.path, arguments.results)

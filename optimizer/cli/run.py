@@ -86,16 +86,16 @@ def main(argv: list[str]) -> int:
     as_json = "json" in parsed
     if mapped is not None and "print-profile" in parsed:
         return _print_profile(mapped, options)
-    on_progress, open_observer = progress_on_terminal(parsed.get("log"))
+    progress = progress_on_terminal(parsed.get("log"))
     if "dry-run" in parsed:  # the preview has the notes
-        return _preview(options, on_progress, as_json=as_json)
+        return _preview(options, progress.on_progress, as_json=as_json)
     if mapped is not None and not as_json:
         for note in mapped.notes:
             print(note, file=sys.stderr, flush=True)
     from optimizer.study.tuning_run import tune
 
     writes_report = "no-report" not in parsed
-    with tune(options, request.resumed, on_progress, open_observer, report=writes_report) as result:
+    with tune(options, request.resumed, progress, report=writes_report) as result:
         show_result(result, as_json=as_json, verbose="verbose" in parsed)
     return exit_code(result.status, result.outcome.verdict)
 

@@ -149,23 +149,21 @@ def absent_cpus(run: RunFolder, options: RunOptions) -> list[str]:
 def main(argv: list[str]) -> int:
     """Run ``tune verify`` and return its exit code. Raises TuneError."""
     arguments = read_verify_arguments(argv)
-    on_progress, open_observer = progress_on_terminal()
+    progress = progress_on_terminal()
     if not arguments.is_fresh:
         from optimizer.results.summary import VERIFY_BUDGET
         from optimizer.study.tuning_run import continue_confirmation
 
         seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
-        with continue_confirmation(
-            arguments.run, arguments.options, seconds, on_progress, open_observer
-        ) as continued:
+        with continue_confirmation(arguments.run, arguments.options, seconds, progress) as continued:
             show_result(continued, as_json=arguments.as_json, verbose=arguments.verbose)
         return exit_code(continued.status, continued.outcome.verdict)
     from optimizer.results.verification import print_verification
     from optimizer.study.fresh_verification import verify_fresh
 
     for option in absent_cpus(arguments.run, arguments.options):
-        on_progress(f"{option} of the run is left out: this machine does not have these CPUs")
-    result = verify_fresh(arguments.run, arguments.options, arguments.budget_seconds, on_progress, open_observer)
+        progress.on_progress(f"{option} of the run is left out: this machine does not have these CPUs")
+    result = verify_fresh(arguments.run, arguments.options, arguments.budget_seconds, progress)
     if arguments.as_json:
         import json
 

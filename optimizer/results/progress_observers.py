@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +18,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
+from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.machine.hardware import Hardware
@@ -336,10 +338,15 @@ AnyObserver: TypeAlias = LiveObserver | QuietObserver
 
 
 class Progress(NamedTuple):
-    """Two ways to show progress: a function that prints a line, and one that makes a progress observer of a run."""
+    """How a run shows its progress.
+
+    Attributes:
+        on_progress: Shows one line, such as that of a slow preparation.
+        open_observer: Opens the display of a run on the hardware of its server.
+    """
 
     on_progress: Callable[[str], None]
-    make_observer: Callable[[Problem, Budget, Hardware], AnyObserver]
+    open_observer: Callable[[Problem, Budget, Hardware], AbstractContextManager[ProgressObserver]]
 
 
 def make_progress(console: Console, log: str | None = None, *, with_time: bool = False) -> Progress:
@@ -359,9 +366,9 @@ def make_progress(console: Console, log: str | None = None, *, with_time: bool =
         if kind != "none":
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def make_observer(problem: Problem, budget: Budget, hardware: Hardware) -> AnyObserver:
+    def open_observer(problem: Problem, budget: Budget, hardware: Hardware) -> AnyObserver:
         if kind == "plain":
             return PlainObserver(console, problem, budget)
         return LiveObserver(console, problem, budget, str(hardware)) if kind == "live" else QuietObserver()
 
-    return Progress(on_progress, make_observer)
+    return Progress(on_progress, open_observer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,7 @@ from optimizer.config import gpu_placement
 from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_source import ModelSource
 from optimizer.config.ort_settings import uses_openvino
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.budget import Budget
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Telemetry, TrialStore
 from optimizer.core.notes import (
@@ -70,7 +69,6 @@ NO_POWER = (
     "--objective energy: power is read from NVIDIA GPUs, but this model is served on the CPU; "
     "choose throughput, latency-p95 or memory"
 )
-ObserverFactory = Callable[[Problem, Budget, Hardware], AbstractContextManager[ProgressObserver]]
 TargetMaker = Callable[[ModelSource, SearchSpace, RunOptions, TargetSettings], ServerTarget]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from objectives.sequential import LOOKS
 from optimizer.confirmation.confirmer import Confirmer
@@ -21,11 +22,14 @@ from optimizer.results.recommendation import assess
 from optimizer.results.verification import VerificationResult
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.environment import Environment, ObserverFactory
+from optimizer.study.environment import Environment
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import start_line
 from optimizer.study.task import Task
 from optimizer.study.trial_runner import take_reference
+
+if TYPE_CHECKING:
+    from optimizer.results.progress_observers import Progress
 
 TIME_FACTOR = 2.0  # budget of a verification over its expected time
 
@@ -34,8 +38,7 @@ def verify_fresh(
     run: RunFolder,
     options: RunOptions,
     seconds: float | None,
-    on_progress: Callable[[str], None],
-    open_observer: ObserverFactory,
+    progress: Progress,
 ) -> VerificationResult:
     """Measure the recommendation of ``run`` again on fresh servers of the target in ``options``.
 
@@ -44,7 +47,7 @@ def verify_fresh(
     Raises BadInputError if the run recommends nothing, or its profile has other bounds or another model by now;
     TuneError as a run.
     """
-    environment = Environment.detect(options, on_progress)
+    environment = Environment.detect(options, progress.on_progress)
     task = environment.make_task()
     problem = task.problem
     trials = _read_trials(run, task, has_same_files=options.target != "remote")
@@ -59,14 +62,14 @@ def verify_fresh(
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
     budget = Budget(TIME_FACTOR * _expected_seconds(server_plans) if seconds is None else seconds)
-    on_progress(start_line("testing", problem, options, budget.seconds, folder.path))
+    progress.on_progress(start_line("testing", problem, options, budget.seconds, folder.path))
     fingerprint = environment.fingerprint(task)
     table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
     # the lock tells `tune runs` that a process works on the run
     with (
         folder.locked(),
         environment.open_target(task, folder) as target,
-        open_observer(problem, budget, environment.hardware) as observer,
+        progress.open_observer(problem, budget, environment.hardware) as observer,
     ):
         measurer = environment.make_measurer(task, folder, table, observer)
         take_reference(target, measurer, task.baseline)

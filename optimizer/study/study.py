@@ -23,13 +23,13 @@ from optimizer.search import make_searcher, make_searcher_for_study
 from optimizer.simulator.performance_model import compile_model
 from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH, RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.environment import ObserverFactory
 from optimizer.study.run_record import RunRecord
 from optimizer.study.scheduler import OtherWorkers, Scheduler, SearchEnd
 from optimizer.study.task import Task
 from optimizer.study.trial_runner import run_trials
 
 if TYPE_CHECKING:
+    from optimizer.results.progress_observers import Progress
     from optimizer.search.transfer import TransferredStudy
 
 # The start of Python and the report took about 2 s each on 2 cores.
@@ -98,7 +98,7 @@ class StudySetup:
         record: It has the task, and writes run.json.
         table: The trials table.
         transferred: The trials of the study that ``--warm-start`` names; None without it.
-        open_observer: It opens the display of progress.
+        progress: It shows the progress.
         mode: Whether to search, to confirm, or both.
         confirm_seconds: Budget of a session that only continues the confirmation; None for that of the options.
     """
@@ -106,7 +106,7 @@ class StudySetup:
     record: RunRecord
     table: TrialsTable
     transferred: TransferredStudy | None
-    open_observer: ObserverFactory
+    progress: Progress
     mode: RunMode
     confirm_seconds: float | None = None
 
@@ -164,7 +164,7 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
             compile_model(task.problem, environment.on_progress)
     budget = setup.start_budget()
     with (
-        setup.open_observer(task.problem, budget, environment.hardware) as observer,
+        setup.progress.open_observer(task.problem, budget, environment.hardware) as observer,
         contextlib.ExitStack() as searching,
     ):
         executor = make_executor(observer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from optimizer.results.finished_run import read_run, refuse_missing_rows
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.environment import Environment, ObserverFactory
+from optimizer.study.environment import Environment
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import action_of, notes_on_end, notes_on_measurements, notes_on_outcome, start_line
 from optimizer.study.run_record import RunRecord, current_versions
@@ -37,6 +37,7 @@ from optimizer.study.task import Task
 from optimizer.study.warm_start import load_warm_start
 
 if TYPE_CHECKING:
+    from optimizer.results.progress_observers import Progress
     from optimizer.study.distributed.ray_study import ClusterStudy
 
 
@@ -71,8 +72,7 @@ class RunResult:
 def tune(
     options: RunOptions,
     resumed: RunFolder | None,
-    on_progress: Callable[[str], None],
-    open_observer: ObserverFactory,
+    progress: Progress,
     mode: RunMode | None = None,
     *,
     report: bool = True,
@@ -85,8 +85,7 @@ def tune(
     Args:
         options: What to tune, and how.
         resumed: The folder of the run to continue.
-        on_progress: Called with one line for each slow preparation.
-        open_observer: Opens the display of progress.
+        progress: It shows the progress.
         mode: Whether to search, to confirm, or both; by default as ``options`` say.
         report: Whether to write the report page.
         confirm_seconds: Time of a session in the mode CONFIRM; None for the budget of ``options``.
@@ -99,23 +98,22 @@ def tune(
     with contextlib.ExitStack() as opened:
         cluster = None
         if options.cluster is None:
-            environment = Environment.detect(options, on_progress, stopwatch)
+            environment = Environment.detect(options, progress.on_progress, stopwatch)
         else:
             from optimizer.study.distributed.ray_study import open_cluster
 
             preferred = resumed.fingerprint() if resumed else None
-            cluster = opened.enter_context(open_cluster(options, stopwatch, on_progress, preferred))
+            cluster = opened.enter_context(open_cluster(options, stopwatch, progress.on_progress, preferred))
             environment = cluster.environment
         session = _Session(environment, cluster, resumed, mode, confirm_seconds)
-        yield opened.enter_context(session.run(open_observer, report=report))
+        yield opened.enter_context(session.run(progress, report=report))
 
 
 def continue_confirmation(
     run: RunFolder,
     options: RunOptions,
     seconds: float,
-    on_progress: Callable[[str], None],
-    open_observer: ObserverFactory,
+    progress: Progress,
 ) -> AbstractContextManager[RunResult]:
     """Return a context that continues the confirmation of ``run`` for ``seconds`` and yields its result, as ``tune``.
 
@@ -137,7 +135,7 @@ def continue_confirmation(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"
         )
-    return tune(options, run, on_progress, open_observer, RunMode.CONFIRM, confirm_seconds=seconds)
+    return tune(options, run, progress, RunMode.CONFIRM, confirm_seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class _Session:
     confirm_seconds: float | None
 
     @contextlib.contextmanager
-    def run(self, open_observer: ObserverFactory, *, report: bool) -> Iterator[RunResult]:
+    def run(self, progress: Progress, *, report: bool) -> Iterator[RunResult]:
         """Measure, and yield the result; ``report`` as for ``tune``."""
         environment, options = self.environment, self.environment.options
         _check_folders(options, self.resumed)
@@ -167,7 +165,7 @@ class _Session:
             record.spent = record.spent.next_session(table.read(), self.cluster.worker_count if self.cluster else 1)
             if self.mode is not RunMode.CONFIRM or not folder.info.exists():
                 record.write_start()  # a continued confirmation keeps the status, also if it is killed
-            setup = StudySetup(record, table, transferred, open_observer, self.mode, self.confirm_seconds)
+            setup = StudySetup(record, table, transferred, progress, self.mode, self.confirm_seconds)
             result = self._measure(setup)
             trials = result.trials if result else table.read()
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)

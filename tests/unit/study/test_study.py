@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from optimizer.core.notes import Note, ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, Trial
 from optimizer.options.run_options import RunOptions
-from optimizer.results.progress_observers import QuietObserver
+from optimizer.results.progress_observers import Progress, QuietObserver
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_record import RunRecord
@@ -61,7 +60,7 @@ def setup_of(problem: Problem, folder: Path, mode: RunMode, **fields: Any) -> St
         record,
         TrialsTable(folder / "trials.csv", "known", {}),
         None,
-        lambda *_: contextlib.nullcontext(QuietObserver()),
+        Progress(print, lambda *_: QuietObserver()),
         mode=mode,
         **fields,
     )

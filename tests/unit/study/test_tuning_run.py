@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import FreshServer, Trial
-from optimizer.results.progress_observers import QuietObserver
+from optimizer.results.progress_observers import Progress, QuietObserver
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_record import RunRecord, current_versions
@@ -19,7 +19,7 @@ from tests.run_folders import CANDIDATE, CLOSED, MEASURED, write_run
 def refusal(path: Path) -> str:
     run = RunFolder(path)
     with pytest.raises(BadInputError) as refused:
-        continue_confirmation(run, run.read_options(), 1.0, print, lambda *_: QuietObserver())
+        continue_confirmation(run, run.read_options(), 1.0, Progress(print, lambda *_: QuietObserver()))
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
