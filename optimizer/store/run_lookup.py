@@ -54,6 +54,9 @@ def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
     if run == LATEST:
         raise BadInputError(f"{flag} {LATEST}: no run in {results}; give the folder of a run (`{shown}` lists runs)")
     also = "" if in_results == Path(run) or Path(run).is_relative_to(out) else f" nor in {quote(str(in_results))}"
+    if inside := [path for path in _subfolders(Path(run)) if is_file(path / RUN_FILE)]:
+        newest = show_path(newest_first(inside)[0])
+        raise BadInputError(f"{flag} {quote(run)}: is a folder of runs; give one of them, such as {newest}")
     raise BadInputError(
         f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {results} has no run of such a model; "
         f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"

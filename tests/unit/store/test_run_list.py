@@ -45,6 +45,15 @@ def unexpected(holder: str) -> None:
 # -- names --------------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_of_runs_is_refused_with_its_newest_run() -> None:
+    for run in ("dlrm/20261121-072139", "dlrm/20261122-091502"):
+        record(run)
+    with pytest.raises(BadInputError) as caught:
+        find_run("results/dlrm/", "results", "run")
+    said = "run results/dlrm/: is a folder of runs; give one of them, such as results/dlrm/20261122-091502"
+    assert str(caught.value) == said
+
+
 def test_latest_and_a_model_stand_for_the_newest_run() -> None:
     for run in ("dlrm/20261121-072139", "dlrm/20261122-091502-2", "dlrm/20261122-091502-10", "mlp/20261123-010000"):
         record(run)
