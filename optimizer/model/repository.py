@@ -313,8 +313,10 @@ def read_source(
             "to a request get load at the same time; tune the models one after another"
         )
     parts: dict[str, ModelSource] = {}
-    for step in (*_steps(top.config), *composing, *concurrent):
+    for step in (*_steps(top.config), *composing):
         _gather(step, read, parts, path=(name,))
+    for other in concurrent:
+        _gather(other, read, parts, path=(name,), flag="--concurrent-models")
     _check_decoupled_parts(top, parts)
     _check_stateful(top, parts, names_by_flag)
     if variants and parts:
@@ -401,9 +403,16 @@ def _check_decoupled_parts(top: ModelSource, parts: Mapping[str, ModelSource]) -
 
 
 def _gather(
-    name: str, read: Callable[[str], ModelSource], parts: dict[str, ModelSource], path: tuple[str, ...]
+    name: str,
+    read: Callable[[str], ModelSource],
+    parts: dict[str, ModelSource],
+    path: tuple[str, ...],
+    flag: str = "",
 ) -> None:
-    """Add ``name`` to ``parts``, after the steps that it consists of."""
+    """Add ``name`` to ``parts``, after the steps that it consists of.
+
+    It is a step of the last model in ``path``, unless ``flag`` is the option that names it.
+    """
     if name in path or len(path) > MAX_ENSEMBLE_DEPTH:
         raise BadInputError(f"{one_line(path[0])}: its ensembles call one another ({' > '.join((*path, name))})")
     if name in parts:
@@ -411,7 +420,8 @@ def _gather(
     try:
         part = read(name)
     except BadInputError as error:
-        raise BadInputError(f"{one_line(path[-1])} consists of {format_value(name)}: {error}") from None
+        named_by = f"{flag} {one_line(name)}" if flag else f"{one_line(path[-1])} consists of {format_value(name)}"
+        raise BadInputError(f"{named_by}: {error}") from None
     for step in _steps(part.config):
         _gather(step, read, parts, (*path, name))
     parts[name] = part

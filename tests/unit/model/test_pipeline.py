@@ -85,6 +85,12 @@ def test_missing_step_of_an_ensemble_is_named(tmp_path: Path) -> None:
         read_source(stored(tmp_path), "chain")
 
 
+def test_a_missing_concurrent_model_is_named_with_its_option(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    with pytest.raises(BadInputError, match=r"^--concurrent-models gone: .*no model 'gone' there; it has chain, "):
+        read_source(stored(tmp_path), "first", concurrent=("second", "gone"))
+
+
 def test_a_batcher_of_a_model_without_steps_is_refused(tmp_path: Path) -> None:
     write_ensemble(tmp_path, milliseconds=5)
     with pytest.raises(BadInputError, match=r"^model\.batcher: first calls no other model, .*; leave the key out$"):
