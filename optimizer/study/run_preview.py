@@ -132,7 +132,7 @@ def preview(options: RunOptions, on_progress: Callable[[str], None]) -> RunPrevi
             "--dry-run: it describes a run on this machine, but --cluster measures on other nodes; leave one out"
         )
     RunFolder.check(options.out)
-    environment = Environment.detect(options, on_progress)
+    environment = Environment.detect(options, _without_repeats(on_progress))
     has_server = runtime.installed() is not None
     undeclared = _undeclared(environment)
     if undeclared and options.target == "embedded" and not has_server:
@@ -155,6 +155,18 @@ def preview(options: RunOptions, on_progress: Callable[[str], None]) -> RunPrevi
         has_server=has_server,
         started_server=bool(undeclared),
     )
+
+
+def _without_repeats(on_progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``on_progress``, called once for each line: the model is read twice, with the same remarks."""
+    shown = set[str]()
+
+    def show(line: str) -> None:
+        if line not in shown:
+            shown.add(line)
+            on_progress(line)
+
+    return show
 
 
 def _undeclared(environment: Environment) -> list[str]:

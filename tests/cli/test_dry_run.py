@@ -16,7 +16,14 @@ from optimizer.search import make_searcher
 from optimizer.study.run_preview import PROPOSALS, first_proposals
 from tests.command_fixtures import Sandbox, Tune
 from tests.contract.test_searchers import WIDE, problem_of, trial
-from tests.repositories import doubler, serialized, skip_without_python_models, write_python_model, write_sums
+from tests.repositories import (
+    doubler,
+    serialized,
+    skip_without_python_models,
+    write_model,
+    write_python_model,
+    write_sums,
+)
 
 SAMPLE = Path(__file__).parents[2] / "results/dlrm/sample"
 UNDECLARED = 'backend: "python"\ninstance_group { kind: KIND_CPU }\n'
@@ -47,6 +54,14 @@ def files(folder: Path) -> list[Path]:
 
 def write_undeclared(folder: Path) -> None:
     write_python_model(folder / "models", "auto", COMPLETING).joinpath("config.pbtxt").write_text(UNDECLARED)
+
+
+def test_a_remark_on_the_model_is_shown_once(dry_run: Tune, sandbox: Sandbox) -> None:
+    """The preview reads the model twice, because a server starts for one that declares no inputs."""
+    write_model(sandbox.working_folder / "models", "mine", 'platform: "onnxruntime_onnx"', doubler())
+    shown = dry_run("--sla-p95", "50ms", "models/mine/1/model.onnx")
+    assert shown.code == 0
+    assert ["models/mine/config.pbtxt is ignored" in line for line in shown.stderr_lines] == [True]
 
 
 def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: Tune, sandbox: Sandbox) -> None:
