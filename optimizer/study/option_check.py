@@ -29,12 +29,12 @@ def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOp
         raise BadInputError(
             f"{flag}: labelled data are missing; write a profile with a score: section (see docs/output-check.md)"
         )
-    if batch.largest > max(source.config.max_batch_size, 1):
+    if batch.largest > max(limit := source.config.max_batch_size, 1):
+        fix = "lower it, or raise max_batch_size in config.pbtxt"
+        if named.file is not None:  # such a file gets a config.pbtxt with batches if it can have them
+            fix = "leave it out, or export the model with an open first dimension"
         raise size_fault(
-            options,
-            named.profile,
-            f"{batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; lower it, or raise "
-            "max_batch_size in config.pbtxt",
+            options, named.profile, f"{batch.largest} is above the model's max_batch_size {limit}; {fix}"
         )
     if batch.fixed is None and options.load != "rate":
         raise size_fault(

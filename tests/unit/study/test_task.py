@@ -15,7 +15,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_batch_size
 from optimizer.study.task import Task, prepare_task
-from tests.repositories import write_ensemble, write_sleeper, write_streamer, write_sums
+from tests.repositories import doubler, serialized, write_ensemble, write_sleeper, write_streamer, write_sums
 
 TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
 HIGH = {"p99.9": 30.0}
@@ -37,6 +37,16 @@ def models(tmp_path: Path) -> Path:
 
 def task(models: Path, name: str, **options: Any) -> Task:
     return prepare_task(RunOptions(name, model_repository=str(models), **options), TWO_CPUS, print)
+
+
+def test_a_size_above_that_of_an_onnx_file_without_batches_is_refused_with_the_export(tmp_path: Path) -> None:
+    file = tmp_path / "fixed.onnx"
+    file.write_bytes(serialized(doubler(dims=(1, 4))))
+    said = (
+        r"^--request-batch-size 8 is above the model's max_batch_size 0; leave it out, or export the model with an "
+    )
+    with pytest.raises(BadInputError, match=said):
+        prepare_task(RunOptions(str(file), request_batch_size=parse_batch_size("8")), TWO_CPUS, print)
 
 
 @pytest.mark.parametrize(("size", "said"), SIZE_CASES)
