@@ -40,7 +40,7 @@ from optimizer.explain.forecaster import (
 )
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, simulate_changes
-from optimizer.results.finished_run import FinishedRun
+from optimizer.results.finished_run import FinishedRun, why_unfinished
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report.content import stored_configs
@@ -180,9 +180,9 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
     outcome = run.outcome
     point = (outcome.recommended or outcome.closest) if outcome else None
     if outcome is None or point is None:
-        reason = outcome.no_recommendation_reason if outcome else ""
-        reason = reason or run.info.get("reason") or "nothing was measured"
-        raise BadInputError(f"{run.folder.path}: nothing to explain: {reason} (status of the run: {run.status})")
+        reasons = (outcome.no_recommendation_reason if outcome else "", why_unfinished(run))
+        reason = "; ".join(filter(None, reasons)) or "nothing was measured"
+        raise BadInputError(f"{run.folder.path}: nothing to explain: {reason}")
     subject = break_down_stages(point, run.trials)
     changes = _forecast_changes(run, outcome, subject, fp16_factor)
     has_recommendation = outcome.recommended is not None
