@@ -381,7 +381,9 @@ def test_bad_requests_build_nothing(tmp_path: Path) -> None:
 
 
 def test_tables_can_be_uncapped() -> None:
-    assert DlrmSettings(max_rows_per_table=None).max_rows_per_table is None
+    settings = load_builder("dlrm").parse({"max_rows_per_table": None})
+    assert isinstance(settings, DlrmSettings)
+    assert settings.max_rows_per_table is None
 
 
 def test_importing_the_registry_loads_no_onnx() -> None:
