@@ -32,7 +32,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
 from optimizer.results import summary
-from optimizer.results.finished_run import FinishedRun, resume_command
+from optimizer.results.finished_run import FinishedRun, how_to_finish, resume_command, why_unfinished
 
 MAX_TEXT_LENGTH = 80  # of a value in run.json, which may come from anywhere
 PRECISION = 1e-6  # of a rate, as a share of the throughput
@@ -174,10 +174,10 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
     """
     confirmed = run.outcome.confirmed if run.outcome is not None else None
     if confirmed is None or not _has_throughput(confirmed):
-        command = resume_command(run) or summary.verify_command(run.folder.path)
+        command = resume_command(run) if why_unfinished(run) else summary.verify_command(run.folder.path)
         raise BadInputError(
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
-            f"that streams or keeps state needs; `{command}` makes it"
+            f"that streams or keeps state needs; {f'`{command}` makes it' if command else how_to_finish(run)}"
         )
     size, throughput = run.problem.request_batch_size, confirmed.point.throughput_infer_per_sec
     lower, upper = confirmed.throughput.low, confirmed.throughput.high

@@ -193,8 +193,7 @@ def _compared(label: str, run: FinishedRun) -> ComparedRun:
     """Return ``run`` as A or B. Raises BadInputError if it is unfinished or recommends nothing."""
     path = run_path(run)
     if reason := why_unfinished(run):
-        fix = "give the run of the worker that ended the study" if run.status == "left" else how_to_finish(run)
-        raise BadInputError(f"{path}: {reason}; only finished runs are compared: {fix}")
+        raise BadInputError(f"{path}: {reason}; only finished runs are compared: {how_to_finish(run)}")
     outcome = run.outcome
     if outcome is None or outcome.recommended is None:
         reason = summary.headline(outcome, run.problem) if outcome else "nothing was measured"

@@ -183,7 +183,12 @@ def resume_command(run: FinishedRun) -> str:
 
 
 def how_to_finish(run: FinishedRun) -> str:
-    """Return the advice for a run that has not ended: to continue it, or to wait for the process that measures it."""
+    """Return the advice for a run that has not ended.
+
+    It is to continue the run, to wait for the process that measures it, or to give the run of another worker.
+    """
+    if run.status == "left":
+        return "give the run of the worker that ended the study"
     command = resume_command(run)
     return f"continue it with `{command}`" if command else "wait until it ends"
 

@@ -287,9 +287,7 @@ def derive_expectation(run: FinishedRun) -> Expectation:
     """
     path = show_path(run.folder.path)
     if reason := why_unfinished(run):
-        raise BadInputError(
-            f"{path}: {reason} and has no recommendation to watch; give a run that has ended, or {how_to_finish(run)}"
-        )
+        raise BadInputError(f"{path}: {reason} and has no recommendation to watch; {how_to_finish(run)}")
     outcome = run.outcome
     if outcome is None or outcome.recommended is None:
         raise summary.nothing_recommended(run.folder.path, run.problem, "watch", outcome)

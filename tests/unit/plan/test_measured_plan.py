@@ -18,6 +18,7 @@ from optimizer.cli.plan import main
 from optimizer.core.errors import BadInputError
 from optimizer.plan.capacity_plan import replicas_for
 from optimizer.plan.measured_capacity import MeasuredCapacity, ReplicaCurve, RequestLengths
+from optimizer.store.run_folder import RunFolder
 from tests import stateful_run, streaming_run
 from tests.run_folders import copy_run
 
@@ -345,6 +346,9 @@ def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_
         with pytest.raises(BadInputError, match=message) as caught:
             main([*map(str, runs), "--rate", "9/s"])
         assert "\n" not in str(caught.value)
+    running = copy_run(unconfirmed, "running", status="running")
+    with RunFolder(running).locked(), pytest.raises(BadInputError, match="state needs; wait until it ends"):
+        main([str(running), "--rate", "9/s"])
 
 
 def test_runs_on_other_hardware_are_compared(streaming: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -467,10 +467,18 @@ def test_the_bounds_of_a_share_are_exact() -> None:
     assert share_interval(0, 0, 0.05) == (0.0, 1.0)
 
 
-def test_a_run_that_has_not_ended_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        ("interrupted", f"continue it with `tune --resume {SAMPLE}`"),
+        ("left", "give the run of the worker that ended the study"),
+    ],
+)
+def test_a_run_that_has_not_ended_is_refused_with_the_advice_that_fits(status: str, advice: str) -> None:
     run = read_run(SAMPLE)
-    with pytest.raises(BadInputError, match="was interrupted"):
-        derive_expectation(replace(run, info={**run.info, "status": "interrupted"}))
+    with pytest.raises(BadInputError) as caught:
+        derive_expectation(replace(run, info={**run.info, "status": status}))
+    assert str(caught.value).endswith(f"and has no recommendation to watch; {advice}")
 
 
 def test_a_run_without_a_recommendation_is_refused() -> None:
