@@ -14,7 +14,7 @@ from optimizer.core.safe_text import is_folder, one_line, quote, show_path
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.run_options import DEFAULTS
 from optimizer.store.run_folder import ENDED
-from optimizer.store.run_lookup import FLAG, ListedRun, delete_run, find_deletable, list_runs
+from optimizer.store.run_lookup import DELETE_FLAG, ListedRun, delete_run, find_deletable, list_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     if arguments.delete is not None:
         return _delete(arguments)
     if arguments.yes:
-        raise BadInputError(f"--yes: works only with {FLAG}; give that too, or leave it out")
+        raise BadInputError(f"--yes: works only with {DELETE_FLAG}; give that too, or leave it out")
     if arguments.results != DEFAULTS.out and not is_folder(Path(arguments.results)):
         raise BadInputError(f"--results {quote(arguments.results)}: no such folder; give one with runs")
     runs = list_runs(arguments.results, arguments.model)
@@ -74,13 +74,13 @@ def build_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="tune runs",
-        usage=f"[options] [MODEL | {FLAG} RUN ...]",
+        usage=f"[options] [MODEL | {DELETE_FLAG} RUN ...]",
         description="List the runs in a folder of results, the newest first, or delete some of them.",
         epilog=EPILOG,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="List only the runs of this model")
     parser.add_argument(
-        FLAG,
+        DELETE_FLAG,
         metavar="RUN",
         nargs="+",
         help="Delete these runs: folders, <model>/<run> in --results, or latest",
@@ -126,11 +126,11 @@ def _result_text(run: ListedRun) -> str:
 
 def _delete(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
-        raise BadInputError(f"{quote(arguments.model)}: write the runs to delete after {FLAG}, and no model")
+        raise BadInputError(f"{quote(arguments.model)}: write the runs to delete after {DELETE_FLAG}, and no model")
     named_runs = [find_deletable(run, arguments.results) for run in arguments.delete]
     runs = list({run.folder.path.resolve(): run for run in named_runs}.values())
     question = f"delete {_folders_and_size(runs)}?"
-    if not confirm_deletion(question, FLAG, is_confirmed=arguments.yes):
+    if not confirm_deletion(question, DELETE_FLAG, is_confirmed=arguments.yes):
         print("nothing was deleted")
         return DECLINED
     for run in runs:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from objectives.intervals import ConfidenceInterval
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
@@ -30,9 +29,12 @@ from optimizer.store.run_folder import (
     read_sweep_record,
 )
 
+if TYPE_CHECKING:
+    from objectives.intervals import ConfidenceInterval
+
 LATEST = "latest"  # stands for the newest run
 MAX_NAME_LENGTH = 100  # characters of a folder in a message that names a run too
-FLAG = "--delete"
+DELETE_FLAG = "--delete"
 MAX_TEXT_LENGTH = 100
 MAX_THROUGHPUT = 1e15
 OTHER_RECORDS = ("batch.json", "verify.json")  # their folders are named by the time too, and are no runs
@@ -64,7 +66,10 @@ def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
 
 
 def find_recorded(name: str, out: str, record: str = RUN_FILE) -> RunFolder | None:
-    """Return the run at the path ``name``, that of ``<model>/<run>`` in ``out``, or as ``newest_run``."""
+    """Return the run, or the sweep if ``record`` is ``SWEEP_FILE``, that ``name`` stands for; None without one.
+
+    ``name`` is a path, ``<model>/<run>`` in ``out``, or a name as for ``newest_run``. A path takes precedence.
+    """
     for path in (Path(name), Path(out) / name):
         if is_file(path / record):
             return RunFolder(path)
@@ -213,11 +218,11 @@ def find_deletable(run: str, out: str) -> ListedRun:
     Raises BadInputError if it is a link, is not the folder of one run, or leads out of ``out`` without being given by
     its path; EnvironmentFault if a process uses it.
     """
-    parse_value(FLAG, run, parse_path)
-    named = f"{FLAG} {quote(run)}"
+    parse_value(DELETE_FLAG, run, parse_path)
+    named = f"{DELETE_FLAG} {quote(run)}"
     path = next((path for path in (Path(run), Path(out) / run) if _is_link(path) or exists(path)), None)
     if path is None or (run == LATEST and not _is_run(path)):
-        path = find_run(run, out, FLAG).path
+        path = find_run(run, out, DELETE_FLAG).path
     if _is_link(path):
         raise BadInputError(f"{named}: is a link; give the folder that it leads to, or remove the link with rm")
     if path != Path(run) and not path.resolve().is_relative_to(Path(out).resolve()):
@@ -346,6 +351,8 @@ def _throughput(value: object) -> float | None:
 
 
 def _interval(value: object) -> ConfidenceInterval | None:
+    from objectives.intervals import ConfidenceInterval  # imports numpy, which would make help and errors slow
+
     ends = [_throughput(end) for end in value] if isinstance(value, list) else []
     if len(ends) != 2 or (low := ends[0]) is None:
         return None
