@@ -89,7 +89,7 @@ def _misplaced_option(options: RunOptions, explicit: Collection[str]) -> tuple[s
     for option in TARGET_OPTIONS:
         if option.name in explicit and options.target not in option.targets:
             value = option.value_in(options)
-            shown = option.shown(value[0] if option.repeatable else value)
+            shown = option.redact(value[0] if option.repeatable else value)
             return option.name, shown, f"--target {' or '.join(option.targets)}"
     return None
 
@@ -412,7 +412,7 @@ def _parse_text(option: Option, text: str) -> Any:
     try:
         return option.type.parse(text)
     except ValueError as error:
-        raise _fault(option.name, str(error), option.shown(text)) from None
+        raise _fault(option.name, str(error), option.redact(text)) from None
 
 
 def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:

@@ -229,8 +229,8 @@ class Option:
         """The value of a switch's field if the switch is given."""
         return not self.name.startswith("no-")
 
-    def shown(self, text: str) -> str:
-        """Return a value for a message, without secrets."""
+    def redact(self, text: str) -> str:
+        """Return the text of a value for a message, with secrets replaced."""
         return redact_header(text) if self.name == "header" else text
 
     def value_in(self, options: RunOptions) -> Any:

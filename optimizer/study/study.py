@@ -1,4 +1,7 @@
-"""Run one study: suggest a candidate, deploy and measure it, store and observe the trial, confirm the best."""
+"""Run one study: suggest a candidate, deploy and measure it, store and observe the trial, confirm the best.
+
+The searcher is opened on the Optuna study of the run, which may be one that several workers share.
+"""
 
 from __future__ import annotations
 

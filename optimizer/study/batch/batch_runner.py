@@ -1,7 +1,8 @@
 """Run a batch: a minimum for each entry, then the rest by expected improvement, then the confirmations.
 
 Each step is an ordinary run that is resumed with a larger budget. Between steps only its folder is kept. The rest of
-the budget goes to the entry with the largest expected improvement of its next deployment.
+the budget goes to the entry with the largest expected improvement of its next deployment. After each step the results
+of the run are copied to the record of its entry.
 """
 
 from __future__ import annotations

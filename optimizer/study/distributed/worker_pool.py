@@ -1,4 +1,7 @@
-"""Start workers on the nodes of a Ray cluster, and keep only those whose measurements are comparable."""
+"""Start workers on the nodes of a Ray cluster, and keep only those whose measurements are comparable.
+
+Each trial gets the same share of a node's CPUs and GPUs, which decides how many workers fit on the node.
+"""
 
 from __future__ import annotations
 
