@@ -15,7 +15,8 @@ from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import LoadPoint
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure.server_client import lacks_gpu_memory, lacks_memory
 from optimizer.measure.shared_memory import check_is_shared
 
 T = TypeVar("T")
@@ -255,8 +256,11 @@ def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
 
 
 def any_bits_hint(message: str) -> str:
-    """Return how to avoid perf_analyzer's random data, if a model in Python raised an exception; else nothing."""
-    if _RAISED_BY_MODEL not in message:
+    """Return how to avoid perf_analyzer's random data, if a model in Python raised an exception; else nothing.
+
+    Backends in Python, such as tritune's own for ONNX Runtime, also raise one if the server lacks memory.
+    """
+    if _RAISED_BY_MODEL not in message or lacks_memory(message) or lacks_gpu_memory(message):
         return ""
     return (
         "the random numbers of perf_analyzer include all values of their type, such as 1e31 and NaN: if the model "
@@ -271,11 +275,13 @@ class RandomDataHintLoadGenerator(ExplainingLoadGenerator):
     If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
     message ends with a hint. With ``has_any_bits`` (perf_analyzer makes the random data) it also does so if a model
     in Python raised an exception. Before the first successful measurement the error is a BadInputError, which ends
-    the run, since every configuration would fail in the same way.
+    the run, since every configuration would fail in the same way. An exception of the model ends it at ``baseline``
+    only: another candidate may cause one itself, and after ``--resume`` or on a cluster it may be measured first.
     """
 
     unbounded: tuple[str, ...]
     has_any_bits: bool = False
+    baseline: Candidate | None = None
     _measured: bool = field(default=False, init=False)
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
@@ -285,12 +291,13 @@ class RandomDataHintLoadGenerator(ExplainingLoadGenerator):
         try:
             result = measure()
         except MeasurementError as error:
-            hint = index_hint(str(error), self.unbounded)
+            hint, fails_always = index_hint(str(error), self.unbounded), not self._measured
             if not hint and self.has_any_bits:
                 hint = any_bits_hint(str(error))
+                fails_always = fails_always and endpoint.candidate == self.baseline
             if not hint or isinstance(error, ServerCrashed):
                 raise
-            kind = MeasurementError if self._measured else BadInputError
+            kind = BadInputError if fails_always else MeasurementError
             raise kind(f"{one_line(str(error), _MAX_CAUSE)}; {hint}", log=error.log) from error
         self._measured = True
         return result

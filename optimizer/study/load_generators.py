@@ -141,7 +141,8 @@ def make_load_generators(
     perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
     is_concurrent = bool(task.source.concurrent)
     sender = _make_concurrent(perf_analyzer, task) if is_concurrent else _explain_shared_memory_errors(perf_analyzer)
-    search = RandomDataHintLoadGenerator(sender, task.unbounded, has_any_bits=task.input_data == "random")
+    has_any_bits = task.input_data == "random"
+    search = RandomDataHintLoadGenerator(sender, task.unbounded, has_any_bits, task.baseline)
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
     return LoadGenerators(search, _explain_shared_memory_errors(own_client), cross_checking=search)

@@ -359,9 +359,29 @@ RAISED = "Failed to process the request(s) for model 'm_0_0', message: ValueErro
 
 def test_a_model_in_python_that_takes_no_random_number_ends_the_run() -> None:
     """perf_analyzer's random floats are any bits, so a check of the model's own may refuse all of its requests."""
-    load = RandomDataHintLoadGenerator(Failing(MeasurementError(RAISED)), (), has_any_bits=True)
+    load = RandomDataHintLoadGenerator(Failing(MeasurementError(RAISED)), (), True, ENDPOINT.candidate)
     with pytest.raises(BadInputError, match=r"value 1\.85e\+31 is out of range; .*--input-range NAME:LOW\.\.HIGH"):
         load.measure(ENDPOINT, LOAD)
+
+
+def test_an_exception_for_another_candidate_than_the_baseline_only_fails_its_measurement() -> None:
+    """A resumed run or a worker of a cluster may measure it first."""
+    load = RandomDataHintLoadGenerator(Failing(MeasurementError(RAISED)), (), True, Candidate(1))
+    with pytest.raises(MeasurementError, match=r"; .*--input-range NAME:LOW\.\.HIGH"):
+        load.measure(ENDPOINT, LOAD)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    ["CUDA out of memory. Tried to allocate 2.00 GiB", "Failed to allocate memory for requested buffer of size 8"],
+)
+def test_a_lack_of_memory_gets_no_hint_on_random_numbers(cause: str) -> None:
+    """Another configuration may need less memory, so the run continues."""
+    error = MeasurementError(f"Failed to process the request(s) for model 'm_0_0', message: RuntimeError: {cause}")
+    load = RandomDataHintLoadGenerator(Failing(error), (), True, ENDPOINT.candidate)
+    with pytest.raises(MeasurementError) as caught:
+        load.measure(ENDPOINT, LOAD)
+    assert caught.value is error
 
 
 def test_requests_of_the_user_get_no_hint_on_random_numbers() -> None:

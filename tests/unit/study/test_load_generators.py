@@ -14,7 +14,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import RandomDataHintLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
@@ -46,6 +46,7 @@ def task_with(
         "input_data": input_data,
         "shapes": (),
         "unbounded": (),
+        "baseline": Candidate(4),
         "concurrent": {},
         "token_output": "ids",
         "sequence_length": sequence_length,
@@ -110,6 +111,7 @@ def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
     assert isinstance(made.search, RandomDataHintLoadGenerator)
     assert isinstance(made.search.load_generator, PerfAnalyzer)
     assert made.search.has_any_bits
+    assert made.search.baseline == Candidate(4)
     assert isinstance(made.confirmation, ClosedLoopGenerator)
     assert made.confirmation.sla == Sla.from_bounds({"p95": 20.0})
     assert made.cross_checking is made.search
