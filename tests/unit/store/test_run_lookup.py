@@ -25,9 +25,11 @@ PROBLEM = {"constraints": ["p95 <= 20 ms"]}
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, in which the results are."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    """Return the current folder, in which the results are. Its parent has no runs of other tests."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def record(run: str, status: str = "found", **rest: object) -> RunFolder:
