@@ -218,7 +218,10 @@ class Recording:
         return problem.sla.closest_point(self._measured(), problem.objectives)
 
     def has(self, metric: str) -> bool:
-        """Return whether any row has the metric, which need not be a listed one, such as ``latency-p99.9``."""
+        """Return whether any row has the metric, which need not be a listed one, such as ``latency-p99.9``.
+
+        ``latency-p95`` is a required column, so a table has it even if no row has a value.
+        """
         return metric == "latency-p95" or any(METRICS[metric].value(row.measurement) is not None for row in self.rows)
 
     @cached_property
