@@ -239,12 +239,13 @@ def without_traceback(message: str) -> str:
 def why_request_failed(message: str) -> str:
     """Return the server's message on one line for a measurement in which no request may fail.
 
-    If the queue refused the request, the option that permits this follows.
+    If the queue refused the request, the option that permits this follows. It is shown with its command, because
+    `tune sweep` does not take it.
     """
     reason = without_traceback(message)
     if not is_refused_by_queue(message):
         return reason
-    return f"{reason}; if the queue may refuse a share of the requests, give --max-error-rate SHARE"
+    return f"{reason}; `tune --max-error-rate SHARE` permits the queue to refuse a share of the requests"
 
 
 def missing_module(message: str) -> str:

@@ -139,7 +139,7 @@ def test_a_failed_request_is_reported_with_the_servers_message() -> None:
 
 def test_a_request_that_the_queue_refused_names_the_option_that_permits_it() -> None:
     refused = record(np.array([5.0]), 3.0, error="[request id: <id_unknown>] Request timeout expired")
-    expected = r"Request timeout expired; if the queue may refuse .* give --max-error-rate SHARE$"
+    expected = r"Request timeout expired; `tune --max-error-rate SHARE` permits the queue to refuse a share .*$"
     with pytest.raises(MeasurementError, match=expected):
         windows_of(refused, 1.0, 1)
 
