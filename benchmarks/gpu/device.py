@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/device.py
 
-One line each, so that a value that is None on a machine is known before a study depends on it. Without CUDA it prints
-NVML's part only. It takes a few seconds.
+It prints one line for each, so that a value that is None on a machine is known before a study depends on it. Without
+CUDA there are no values under load. It takes a few seconds.
 """
 
 from __future__ import annotations
