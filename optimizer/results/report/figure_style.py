@@ -339,11 +339,11 @@ def place_labels(figure: Figure) -> None:
 # -- the layout for a narrow screen: panels below each other, and a legend of at most two columns -----------------
 
 NARROW_WIDTH = 5.4  # inches; text is then about as large as that of the page on a telephone
-LEFT, RIGHT, RIGHT_AXIS = 0.95, 0.2, 0.95  # margins in inches, the last one for a second axis
+NARROW_LEFT, NARROW_RIGHT, NARROW_RIGHT_AXIS = 0.95, 0.2, 0.95  # margins in inches, the last one for a second axis
 PANEL, SMALL_PANEL, GAP, SMALL_GAP = 2.3, 1.5, 0.9, 0.62  # heights of panels and of the space between them
 MAX_LARGE = 3  # more panels are small
 MAX_LABEL_LENGTH = 26  # characters of a legend of two columns
-TITLE_SIZE, MIN_SIZE = 9.5, 6.5  # points
+NARROW_TITLE_SIZE, MIN_LABEL_SIZE = 9.5, 6.5  # points
 MAX_LETTERS = 40  # characters that fit below a panel at full size, with the space between the texts
 
 
@@ -355,7 +355,7 @@ def make_narrow(figure: Figure) -> None:
     has_titles = any(axes.get_title(loc="left") for axes in figure.axes)
     top = TOP_MARGIN + LEGEND_ROW_HEIGHT * legend_rows + (0.3 if has_titles else 0.1)
     for axes in figure.axes:
-        axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=TITLE_SIZE)
+        axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=NARROW_TITLE_SIZE)
     if grid is None or grid.ncols == 1:
         _narrow_column(figure, top)
     else:
@@ -371,7 +371,7 @@ def _narrow_column(figure: Figure, top: float) -> None:
     figure.set_size_inches(NARROW_WIDTH, height)
     figure.subplots_adjust(
         left=left / NARROW_WIDTH,
-        right=1 - RIGHT / NARROW_WIDTH,
+        right=1 - NARROW_RIGHT / NARROW_WIDTH,
         top=1 - top / height,
         bottom=bottom / height,
     )
@@ -386,8 +386,8 @@ def _stack_panels(figure: Figure, panels: Sequence[Sequence[Axes]], top: float) 
     cells = figure.add_gridspec(
         len(panels),
         1,
-        left=LEFT / NARROW_WIDTH,
-        right=1 - (RIGHT_AXIS if has_second_axis else RIGHT) / NARROW_WIDTH,
+        left=NARROW_LEFT / NARROW_WIDTH,
+        right=1 - (NARROW_RIGHT_AXIS if has_second_axis else NARROW_RIGHT) / NARROW_WIDTH,
         top=1 - top / height,
         bottom=LABELS_HEIGHT / height,
         hspace=gap / panel,
@@ -411,7 +411,7 @@ def _shrink_labels(axes: Axes) -> None:
     longest = max((len(line) for text in texts for line in text.get_text().split("\n")), default=0)
     if (needed := longest * len(texts)) > MAX_LETTERS:
         for text in texts:
-            text.set_fontsize(max(float(text.get_fontsize()) * MAX_LETTERS / needed, MIN_SIZE))
+            text.set_fontsize(max(float(text.get_fontsize()) * MAX_LETTERS / needed, MIN_LABEL_SIZE))
 
 
 def _panels(figure: Figure) -> list[list[Axes]]:
