@@ -70,7 +70,7 @@ def _parse_formats(texts: list[str]) -> list[str]:
 
 def _read_runs(names: list[str], out: str) -> list[FinishedRun]:
     """Return the runs that have measurements, each once. Print a line for each other run and each unfinished run."""
-    from optimizer.results.finished_run import read_run, remark
+    from optimizer.results.finished_run import read_run, remark, why_unfinished
 
     runs: dict[Path, FinishedRun] = {}
     for name in names:
@@ -80,7 +80,8 @@ def _read_runs(names: list[str], out: str) -> list[FinishedRun]:
             print_message(str(error))
             continue
         if run.outcome is None or run.outcome.measurements == 0:
-            print_message(f"{name}: nothing was measured: {run.info.get('reason') or run.status}")
+            cause = why_unfinished(run) or (run.outcome.no_recommendation_reason if run.outcome else "")
+            print_message(f"{name}: nothing was measured{f': {cause}' if cause else ''}")
             continue
         if text := remark(run):
             print_message(f"{name}: {text}")

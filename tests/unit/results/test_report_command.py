@@ -212,6 +212,19 @@ class TestRuns:
         assert "the run was killed; this shows what it measured so far" in capsys.readouterr().err
         assert "3 configurations, 8 measurements" in (killed / "report.md").read_text()
 
+    @pytest.mark.parametrize(
+        ("status", "cause"),
+        [("failed", ": the run failed (no server)"), ("running", ": the run was killed"), ("none", "")],
+    )
+    def test_a_run_without_measurements_has_a_line_with_the_cause(
+        self, run: Path, capsys: pytest.CaptureFixture[str], status: str, cause: str
+    ) -> None:
+        empty = copy_run(run, "empty", status=status, reason="no server")
+        change_info(empty, result={})
+        (empty / "trials.csv").unlink()
+        assert main([str(empty)]) == 2
+        assert f"{empty}: nothing was measured{cause}\n" in capsys.readouterr().err
+
     def test_unknown_stages_are_left_out(self, run: Path) -> None:
         table = pd.read_csv(run / "trials.csv", dtype=str)
         lacking = ["latency_p50_ms", "latency_p95_ms", "batch_stats", "measure_seconds", "deploy_seconds"]
