@@ -24,7 +24,7 @@ from tests.run_folders import CANDIDATE, MEASURED, change_info, write_run
 
 IMAGE = "example/triton:24.10-py3"
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "undecided": ({"is_confirmed": False}, ("the verdict is UNDECIDED", "tune verify", "; --force serves it nevertheless")),
+    "undecided": ({"is_confirmed": False}, ("the verdict is UNDECIDED", "tune verify", "; --force serves it")),
     "no recommendation": (
         {"measured": replace(MEASURED, latency_p95_ms=90.0), "is_confirmed": False, "status": "none"},
         ("no configuration met p95 <= 20 ms, so there is nothing to serve", "tune again"),
