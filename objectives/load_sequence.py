@@ -196,12 +196,15 @@ class LoadSequence:
     def _max_servers(self, index: int, servers: int, results: LoadResults) -> int:
         """Return how many servers the test of the load at ``index`` may have.
 
-        Before its first look, the time of a lower load is reserved, if one can follow.
+        Before its first look, the time of a lower load is reserved, if one can follow. The first look counts even if
+        the time is too short for it: a later session can continue the test, and a lower load would need more servers.
         """
         most = servers + results.possible_servers()
-        if servers < LOOKS[0] <= most and self._failures + 1 < len(self.shares) and self._worth_testing(index):
-            return max(LOOKS[0], most - LOOKS[0])
-        return most
+        if servers >= LOOKS[0]:
+            return most
+        if self._failures + 1 < len(self.shares) and self._worth_testing(index):
+            most -= LOOKS[0]
+        return max(LOOKS[0], most)
 
     def _pass(self) -> list[int]:
         """Count the current load as passed, and return the indices that may be next, ascending."""

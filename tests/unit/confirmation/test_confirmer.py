@@ -839,6 +839,17 @@ def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: 
     assert undecided_cause(outcome) == f"the time ended after {second.servers} of {LOOKS[0]} servers"
 
 
+def test_a_load_that_meets_the_bound_is_tested_until_the_time_ends(problem: Problem, tmp_path: Path) -> None:
+    """Fresh servers take longer than expected, so that the time is too short for a verdict."""
+    server = TimedServer()
+    server.start_seconds = 8.0
+    trials = confirm_in_time(server, problem, tmp_path, seconds=LOOKS[0] * (START_SECONDS + 4))
+    (tested,) = judged_loads(trials, problem).values()
+    assert tested.servers == 2
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert undecided_cause(outcome) == f"the time ended after 2 of {LOOKS[0]} servers"
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.9, Verdict.UNDECIDED)])
 def test_tests_that_miss_the_bound_are_a_fail_on_a_quiet_machine_only(
     share: float, verdict: Verdict, problem: Problem, tmp_path: Path

@@ -214,6 +214,17 @@ def test_before_the_first_look_the_time_of_a_lower_load_is_reserved() -> None:
     assert most[8:] == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6)], "no lower load can follow"
 
 
+def test_a_load_is_not_given_up_because_the_time_ends_before_its_first_look() -> None:
+    class InTime(ScriptedResults):
+        def judge(self, load: int, error: float, max_servers: int) -> SlaVerdict:
+            return judged(Verdict.UNDECIDED, promising=max_servers >= LOOKS[0])
+
+    tester = InTime(lambda *_: judged(Verdict.PASS), possible=1, deployed=[2])
+    sequence = sequence_of()
+    assert sequence.next_load(tester) is None
+    assert sequence.current == 2, "the servers that the time still allows, and a later session, continue its test"
+
+
 def test_a_server_that_cannot_be_measured_changes_nothing() -> None:
     tester = ScriptedResults(lambda *_: judged(Verdict.PASS))
     sequence = sequence_of()
