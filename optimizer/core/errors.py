@@ -9,6 +9,7 @@
     ├── DeploymentError      –   one candidate cannot be deployed: the trial fails, the search continues
     │   └── ModelRefused     –   the server refuses its configuration or its model
     └── MeasurementError     –   one measurement failed: its point is recorded as failed, the search continues
+        ├── RequestFailed    –   the server answered a request with an error
         ├── LateError        –   the load client sent too late (optimizer.measure.load_client.open_loop)
         └── NoAnswersError   –   no request was answered (optimizer.measure.load_client.closed_loop)
         (ServerCrashed is both: the server died with a candidate, which may be tried again on a new server)
@@ -70,6 +71,10 @@ class ModelRefused(DeploymentError):
 
 class MeasurementError(TuneError):
     """One measurement failed and has no values."""
+
+
+class RequestFailed(MeasurementError):
+    """The server answered a request with an error, which the message ends with."""
 
 
 class ServerCrashed(DeploymentError, MeasurementError):

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint, SharedMemory
-from optimizer.core.errors import BadInputError, MeasurementError, ServerCrashed
+from optimizer.core.errors import BadInputError, MeasurementError, RequestFailed, ServerCrashed
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.server_client import lacks_gpu_memory, lacks_memory
+from optimizer.measure.server_client import is_refused_by_queue, lacks_gpu_memory, lacks_memory
 from optimizer.measure.shared_memory import check_is_shared
 
 T = TypeVar("T")
@@ -236,6 +236,8 @@ _VALID_RANGE = re.compile(r"range \[-?\d{1,18}, ?(\d{1,18})\]")  # part of a mes
 _EXAMPLE_HIGHEST = "30521"
 _RAISED_BY_MODEL = "Failed to process the request(s) for model"  # how Triton's Python backend reports an exception
 _MAX_NAMES, _MAX_CAUSE = 100, 200  # limits in characters
+REFUSED_CONFIGURATIONS = 3  # configurations whose measurements all failed with one error
+_NUMBERS = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
 def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
@@ -268,21 +270,38 @@ def any_bits_hint(message: str) -> str:
     )
 
 
+def refusal_hint(message: str) -> str:
+    """Return what to do if each measurement of REFUSED_CONFIGURATIONS configurations failed with ``message``.
+
+    The text is empty if a queue refused the requests, or if the server lacks memory: a lower load, or another
+    candidate, may serve them.
+    """
+    if is_refused_by_queue(message) or lacks_memory(message) or lacks_gpu_memory(message):
+        return ""
+    return (
+        f"no measurement succeeded in the first {REFUSED_CONFIGURATIONS} configurations, so they are not the cause: "
+        "give requests that the model takes with --input-data FILE, or correct the model"
+    )
+
+
 @dataclass
-class RandomDataHintLoadGenerator(ExplainingLoadGenerator):
-    """Wraps ``load_generator`` and explains failures that random data cause.
+class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
+    """Wraps ``load_generator`` and explains failures that the data of the requests cause.
 
     If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
     message ends with a hint. With ``has_any_bits`` (perf_analyzer makes the random data) it also does so if a model
     in Python raised an exception. Before the first successful measurement the error is a BadInputError, which ends
     the run, since every configuration would fail in the same way. An exception of the model ends it at ``baseline``
     only: another candidate may cause one itself, and after ``--resume`` or on a cluster it may be measured first.
+    Any other error of the model ends it once REFUSED_CONFIGURATIONS configurations, ``baseline`` among them, have
+    failed with it.
     """
 
     unbounded: tuple[str, ...]
     has_any_bits: bool = False
     baseline: Candidate | None = None
     _measured: bool = field(default=False, init=False)
+    _refused: dict[str, set[Candidate]] = field(default_factory=dict, init=False)  # by error, without its numbers
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         return self.load_generator.warm_up(endpoint, load)
@@ -295,9 +314,19 @@ class RandomDataHintLoadGenerator(ExplainingLoadGenerator):
             if not hint and self.has_any_bits:
                 hint = any_bits_hint(str(error))
                 fails_always = fails_always and endpoint.candidate == self.baseline
+            if not hint and self._is_always_refused(endpoint, error):
+                hint, fails_always = refusal_hint(str(error)), True
             if not hint or isinstance(error, ServerCrashed):
                 raise
             kind = BadInputError if fails_always else MeasurementError
             raise kind(f"{one_line(str(error), _MAX_CAUSE)}; {hint}", log=error.log) from error
         self._measured = True
         return result
+
+    def _is_always_refused(self, endpoint: Endpoint, error: MeasurementError) -> bool:
+        """Return whether no measurement has succeeded, and ``error`` was the same in enough configurations."""
+        if self._measured or not isinstance(error, RequestFailed):
+            return False
+        same = _NUMBERS.sub("", str(error))  # loads, values and the numbers of instances differ
+        self._refused.setdefault(same, set()).add(endpoint.candidate)
+        return self.baseline in self._refused[same] and len(self._refused[same]) >= REFUSED_CONFIGURATIONS

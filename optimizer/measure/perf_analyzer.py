@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import REDACTED, Connection, Endpoint, SharedMemory, Tls
-from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
+from optimizer.core.errors import DeploymentError, MeasurementError, RequestFailed, ServerCrashed
 from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
     MAX_SPREAD,
@@ -32,7 +32,14 @@ from optimizer.core.trial import LoadPoint
 from optimizer.machine.nvml import cuda_folders
 from optimizer.measure import server_calls
 from optimizer.measure.model_statistics import completed_requests, read_statistics, with_statistics
-from optimizer.measure.perf_output import failure_text, read_average_ms, read_csv, read_request_count, read_windows
+from optimizer.measure.perf_output import (
+    failure_text,
+    has_failed_request,
+    read_average_ms,
+    read_csv,
+    read_request_count,
+    read_windows,
+)
 from optimizer.measure.server_calls import PROBE_SECONDS, all_servers_respond
 from optimizer.measure.server_client import ca_file, model_died
 from optimizer.measure.shared_memory import claimed
@@ -300,7 +307,7 @@ class PerfAnalyzer:
         done = self._run(endpoint, load, window_ms, max(self.drain_seconds, MAX_DRAIN_SECONDS))
         end_unix_seconds = time.time()  # ``done`` is the last run; an older release may have been fetched before it
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
-        unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
+        unanswered = none_valid and done.exit_code is not None and not has_failed_request(done.output)
         text = _head(csv_path) if done.exit_code == 0 else ""
         if not text and not (unanswered and all_servers_respond(endpoint)):
             raise self._failure(endpoint, done)
@@ -360,13 +367,13 @@ class PerfAnalyzer:
         return file.stat().st_size / MIN_BYTES_PER_SECOND + entries / MIN_ENTRIES_PER_SECOND
 
     def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
-        """Return the error for a run without results: ServerCrashed if the server caused it."""
+        """Return the error for a run without results: ServerCrashed if the server died, RequestFailed if it lives."""
         message = failure_text(done)
         if not all_servers_respond(endpoint):
             return ServerCrashed(f"{message}; the server no longer answers", log=self.log)
         if done.exit_code is None or model_died(done.output):
             return ServerCrashed(message, log=self.log)
-        return MeasurementError(message, log=self.log)
+        return (RequestFailed if has_failed_request(done.output) else MeasurementError)(message, log=self.log)
 
 
 def _regions(endpoint: Endpoint) -> tuple[str, ...]:

@@ -64,6 +64,11 @@ def read_csv(text: str) -> Measurement:
         raise MeasurementError(f"perf_analyzer wrote a CSV that cannot be read: {shorten(text, 80)}") from error
 
 
+def has_failed_request(output: str) -> bool:
+    """Return whether perf_analyzer printed the error with which the server answered a request."""
+    return "had error" in output
+
+
 def failure_text(done: FinishedProcess) -> str:
     """Return why a run of perf_analyzer has no results."""
     if done.exit_code is None:

@@ -28,7 +28,7 @@ from optimizer.measure.load_client.generators import (
 )
 from optimizer.measure.load_wrappers import (
     ConcurrentLoadGenerator,
-    RandomDataHintLoadGenerator,
+    RefusedRequestsLoadGenerator,
     ServerProcessesLoadGenerator,
     SharedMemoryLoadGenerator,
 )
@@ -133,7 +133,8 @@ def make_load_generators(
         )
     clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
     if clients.own_client_searches:
-        generator = RandomDataHintLoadGenerator(_explain_shared_memory_errors(own_client), task.unbounded)
+        sender = _explain_shared_memory_errors(own_client)
+        generator = RefusedRequestsLoadGenerator(sender, task.unbounded, baseline=task.baseline)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
         perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
@@ -142,7 +143,7 @@ def make_load_generators(
     is_concurrent = bool(task.source.concurrent)
     sender = _make_concurrent(perf_analyzer, task) if is_concurrent else _explain_shared_memory_errors(perf_analyzer)
     has_any_bits = task.input_data == "random"
-    search = RandomDataHintLoadGenerator(sender, task.unbounded, has_any_bits, task.baseline)
+    search = RefusedRequestsLoadGenerator(sender, task.unbounded, has_any_bits, task.baseline)
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
     return LoadGenerators(search, _explain_shared_memory_errors(own_client), cross_checking=search)

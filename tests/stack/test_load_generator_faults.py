@@ -20,7 +20,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import EnvironmentFault, MeasurementError, ServerCrashed
+from optimizer.core.errors import EnvironmentFault, MeasurementError, RequestFailed, ServerCrashed
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.measurer import Measurer
@@ -216,7 +216,9 @@ def test_a_large_bound_on_the_latency_permits_longer_windows(folder: Path, livin
 
 def test_failed_requests_do_not_extend_the_windows(folder: Path, living: Endpoint) -> None:
     program = "echo 'cb::Error: No valid requests recorded'; echo 'Thread [0] had error: it broke'; exit 99"
-    assert str(failure(folder, program, living)) == "perf_analyzer ended with exit code 99: it broke"
+    error = failure(folder, program, living)
+    assert isinstance(error, RequestFailed)
+    assert str(error) == "perf_analyzer ended with exit code 99: it broke"
     assert len(launches(folder)) == 2
 
 

@@ -476,6 +476,22 @@ def test_a_configuration_that_the_server_cannot_read_is_refused_with_the_cause_i
     assert "has different size for dims and reshape for sleeper; correct its config.pbtxt" in ended.stderr_lines[0]
 
 
+def test_a_model_that_fails_given_requests_ends_the_run_after_three_configurations(sandbox: Sandbox) -> None:
+    """The check of the outputs has fewer requests than the file, so that it does not see the failure."""
+    skip_without_python_models()
+    folder = write_sleeper(sandbox.working_folder / "models", milliseconds=1)
+    program = folder / "1" / "model.py"
+    refusal = "if (x > 4).any(): raise ValueError('a value above 4')"
+    line = next(line for line in program.read_text().splitlines() if "get_input_tensor" in line)
+    indent = line[: len(line) - len(line.lstrip())]
+    program.write_text(program.read_text().replace(line, f"{line}\n{indent}{refusal}"))
+    (sandbox.working_folder / "d.csv").write_text("x\n" + '"[1, 2, 3, 4]"\n' * 64 + '"[5, 6, 7, 8]"\n' * 64)
+    ended = run_tune(sandbox, "--sla-p95", "20ms", "--input-data", "d.csv", "--model-repository", "models", "sleeper")
+    assert ended.code == 2
+    assert "ValueError: a value above 4" in ended.stderr_lines[0]
+    assert "no measurement succeeded in the first 3 configurations" in ended.stderr_lines[0]
+
+
 def test_a_model_that_loads_but_fails_every_request_is_bad_input(sandbox: Sandbox) -> None:
     skip_without_python_models()
     folder = write_sleeper(sandbox.working_folder / "models", milliseconds=1)

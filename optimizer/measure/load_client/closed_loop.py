@@ -10,7 +10,7 @@ import numpy as np
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import LATENCY, Measurement, Metric
 from objectives.sla import Sla
-from optimizer.core.errors import MeasurementError
+from optimizer.core.errors import MeasurementError, RequestFailed
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.measured_requests import (
@@ -143,11 +143,11 @@ def summarize_closed_loop(
     the latency. This does not depend on the latencies, because windows of a verdict must not be left out by their
     results.
 
-    Raises MeasurementError if a request failed, NoAnswersError if none was answered.
+    Raises RequestFailed if a request failed, NoAnswersError if none was answered.
     """
     load, sla = planned.load, planned.sla
     if record.error:
-        raise MeasurementError(f"a request failed at {load}: {why_request_failed(record.error)}")
+        raise RequestFailed(f"a request failed at {load}: {why_request_failed(record.error)}")
     served, sizes, failed = split_failures(record, planned.sizes)
     requests = AnsweredRequests.of(served, planned.seconds, sizes, planned.token_output)
     if failed:

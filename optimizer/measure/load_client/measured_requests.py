@@ -19,7 +19,7 @@ from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement
 from objectives.priority_stats import PriorityStatistic, to_text
 from objectives.response_times import median_request
 from objectives.sla import Sla
-from optimizer.core.errors import MeasurementError
+from optimizer.core.errors import RequestFailed
 from optimizer.core.measurement_windows import MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendRecord
@@ -248,9 +248,9 @@ class FailedRequests:
     message: str
 
     def check_some_served(self, served: int, load: object) -> None:
-        """Raise MeasurementError with the most frequent message if every request failed."""
+        """Raise RequestFailed with the most frequent message if every request failed."""
         if not served and len(self.outcomes):
-            raise MeasurementError(f"every request failed at {load}: {without_traceback(self.message)}")
+            raise RequestFailed(f"every request failed at {load}: {without_traceback(self.message)}")
 
     def ended_until(self, end_ns: float, longest_wait_ns: float) -> IntArray:
         """Return ``ended_ns``, but ``end_ns`` for a request that had already waited longer than ``longest_wait_ns``.

@@ -11,7 +11,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import Measurement, Metric, four_digits
-from optimizer.core.errors import MeasurementError
+from optimizer.core.errors import MeasurementError, RequestFailed
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
@@ -198,11 +198,12 @@ def summarize_open_loop(
     A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
     estimated from the first responses.
 
-    Raises MeasurementError if a request failed or none was answered, LateError if late requests void the measurement.
+    Raises RequestFailed if a request failed, MeasurementError if none was answered, and LateError if late requests
+    void the measurement.
     """
     load = planned.load
     if record.error:
-        raise MeasurementError(f"a request failed at {load}: {why_request_failed(record.error)}")
+        raise RequestFailed(f"a request failed at {load}: {why_request_failed(record.error)}")
     served, sizes, failed = split_failures(record, planned.sizes)
     responses = StreamedRequests.decode(served.responses, planned.token_output) if served.responses else None
     requests = SentRequests.of(served, planned.seconds, sizes, responses, planned.lead_in_seconds)

@@ -14,11 +14,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, MeasurementError, ParameterError, ServerCrashed
+from optimizer.core.errors import BadInputError, MeasurementError, ParameterError, RequestFailed, ServerCrashed
 from optimizer.core.notes import OpenLoopSampleLimit
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.load_wrappers import RandomDataHintLoadGenerator, index_hint
+from optimizer.measure.load_client.open_loop import LateError
+from optimizer.measure.load_wrappers import REFUSED_CONFIGURATIONS, RefusedRequestsLoadGenerator, index_hint
 from optimizer.model import input_data
 from optimizer.model import input_data as data
 from optimizer.model.input_data import InputTensor
@@ -344,11 +345,11 @@ ENDPOINT, LOAD = Endpoint("m", Candidate(8)), LoadPoint(1, 1)
 
 def test_a_model_that_never_answered_ends_the_run() -> None:
     with pytest.raises(BadInputError, match=r"out of data bounds.*--input-range ids:0\.\.9"):
-        RandomDataHintLoadGenerator(Failing(MeasurementError(ORT)), ("ids",)).measure(ENDPOINT, LOAD)
+        RefusedRequestsLoadGenerator(Failing(MeasurementError(ORT)), ("ids",)).measure(ENDPOINT, LOAD)
 
 
 def test_model_that_answered_before_only_fails_the_measurement() -> None:
-    load = RandomDataHintLoadGenerator(Failing(Measurement(5.0), MeasurementError(ORT)), ("ids",))
+    load = RefusedRequestsLoadGenerator(Failing(Measurement(5.0), MeasurementError(ORT)), ("ids",))
     assert load.measure(ENDPOINT, LOAD) == Measurement(5.0)
     with pytest.raises(MeasurementError, match="--input-range ids"):
         load.measure_windows(ENDPOINT, LOAD, 1.0, 1)
@@ -359,14 +360,14 @@ RAISED = "Failed to process the request(s) for model 'm_0_0', message: ValueErro
 
 def test_a_model_in_python_that_takes_no_random_number_ends_the_run() -> None:
     """perf_analyzer's random floats are any bits, so a check of the model's own may refuse all of its requests."""
-    load = RandomDataHintLoadGenerator(Failing(MeasurementError(RAISED)), (), True, ENDPOINT.candidate)
+    load = RefusedRequestsLoadGenerator(Failing(MeasurementError(RAISED)), (), True, ENDPOINT.candidate)
     with pytest.raises(BadInputError, match=r"value 1\.85e\+31 is out of range; .*--input-range NAME:LOW\.\.HIGH"):
         load.measure(ENDPOINT, LOAD)
 
 
 def test_an_exception_for_another_candidate_than_the_baseline_only_fails_its_measurement() -> None:
     """A resumed run or a worker of a cluster may measure it first."""
-    load = RandomDataHintLoadGenerator(Failing(MeasurementError(RAISED)), (), True, Candidate(1))
+    load = RefusedRequestsLoadGenerator(Failing(MeasurementError(RAISED)), (), True, Candidate(1))
     with pytest.raises(MeasurementError, match=r"; .*--input-range NAME:LOW\.\.HIGH"):
         load.measure(ENDPOINT, LOAD)
 
@@ -378,14 +379,64 @@ def test_an_exception_for_another_candidate_than_the_baseline_only_fails_its_mea
 def test_a_lack_of_memory_gets_no_hint_on_random_numbers(cause: str) -> None:
     """Another configuration may need less memory, so the run continues."""
     error = MeasurementError(f"Failed to process the request(s) for model 'm_0_0', message: RuntimeError: {cause}")
-    load = RandomDataHintLoadGenerator(Failing(error), (), True, ENDPOINT.candidate)
+    load = RefusedRequestsLoadGenerator(Failing(error), (), True, ENDPOINT.candidate)
     with pytest.raises(MeasurementError) as caught:
         load.measure(ENDPOINT, LOAD)
     assert caught.value is error
 
 
+def refused(number: int, message: str = RAISED) -> RequestFailed:
+    return RequestFailed(f"a request failed at concurrency {number}: {message.replace('m_0_0', f'm_0_{number}')}")
+
+
+@pytest.mark.parametrize("has_any_bits", [False, True])
+def test_requests_that_no_configuration_answers_end_the_run(*, has_any_bits: bool) -> None:
+    """The rule that three failed deployments end a run does not apply, because the deployments succeed."""
+    outcomes = [refused(number, "'m_0_0' has no such weights") for number in (4, 2, 4, 8)]
+    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), has_any_bits, Candidate(1))
+    for size in (1, 1, 2):  # the baseline is measured at two loads
+        with pytest.raises(RequestFailed):
+            load.measure(Endpoint("m", Candidate(size)), LOAD)
+    with pytest.raises(BadInputError) as caught:
+        load.measure(Endpoint("m", Candidate(4)), LOAD)
+    assert str(caught.value) == (
+        f"{outcomes[-1]}; no measurement succeeded in the first {REFUSED_CONFIGURATIONS} configurations, so they are "
+        "not the cause: give requests that the model takes with --input-data FILE, or correct the model"
+    )
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "first"),
+    [
+        ([Measurement(5.0), refused(1), refused(2), refused(3)], 1),
+        ([refused(1), refused(2), refused(3, "another error"), refused(4, "no such weights")], 1),
+        ([refused(number, "inference request rejected: Exceeds maximum queue size") for number in (1, 2, 3, 4)], 1),
+        ([refused(number, "CUDA out of memory. Tried to allocate 2.00 GiB") for number in (1, 2, 3, 4)], 1),
+        ([refused(number) for number in (1, 2, 3, 4)], 8),
+        ([MeasurementError("perf_analyzer ended with exit code 1: it broke")] * 4, 1),
+        ([LateError("the load generator was late")] * 4, 1),
+    ],
+    ids=[
+        *("one succeeded", "different errors", "the queue was full", "no memory", "baseline not measured"),
+        *("perf_analyzer failed", "sent late"),
+    ],
+)
+def test_other_repeated_failures_do_not_end_the_run(outcomes: list[Exception | Measurement], first: int) -> None:
+    """The baseline has the ``max_batch_size`` of ``first``."""
+    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), baseline=Candidate(first))
+    for size, expected in enumerate(outcomes, start=1):
+        endpoint = Endpoint("m", Candidate(size))
+        if isinstance(expected, Measurement):
+            assert load.measure(endpoint, LOAD) == expected
+            continue
+        with pytest.raises(MeasurementError) as caught:
+            load.measure(endpoint, LOAD)
+        assert caught.value is expected
+
+
 def test_requests_of_the_user_get_no_hint_on_random_numbers() -> None:
-    load = RandomDataHintLoadGenerator(Failing(error := MeasurementError(RAISED)), ())
+    load = RefusedRequestsLoadGenerator(Failing(error := MeasurementError(RAISED)), ())
     with pytest.raises(MeasurementError) as caught:
         load.measure(ENDPOINT, LOAD)
     assert caught.value is error
@@ -396,7 +447,7 @@ def test_requests_of_the_user_get_no_hint_on_random_numbers() -> None:
 )
 def test_other_errors_are_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        RandomDataHintLoadGenerator(Failing(error), ("ids",)).measure(ENDPOINT, LOAD)
+        RefusedRequestsLoadGenerator(Failing(error), ("ids",)).measure(ENDPOINT, LOAD)
     assert caught.value is error
 
 

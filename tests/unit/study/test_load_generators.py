@@ -16,7 +16,7 @@ from optimizer.core.request_sizes import SizeDistribution, parse_priorities, par
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
-from optimizer.measure.load_wrappers import RandomDataHintLoadGenerator, ServerProcessesLoadGenerator
+from optimizer.measure.load_wrappers import RefusedRequestsLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import MAX_SENT_ENTRIES
 from optimizer.options.run_options import RunOptions
@@ -108,7 +108,7 @@ def make(options: RunOptions, task: Task, folder: RunFolder) -> LoadGenerators:
 
 def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(), folder)
-    assert isinstance(made.search, RandomDataHintLoadGenerator)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, PerfAnalyzer)
     assert made.search.has_any_bits
     assert made.search.baseline == Candidate(4)
@@ -131,7 +131,7 @@ def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(open_loop=True), folder)
     assert made.confirmation is made.search
     assert made.cross_checking is None
-    assert isinstance(made.search, RandomDataHintLoadGenerator)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, OpenLoopGenerator)
 
 
@@ -140,7 +140,7 @@ def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
     assert choose_clients(OPTIONS, task).own_client_searches
     made = make(OPTIONS, task, folder)
     assert made.confirmation is made.search
-    assert isinstance(made.search, RandomDataHintLoadGenerator)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, SequenceGenerator)
     assert isinstance(made.cross_checking, PerfAnalyzer)
     assert made.cross_checking.sequence_length == 5
@@ -148,7 +148,7 @@ def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
 
 def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(streaming=True), folder)
-    assert isinstance(made.search, RandomDataHintLoadGenerator)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
     assert (made.search.load_generator.is_streaming, made.search.load_generator.token_output) == (True, "ids")
     assert made.confirmation is made.search
@@ -161,7 +161,7 @@ def test_the_own_client_searches_for_what_perf_analyzer_does_not_report(
     bounds: dict[str, float], folder: RunFolder
 ) -> None:
     made = make(OPTIONS, task_with(sla=Sla.from_bounds(bounds)), folder)
-    assert isinstance(made.search, RandomDataHintLoadGenerator)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
     assert made.search.load_generator.counts_failures is ("error-rate" in bounds)
     assert made.confirmation is made.search
@@ -170,7 +170,7 @@ def test_the_own_client_searches_for_what_perf_analyzer_does_not_report(
 
 def test_the_own_client_alone_sends_several_priorities(folder: RunFolder, tmp_path: Path) -> None:
     made = make(OPTIONS, task_with(priorities=parse_priorities("1*20|2*80")), folder)
-    assert isinstance(made.search, RandomDataHintLoadGenerator)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
     assert str(made.search.load_generator.priorities) == "1*20|2*80"
     assert made.cross_checking is None
