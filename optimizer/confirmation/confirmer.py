@@ -239,7 +239,7 @@ class Confirmer:
             taken_seconds = seconds_left - self.budget.seconds_left()
             self._start_seconds.append(server_plan.start_seconds + taken_seconds - server_plan.server_seconds)
         speed = fit_speed_correction(self.trials, self.problem)
-        best = speed.best_point(latest_points(self.trials), self.problem.best_point)
+        best = speed.best_that_met(latest_points(self.trials), self.problem)
         self.measurer.observer.trial_finished(trial, best)
         return trial.status == "ok"
 

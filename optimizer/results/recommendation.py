@@ -344,12 +344,9 @@ class _Choice:
         If there is none, it is the best that meets them as measured, or else at the usual speed. What fresh servers
         measured is not corrected: the verdict is about the states that the machine had.
         """
-        met = [point for point in points if self._problem.sla.is_met(point.measurement)]
         searched = [point for point in points if self._confirmation_of(point) is None]
-        return (
-            self._speed.best_point(met, self._problem.best_point)
-            or SpeedCorrection().best_point(met, self._problem.best_point)
-            or self._speed.best_point(searched, self._problem.best_point)
+        return self._speed.best_that_met(points, self._problem) or self._speed.best_point(
+            searched, self._problem.best_point
         )
 
 

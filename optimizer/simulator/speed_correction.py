@@ -126,6 +126,14 @@ class SpeedCorrection:
         chosen = choose([RankedPoint(self._ranked(point.measurement), point) for point in points])
         return chosen.point if chosen else None
 
+    def best_that_met(self, points: Iterable[Point], problem: Problem) -> Point | None:
+        """Return the best of ``points`` that met the SLA as measured; None if none did.
+
+        It also meets the SLA at the reference speed, unless no point does so.
+        """
+        met = [point for point in points if problem.sla.is_met(point.measurement)]
+        return self.best_point(met, problem.best_point) or SpeedCorrection().best_point(met, problem.best_point)
+
     def _ranked(self, measurement: Measurement) -> Measurement:
         corrected, noise = self.correct(measurement), disturbance_noise(measurement)
         if not noise or not is_comparable(corrected) or corrected.throughput_infer_per_sec is None:

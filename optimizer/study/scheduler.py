@@ -133,6 +133,14 @@ class Scheduler:
         speed = fit_speed_correction(trials, self.problem)
         return speed.best_point(latest_points(trials), self.problem.best_point)
 
+    def best_that_met(self) -> Point | None:
+        """Return the best point among all workers' trials that met the SLA as measured; None if none did.
+
+        ``best`` may have missed a bound while the machine was slow, so it is not shown as the best so far.
+        """
+        trials = self._all_trials()
+        return fit_speed_correction(trials, self.problem).best_that_met(latest_points(trials), self.problem)
+
     def _all_trials(self) -> list[Trial]:
         """Return the own trials and, with new numbers, those of the other workers with other candidates."""
         own_candidates = {trial.candidate for trial in self.trials}

@@ -296,7 +296,7 @@ class Driver:
     def _finish(self, trial: Trial, log: Path | None = None) -> None:
         self.scheduler.record_finished(trial, log)
         self._write_unfinished()
-        self.recorder.observer.trial_finished(trial, self.scheduler.best())
+        self.recorder.observer.trial_finished(trial, self.scheduler.best_that_met())
 
     def _write_unfinished(self) -> None:
         unfinished = (*self._running.values(), *self._waiting)

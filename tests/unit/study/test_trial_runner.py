@@ -24,6 +24,7 @@ from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import fit_surrogate
+from optimizer.simulator.speed_correction import at_other_speed
 from optimizer.store.recording import RecordedServer
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.scheduler import Scheduler
@@ -41,6 +42,7 @@ class RecordingObserver:
         self.roles: list[str] = []
         self.loads: list[tuple[int, LoadPoint]] = []
         self.finished: list[int] = []
+        self.best_points: list[Point | None] = []
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
         self.roles.append(role)
@@ -50,6 +52,7 @@ class RecordingObserver:
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         self.finished.append(trial.number)
+        self.best_points.append(best)
 
 
 @dataclass
@@ -320,6 +323,37 @@ def test_three_crashes_make_a_candidate_infeasible_despite_its_measurements(
     assert best is not None
     assert best.candidate.instance_count == 1
     assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
+
+
+def test_the_best_so_far_met_the_sla_as_measured(study: Session, known_table: list[Trial]) -> None:
+    """A point that was measured while the machine was slow may miss the bound and meet it at the usual speed."""
+
+    class Slowing(RecordedServer):
+        slowness = 1.0
+
+        @contextlib.contextmanager
+        def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
+            self.slowness = 1.4 if candidate.max_batch_size == 64 else 1.0
+            with super().deploy(candidate, fresh=fresh) as endpoint:
+                yield endpoint
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            return at_other_speed(super().measure(endpoint, load, seconds), 1 / self.slowness)
+
+    points = [measurement for trial in known_table for _, measurement in trial.measurements]
+    best = max(points, key=lambda measurement: measurement.throughput_infer_per_sec or 0.0)
+    bound_ms = 1.35 * (best.latency_p95_ms or 0.0)
+    study.problem = replace(study.problem, cpu_count=2, sla=Sla.from_bounds({"p95": bound_ms}))
+    study.target = study.load_generator = study.telemetry = table = Slowing(known_table)
+    search = study.new_search()
+    search.measurer.speed = lambda: 0.001 * table.slowness
+    search.run()
+    fastest = search.scheduler.best()
+    assert fastest is not None
+    assert not study.problem.sla.is_met(fastest.measurement)
+    shown = [point for point in study.log.best_points if point is not None]
+    assert len(shown) > 3
+    assert all(study.problem.sla.is_met(point.measurement) for point in shown)
 
 
 def test_a_crash_at_the_end_of_the_budget_keeps_the_measurements(study: Session, known_table: list[Trial]) -> None:
