@@ -59,6 +59,7 @@ class SlaVerdict:
             throughput, see ``ConstraintVerdict``.
         effective_by_metric: Effective requests of each bound on a latency, by metric.
         lacks_throughput: Whether the bound on the throughput does not pass, and more servers would not change that.
+        unlikely: The constraints that do not pass, and would not pass with more servers either.
     """
 
     verdict: Verdict
@@ -71,6 +72,7 @@ class SlaVerdict:
     excess: float = 0.0
     effective_by_metric: Mapping[str, float] = field(default_factory=dict)
     lacks_throughput: bool = False
+    unlikely: tuple[Constraint, ...] = ()
 
     @property
     def counts_disturbed(self) -> bool:
@@ -155,6 +157,7 @@ def judge_sla(
 def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence: float) -> SlaVerdict:
     entries = [entry for _, entry in judged]
     verdicts = {entry.verdict for entry in entries}
+    unlikely = [(c, entry) for c, entry in judged if entry.verdict is not Verdict.PASS and not entry.is_promising]
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, entry) for constraint, entry in judged if entry.verdict is verdict]
     slow = next((entry for constraint, entry in judged if METRICS[constraint.metric].quantile), None)
@@ -167,16 +170,17 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
         ),
         confidence=confidence,
         slow_share=UNBOUNDED if slow is None else ConfidenceInterval(slow.low, slow.high),
-        is_promising=all(entry.verdict is Verdict.PASS or entry.is_promising for entry in entries),
+        is_promising=not unlikely,
         excess=max((entry.excess for entry in request_entries or entries), default=0.0),
         effective_by_metric={
             constraint.metric: entry.effective_requests for constraint, entry in judged if entry.effective_requests
         },
         lacks_throughput=any(
-            constraint.metric == "throughput" and entry.verdict is not Verdict.PASS and not entry.is_promising
-            for constraint, entry in judged
+            constraint.metric == "throughput"
+            for constraint, entry in unlikely
             if not entry.served_nothing  # such a server may serve more at a lower load
         ),
+        unlikely=tuple(constraint for constraint, _ in unlikely),
     )
 
 

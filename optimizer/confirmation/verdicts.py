@@ -174,7 +174,8 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
     error = max(window.error_probability for window in trial.confirmations if window.load == load)
     spreads_at_test = tested_spreads(trials, trial, load, problem)
-    judged = judge_load(trial, load, problem, spreads_at_test, error or 1 - problem.confidence)
+    # a test that was given up had the time for at least the first look, so its cause is among ``unlikely``
+    judged = judge_load(trial, load, problem, spreads_at_test, error or 1 - problem.confidence, LOOKS[0])
     if not error:
         judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
     point = pooled_point(trial, load)

@@ -94,9 +94,13 @@ def test_a_run_that_ended_early_has_its_own_exit_code() -> None:
         (outcome(), "it was not tested on fresh servers"),
         (outcome(10.0, 10.0, 10.0), f"the time ended after 3 of {LOOKS[0]} servers"),
         (outcome(*[19.5] * 4, disturbed=3), "the machine was disturbed in 38 % of the windows"),
+        (
+            outcome(*[19.5] * 3, disturbed=3),
+            f"the time ended after 3 of {LOOKS[0]} servers; the machine was disturbed in 38 % of the windows",
+        ),
         (outcome(*[10.0] * 4, error=0.0), "it was compared on 4 fresh servers, but not tested"),
     ],
-    ids=["not confirmed", "few servers", "disturbed", "compared only"],
+    ids=["not confirmed", "few servers", "disturbed", "few servers, disturbed", "compared only"],
 )
 def test_the_cause_is_in_the_headline(result: Outcome, cause: str) -> None:
     assert summary.undecided_cause(result) == cause
@@ -574,11 +578,13 @@ def test_a_test_that_was_given_up_or_lost_a_window_is_not_said_to_lack_time() ->
     higher = tested(LOAD, 1, 19.5, ERROR) + tested(LOAD, 2, 19.5, ERROR)
     search = ((LOAD, measurement(1000.0, 10.0)),)
     given_up = Trial(0, BEST, search, confirmations=(*higher, *tested(lower, 3, 21.0, ERROR / 2)))
-    result = assess([given_up], known_problem(), BASELINE, PLAIN)
+    two_bounds = replace(known_problem(), sla=Sla.from_bounds({"avg": 100.0, "p95": 20.0}))
+    result = assess([given_up], two_bounds, BASELINE, PLAIN)
     assert result.recommended is not None
     assert result.recommended.load == LOAD
     assert summary.undecided_cause(result) == (
-        f"the test was given up after 2 of {LOOKS[0]} servers, because this load was not likely to pass"
+        f"the test was given up after 2 of {LOOKS[0]} servers, because p95 <= 20 ms (19.5 ms from 525 effective "
+        "requests) was not likely to pass in the time that was left"
     )
     lost = ConfirmationWindow(2, LOAD, Measurement(reason="the load generator failed"), ERROR)
     trial = Trial(0, BEST, search, confirmations=(*tested(LOAD, 1, 10.0, ERROR), lost))
