@@ -94,12 +94,15 @@ class TritonPythonModel:
     def _joined(self, arrays: list[torch.Tensor]) -> torch.Tensor:
         """Return the concatenation of ``arrays`` on the device. The copy to a GPU may still be running.
 
-        A GPU copies it from page-locked memory. A single array would have to be copied to that memory first.
+        A GPU copies it from page-locked memory. A single array would have to be copied to that memory first. Arrays are on
+        a GPU already if the model has FORCE_CPU_ONLY_INPUT_TENSORS set to "no".
         """
         if len(arrays) == 1:
             return arrays[0].to(self.device)
         shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-        joined = torch.empty(shape, dtype=arrays[0].dtype, pin_memory=self.can_pin)
+        source = arrays[0].device
+        pinned = self.can_pin and source.type == "cpu"
+        joined = torch.empty(shape, dtype=arrays[0].dtype, device=source, pin_memory=pinned)
         return torch.cat(arrays, out=joined).to(self.device, non_blocking=True)
 
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
