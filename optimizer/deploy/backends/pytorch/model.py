@@ -94,8 +94,8 @@ class TritonPythonModel:
     def _joined(self, arrays: list[torch.Tensor]) -> torch.Tensor:
         """Return the concatenation of ``arrays`` on the device. The copy to a GPU may still be running.
 
-        A GPU copies it from page-locked memory. A single array would have to be copied to that memory first. Arrays are on
-        a GPU already if the model has FORCE_CPU_ONLY_INPUT_TENSORS set to "no".
+        A GPU copies it from page-locked memory. A single array would have to be copied to that memory first. Arrays
+        are on a GPU already if the model has FORCE_CPU_ONLY_INPUT_TENSORS set to "no".
         """
         if len(arrays) == 1:
             return arrays[0].to(self.device)
