@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from objectives.metrics import LATENCY, METRICS, Measured, Measurement, Metric, PointT, Timing
 
@@ -93,6 +93,18 @@ class Sla:
     def missed(self, measurement: Measurement) -> Sla:
         """Return the constraints that the measurement does not meet."""
         return Sla(tuple(constraint for constraint in self if constraint.violation(measurement) > 0))
+
+    def with_lower_latencies(self, log_fall: float) -> Sla:
+        """Return the SLA with bounds on latencies whose log is lower by ``log_fall``, rounded to four digits."""
+        if log_fall == 0.0:
+            return self
+
+        def lowered(constraint: Constraint) -> Constraint:
+            if METRICS[constraint.metric].timing is None:
+                return constraint
+            return replace(constraint, bound=float(f"{math.exp(-log_fall) * constraint.bound:.4g}"))
+
+        return Sla(tuple(map(lowered, self)))
 
     def without(self, *metrics: str) -> Sla:
         """Return the constraints on all other metrics."""

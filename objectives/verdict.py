@@ -60,6 +60,8 @@ class SlaVerdict:
         effective_by_metric: Effective requests of each bound on a latency, by metric.
         lacks_throughput: Whether the bound on the throughput does not pass, and more servers would not change that.
         unlikely: The constraints that do not pass, and would not pass with more servers either.
+        latency_rise: By how much the log of latency is usually higher than in the windows that count, because other
+            programs are more active. The bounds on latencies were lower by it.
     """
 
     verdict: Verdict
@@ -73,6 +75,7 @@ class SlaVerdict:
     effective_by_metric: Mapping[str, float] = field(default_factory=dict)
     lacks_throughput: bool = False
     unlikely: tuple[Constraint, ...] = ()
+    latency_rise: float = 0.0
 
     @property
     def counts_disturbed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from objectives.load_sequence import (
     ERROR_SHARES,
@@ -20,6 +20,7 @@ from objectives.sequential import LOOKS
 from objectives.verdict import SlaVerdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import LoadPredictions
+from optimizer.confirmation.machine_states import usual_latency_rise
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import judge_load
@@ -27,7 +28,6 @@ from optimizer.confirmation.windows import (
     errors_by_load,
     pooled_point,
     server_windows,
-    tested_spreads,
     without_last_lost_windows,
 )
 from optimizer.core.errors import BadInputError
@@ -166,9 +166,8 @@ class CandidateTests:
 
     def judge(self, index: int, error: float, max_servers: int) -> SlaVerdict:
         """Return the verdict on this load."""
-        load, problem = self.predictions.loads[index], self.confirmation.problem
-        spreads = tested_spreads(self.confirmation.trials, self.trial, load, problem)
-        return judge_load(self.trial, load, problem, spreads, error, max_servers)
+        load, confirmation = self.predictions.loads[index], self.confirmation
+        return judge_load(confirmation.trials, self.trial, load, confirmation.problem, error, max_servers)
 
     def throughput(self, index: int) -> float:
         """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.
@@ -272,11 +271,12 @@ def next_verdict(
     return next_test(confirmation, plan.best_points(points, problem))
 
 
-def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem) -> LoadPredictions | None:
+def corrected_predictions(confirmation: ConfirmationState, trial: Trial) -> LoadPredictions | None:
     """Return the loads of a candidate that was compared and not tested, corrected by its last comparison.
 
     They are None if they were not predicted, or if fewer than COMPARED_SERVERS fresh servers were measured.
     """
+    plan, problem = confirmation.plan, confirmation.problem
     if not trial.confirmations or errors_by_load(trial):
         return None
     load = list(dict.fromkeys(window.load for window in trial.confirmations))[-1]
@@ -284,7 +284,8 @@ def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem
     predictions = plan.predictions.get(trial.number)
     if predictions is None or len(server_windows(trial, load)) < COMPARED_SERVERS:
         return None
-    return predictions.for_rival(measured, problem)
+    rise = usual_latency_rise(confirmation.trials, trial, load, problem)
+    return predictions.for_rival(measured, replace(problem, sla=problem.sla.with_lower_latencies(rise)))
 
 
 def _choose_rival(
@@ -301,7 +302,6 @@ def _choose_rival(
 
 def _compared_predictions(confirmation: ConfirmationState) -> dict[int, LoadPredictions]:
     """Return the corrected loads of each finalist that was compared on enough fresh servers and not tested."""
-    plan, problem = confirmation.plan, confirmation.problem
-    finalists = (trial for trial in confirmation.trials if trial.number in plan.finalists)
-    corrected = {trial.number: corrected_predictions(plan, trial, problem) for trial in finalists}
+    finalists = (trial for trial in confirmation.trials if trial.number in confirmation.plan.finalists)
+    corrected = {trial.number: corrected_predictions(confirmation, trial) for trial in finalists}
     return {number: predictions for number, predictions in corrected.items() if predictions is not None}

@@ -19,8 +19,9 @@ from optimizer.confirmation.candidate_tests import (
     error_shares,
     next_test,
 )
-from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit, was_search_disturbed
+from optimizer.confirmation.disturbances import DisturbanceCorrection
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
+from optimizer.confirmation.machine_states import LATENCY_SLOPE, disturbance_limit, was_search_disturbed
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, correct_search_points, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
@@ -148,6 +149,7 @@ class Confirmer:
     recorded_plan: ConfirmationPlan | None = None
     store_plan: Callable[[ConfirmationPlan], None] = lambda _: None
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
+    _latency_slope: float = field(default=0.0, init=False)  # see FreshServer
     # number of the first lost server of each trial whose measurement is still to be repeated
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
     _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
@@ -178,6 +180,7 @@ class Confirmer:
         self.trials = [without_last_lost_windows(trial) for trial in self.trials]
         with self.measurer.stopwatch.count("search"):
             self._points, self._disturbances = correct_search_points(self.trials, self.problem, self.fit)
+        self._latency_slope = self._disturbances.latency_slope or LATENCY_SLOPE
         self._plan = plan_tests(self.recorded_plan, self.trials, self._points, self.problem, self._disturbances)
         self.measurer.disturbance_limit = self._plan.disturbance_limit
         self._finalists = self._plan.best_points(self._points, self.problem)
@@ -228,7 +231,8 @@ class Confirmer:
             return False
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
         number = max(last_server(self.trials), self._last_server) + 1
-        fresh = FreshServer(number, server_plan.error, repeats=self._lost_servers.pop(trial.number, 0))
+        repeats = self._lost_servers.pop(trial.number, 0)
+        fresh = FreshServer(number, server_plan.error, repeats=repeats, latency_slope=self._latency_slope)
         measurement = FreshServerMeasurement(self.measurer, server_plan, fresh, self.budget, len(trial.confirmations))
         trial, error = CandidateMeasurer(self.target, self.measurer, measurement, fresh=fresh).run(trial)
         trial = trial if error is None else measurement.record_error(trial, error)
@@ -335,7 +339,7 @@ class Confirmer:
 
     def _correct_loads(self, point: Point) -> None:
         """Correct the loads of an untested candidate in the plan by its comparisons."""
-        corrected = corrected_predictions(self._plan, self.trial(point.trial), self.problem)
+        corrected = corrected_predictions(self._state(), self.trial(point.trial))
         if corrected is not None:
             self._extend_plan({point.trial: corrected})
 

@@ -7,50 +7,34 @@ estimated from the run itself.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from objectives.arrays import FloatArray
 from objectives.metrics import QUANTILES, TIMINGS, Measurement
-from objectives.verdict import MAX_EXCLUDED_SHARE
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
+from optimizer.confirmation.machine_states import (
+    LATENCY_SLOPE,
+    THROUGHPUT_SLOPE,
+    log_share_lost,
+    search_measurements,
+    slowdown_over_states,
+    usual_share,
+    was_search_disturbed,
+)
 from optimizer.core.trial import Point, Trial
-from optimizer.machine.cpu_usage import lost_cpu_to_others
 from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import at_other_speed, scaled_sketches
 
-USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
-MAX_OTHER_SHARE = 0.9  # CPU share of other processes; larger ones count as this
-# How much the log of a latency percentile rises, and the log of throughput falls, with the fall of the log of the CPU
-# share that is left, where the fall is a disturbance. benchmarks/disturbed_runs.md has the slopes of real runs.
-LATENCY_SLOPE, THROUGHPUT_SLOPE = 1.5, 1.2
 # Possible factors on both slopes, which are equally likely at first. 0 is that of programs that take only the CPU
 # time that the server leaves idle.
 SLOPE_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 # Prior of the standard deviation of the log of a corrected measurement over the model's prediction, which counts as
 # much as PRIOR_POINTS points
 POINT_NOISE, PRIOR_POINTS = 0.15, 4
-TAIL = 0.1  # rise of the log of latency at which the share of slower requests falls by a factor of e
-
-
-def was_search_disturbed(trials: Sequence[Trial]) -> bool:
-    """Return whether others disturbed more than MAX_EXCLUDED_SHARE of the search's measurements."""
-    measured = _measurements(trials)
-    return sum(map(lost_cpu_to_others, measured)) > MAX_EXCLUDED_SHARE * len(measured)
-
-
-def disturbance_limit(trials: Sequence[Trial]) -> float:
-    """Return the CPU share of other processes above which a window on a fresh server does not count.
-
-    It is fixed before the first of these windows, from the usual share during the search: a machine that is always
-    shared is measured as it is.
-    """
-    return USUAL_DISTURBANCE + _usual_share(trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +86,14 @@ def fit_disturbance_correction(
     factor is that of the errors of this model, under an inverse gamma prior of their variance (Gelman et al. 2013,
     "Bayesian Data Analysis", section 3.2).
 
-    The measurements of the search are samples of the states of the machine. Most slow requests are those of the
-    slowest states. The share of requests that are slower than t is taken to fall as t ** (-1 / TAIL) in each state.
-    Then the percentile over all requests is higher by TAIL * log(mean(exp(slowdown / TAIL))). Each state has the
-    weight of its requests in this mean.
+    The measurements of the search are samples of the states of the machine, see ``slowdown_over_states``.
     """
     if problem.cpu_count is None or not was_search_disturbed(trials):
         return DisturbanceCorrection()
-    usual_share = _usual_share(trials)
-    correction = _fit_slopes(points, usual_share, problem, fit)
-    falls = log_share_lost(_measurements(trials), usual_share)
-    served = np.exp(-correction.throughput_slope * falls)
-    expected = TAIL * math.log(np.average(np.exp(correction.latency_slope * falls / TAIL), weights=served))
+    usual = usual_share(trials)
+    correction = _fit_slopes(points, usual, problem, fit)
+    falls = log_share_lost(search_measurements(trials), usual)
+    expected = slowdown_over_states(falls, correction.latency_slope, correction.throughput_slope)
     if problem.open_loop:
         return DisturbanceCorrection(expected_slowdown=expected)
     return replace(correction, expected_slowdown=expected)
@@ -155,21 +135,6 @@ def _log_likelihood(points: Sequence[Point], problem: Problem, fit: ModelFitter)
     return -(PRIOR_POINTS + len(points)) / 2 * float(np.log(squares).sum())
 
 
-def _usual_share(trials: Sequence[Trial]) -> float:
-    """Return the median of the known CPU shares of other processes, 0 to 1."""
-    shares = [measurement.other_cpu_share for measurement in _measurements(trials)]
-    known = [share for share in shares if share is not None]
-    return statistics.median(known) if known else 0.0
-
-
-def log_share_lost(measurements: Sequence[Measurement], usual_share: float) -> FloatArray:
-    """Return the fall of the log of the CPU share that other processes left, from the usual one; 0 if unknown."""
-    known = (measurement.other_cpu_share for measurement in measurements)
-    shares = [usual_share if share is None else share for share in known]
-    left = np.log1p(-np.minimum(shares, MAX_OTHER_SHARE))
-    return np.asarray(math.log1p(-min(usual_share, MAX_OTHER_SHARE)) - left)
-
-
 def _slower(measurement: Measurement, log_factor: float) -> Measurement:
     """Return the measurement with percentiles whose log is higher by ``log_factor``."""
     if log_factor == 0.0:
@@ -181,7 +146,3 @@ def _slower(measurement: Measurement, log_factor: float) -> Measurement:
     }
     values |= scaled_sketches(measurement, factor)
     return replace(measurement, **values)
-
-
-def _measurements(trials: Sequence[Trial]) -> list[Measurement]:
-    return [measurement for trial in trials for _, measurement in trial.measurements]

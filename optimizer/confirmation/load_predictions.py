@@ -119,9 +119,11 @@ class LoadPredictions:
         compared = [entry.point.load for entry in measured]
         if len(compared) >= COMPARED_LOADS:
             return None
+        is_met = meets_sla(last, problem)
+        problem = replace(problem, sla=problem.sla.with_lower_latencies(last.judged.latency_rise))
         corrected = self.corrected(last.point, problem)
         is_close = _log_latency_ratio(last.point.measurement, problem) > -2 * MARGIN
-        if corrected is None or (meets_sla(last, problem) and is_close):
+        if corrected is None or (is_met and is_close):
             return None
         chosen = corrected.first_compared_load
         return None if chosen in compared else chosen

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit, fit_disturbance_correction
+from optimizer.confirmation.disturbances import DisturbanceCorrection, fit_disturbance_correction
 from optimizer.confirmation.load_predictions import LoadPredictions
+from optimizer.confirmation.machine_states import disturbance_limit
 from optimizer.confirmation.windows import begun_error, errors_by_load
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings

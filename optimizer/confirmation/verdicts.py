@@ -21,6 +21,7 @@ from objectives.server_spread import ServerSpread
 from objectives.sla import Sla
 from objectives.verdict import SlaVerdict, judge_sla
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.machine_states import usual_latency_rise
 from optimizer.confirmation.windows import (
     confirmed_loads,
     confirmed_spreads,
@@ -31,6 +32,7 @@ from optimizer.confirmation.windows import (
     windows_by_server,
     windows_of,
 )
+from optimizer.core.notes import UsualStatesJudged
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 
 MAX_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
@@ -94,10 +96,10 @@ def judge_confirmations(trials: Sequence[Trial], problem: Problem) -> list[Confi
 
 
 def judge_load(
+    trials: Sequence[Trial],
     trial: Trial,
     load: LoadPoint,
     problem: Problem,
-    spreads: Mapping[str, ServerSpread],
     error: float,
     max_servers: int = 0,
 ) -> SlaVerdict:
@@ -106,17 +108,26 @@ def judge_load(
     It is a PASS only after a planned number of servers (LOOKS): each further look would be another chance to err. It
     is no PASS if one of the tested servers crashed, because its requests failed.
 
+    If other programs were usually more active in the run than in these windows, the bounds on latencies are lower
+    by ``usual_latency_rise``. A result that meets the bounds of the SLA, but not these, is UNDECIDED and not FAIL.
+
     Args:
-        trial: The trial, with at least one confirmation at ``load``.
+        trials: All trials of the run, with the confirmations so far.
+        trial: One of them, with at least one confirmation at ``load``.
         load: The load to judge.
         problem: The search problem.
-        spreads: The variance between servers, see ``tested_spreads``.
         error: The error probability of the test at this load.
         max_servers: The number of servers that the time allows.
     """
     test = SequentialTest(error, max_servers, problem.confidence)
-    servers = server_windows(trial, load)
-    judged = judge_sla(servers, problem.sla, spreads, test)
+    servers, spreads = server_windows(trial, load), tested_spreads(trials, trial, load, problem)
+    rise = usual_latency_rise(trials, trial, load, problem)
+    judged = judge_sla(servers, problem.sla.with_lower_latencies(rise), spreads, test)
+    if rise > 0:
+        verdict, reason = judged.verdict, f"{judged.reason}; {UsualStatesJudged(rise)}"
+        if verdict is Verdict.FAIL and judge_sla(servers, problem.sla, spreads, test).verdict is not Verdict.FAIL:
+            verdict = Verdict.UNDECIDED
+        judged = replace(judged, verdict=verdict, reason=reason, latency_rise=rise)
     undecided = replace(judged, verdict=Verdict.UNDECIDED, is_promising=False)
     if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
         reason = f"a fresh server crashed under this load: {crash}"
@@ -153,8 +164,9 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
 
 
 def meets_sla(confirmed: ConfirmedLoad, problem: Problem) -> bool:
-    """Return whether all windows on fresh servers together meet the SLA."""
-    return confirmed.judged.verdict is not Verdict.FAIL and problem.sla.is_met(confirmed.point.measurement)
+    """Return whether all windows on fresh servers together meet the bounds of the verdict."""
+    bounds = problem.sla.with_lower_latencies(confirmed.judged.latency_rise)
+    return confirmed.judged.verdict is not Verdict.FAIL and bounds.is_met(confirmed.point.measurement)
 
 
 def compare_throughput(
@@ -173,9 +185,8 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
     """Return the verdict on ``trial``, one of ``trials``, at ``load``."""
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
     error = max(window.error_probability for window in trial.confirmations if window.load == load)
-    spreads_at_test = tested_spreads(trials, trial, load, problem)
     # a test that was given up had the time for at least the first look, so its cause is among ``unlikely``
-    judged = judge_load(trial, load, problem, spreads_at_test, error or 1 - problem.confidence, LOOKS[0])
+    judged = judge_load(trials, trial, load, problem, error or 1 - problem.confidence, LOOKS[0])
     if not error:
         judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
     point = pooled_point(trial, load)

@@ -6,6 +6,7 @@ Pooled measurements and the variance between servers are computed from them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -91,14 +92,28 @@ def tested_spreads(
     If the load was tested, windows that were measured after its test ended do not count: a PASS at a planned look is
     final, and later measurements must not change it.
     """
-    counted = counted_server_windows(trial, load)
-    if tested := [window.server for window in trial.confirmations if window.load == load and window.is_tested]:
-        trials = [_without_later_servers(other, max(tested)) for other in trials]
-    return confirmed_spreads(trials, problem, counted)
+    return confirmed_spreads(until_end_of_test(trials, trial, load), problem, counted_server_windows(trial, load))
 
 
-def _without_later_servers(trial: Trial, last: int) -> Trial:
-    return replace(trial, confirmations=tuple(window for window in trial.confirmations if window.server <= last))
+def until_end_of_test(trials: Sequence[Trial], trial: Trial, load: LoadPoint) -> list[Trial]:
+    """Return ``trials`` without measurements after the last server of the test of ``trial`` at ``load``.
+
+    Windows on later fresh servers are left out, and measurements of a search that a resumed run continued later. If
+    the load was not tested, all measurements are kept. So are those of the search whose time is unknown.
+    """
+    tested = [window for window in trial.confirmations if window.load == load and window.is_tested]
+    if not tested:
+        return list(trials)
+    last = max(window.server for window in tested)
+    end = max(window.measurement.end_unix_seconds or 0.0 for window in tested) or math.inf
+    return [
+        replace(
+            other,
+            measurements=tuple(pair for pair in other.measurements if (pair[1].end_unix_seconds or 0.0) <= end),
+            confirmations=tuple(window for window in other.confirmations if window.server <= last),
+        )
+        for other in trials
+    ]
 
 
 def _without_lost_windows(trial: Trial) -> Trial:

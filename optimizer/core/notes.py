@@ -10,6 +10,7 @@ confirmation, and clusters. At the end, ``DETAILS`` has the notes that the termi
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -358,6 +359,19 @@ class DisturbedWindowsLeftOut(Note):
         return (
             f"other programs disturbed {100 * self.disturbed_share:.0f} % of the windows on fresh servers, which do "
             f"not count: next to such programs the SLA may be missed ({', '.join(self.missed)} with these windows)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UsualStatesJudged(Note):
+    """Latencies are judged as higher than measured; ``latency_rise`` is the difference of their logs."""
+
+    latency_rise: float
+
+    def __str__(self) -> str:
+        return (
+            "other programs were usually more active during this run than during this test, so latencies are judged "
+            f"as {100 * math.expm1(self.latency_rise):.3g} % higher than measured"
         )
 
 

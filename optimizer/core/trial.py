@@ -228,12 +228,14 @@ class ConfirmationWindow:
         load: Load of the window.
         measurement: The measurement of the window.
         error_probability: Error probability of the test of this load; 0 if the candidate is only compared.
+        latency_slope: See ``FreshServer``.
     """
 
     server: int
     load: LoadPoint
     measurement: Measurement
     error_probability: float = 0.0
+    latency_slope: float = 0.0
 
     @property
     def is_tested(self) -> bool:
@@ -255,12 +257,15 @@ class FreshServer:
         error_probability: Error probability of the test of the load; 0 if the candidate is only compared.
         load_generator: The load generator of a measurement that checks tune's own client; empty for others.
         repeats: Number of the first lost server of an earlier session that this one repeats; 0 if it repeats none.
+        latency_slope: Rise of the log of latency over the fall of the log of the CPU share that other programs leave,
+            as the search has shown it; 0 in a separate test, which does not depend on the search.
     """
 
     number: int
     error_probability: float = 0.0
     load_generator: str = ""
     repeats: int = 0
+    latency_slope: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +339,9 @@ class Trial:
 
     def with_row(self, load: LoadPoint, measurement: Measurement, fresh: FreshServer) -> Trial:
         """Return the trial with one more row of the server ``fresh``."""
-        confirmation = ConfirmationWindow(fresh.number, load, measurement, fresh.error_probability)
+        confirmation = ConfirmationWindow(
+            fresh.number, load, measurement, fresh.error_probability, fresh.latency_slope
+        )
         if fresh.load_generator:
             return replace(self, cross_checks=(*self.cross_checks, confirmation))
         return self.with_confirmation(confirmation, fresh.repeats)

@@ -53,6 +53,8 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "confirmation.slow_share": "Interval of the share of requests over the first latency bound.",
     "confirmation.disturbed_share": "Share of the windows in which other programs disturbed the machine; "
     "they count only if it is above 0.2.",
+    "confirmation.latency_factor": "Factor by which latencies are judged as higher than measured, because other "
+    "programs were usually more active during the run; `slow_share` is that over the bound divided by it.",
     "confirmation.error": "Error probability of the test.",
     "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
     "confirmation.latency": "Name of the first bounded latency.",
@@ -169,6 +171,7 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
         "estimand": estimand(confirmed.sla),
         "slow_share": interval_document(judged.slow_share),
         "disturbed_share": round(judged.disturbed_share, 4),
+        "latency_factor": round(math.exp(judged.latency_rise), 4),
         "error": confirmed.error,
         "throughput_infer_per_sec": interval_document(confirmed.throughput),
         "latency": confirmed.latency,

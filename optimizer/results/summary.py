@@ -165,7 +165,7 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
         return missing
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
-    if bound is None or slow.is_unknown:
+    if bound is None or slow.is_unknown or judged.latency_rise > 0:  # its bounds are not those of the SLA
         return judged.reason
     allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
@@ -221,10 +221,11 @@ def _last_tested(outcome: Outcome) -> ConfirmedLoad | None:
 
 
 def _is_disturbed(confirmed: ConfirmedLoad | None) -> bool:
-    """Return whether other processes or machines took CPU time from the test."""
+    """Return whether other processes or machines took CPU time from the test, or usually do so in the run."""
     if confirmed is None or not confirmed.error:
         return False
-    return confirmed.judged.counts_disturbed or lost_cpu_to_others(confirmed.point.measurement)
+    judged = confirmed.judged
+    return judged.counts_disturbed or judged.latency_rise > 0 or lost_cpu_to_others(confirmed.point.measurement)
 
 
 def _served_more(outcome: Outcome) -> str:

@@ -124,7 +124,8 @@ MEASUREMENT_COLUMNS = tuple(f.name for f in fields(Measurement) if f.name not in
 FORECAST_COLUMNS = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
 CONFIRMATION_COLUMNS = ("confirmation", "confirmation_error", "load_generator")
 OUTCOME_COLUMNS = (
-    *(*CONFIRMATION_COLUMNS, "confirmation_repeats", "deploy_seconds", "status", "reason"),
+    *(*CONFIRMATION_COLUMNS, "confirmation_repeats", "confirmation_latency_slope"),
+    *("deploy_seconds", "status", "reason"),
     *("lacks_gpu_memory", "fingerprint", "cpu_count"),
 )
 TRIAL_COLUMNS = ("model", "trial", *SETTING_COLUMNS)
@@ -140,6 +141,8 @@ DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, L
     "confirmation_error": "Error probability of the test of this load; empty if the configuration is only compared.",
     "confirmation_repeats": "Number of the first lost server of an earlier session that this server repeats. That "
     "server and all lost ones of the configuration after it do not count. Empty for others.",
+    "confirmation_latency_slope": "Rise of the log of latency over the fall of the log of the CPU share that other "
+    "programs leave, as the search has shown it; empty for measurements of the search and in a separate test.",
     "load_generator": f"`{CROSS_CHECK_GENERATOR}` for a measurement that checks tune's own client; empty for others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
@@ -194,6 +197,7 @@ NUMBER_RANGES: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(_SHARE_COLUMNS, (0, 1)),
     "score": (-MAX_VALUE, MAX_VALUE),
     "confirmation_error": (0, 1),
+    "confirmation_latency_slope": (0, 10),
 }
 
 Value = TypeVar("Value")
@@ -231,6 +235,7 @@ class TrialRow:
     confirmation: int | None
     confirmation_error: float | None
     confirmation_repeats: int | None
+    confirmation_latency_slope: float | None
     load_generator: str
     deploy_seconds: float | None
     is_failed: bool
@@ -267,7 +272,7 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
         **{name: wholes[name] for name in ("trial", "max_batch_size", "max_queue_delay_us", "instance_count")},
         **{name: wholes[name] for name in ("concurrency", "confirmation", "confirmation_repeats", "cpu_count")},
         **{name: numbers[name] for name in ("request_batch_size", "request_rate")},
-        **{name: numbers[name] for name in ("confirmation_error", "deploy_seconds")},
+        **{name: numbers[name] for name in ("confirmation_error", "confirmation_latency_slope", "deploy_seconds")},
         "dynamic_batching": _each(table, "dynamic_batching", _boolean),
         "has_delay_off": [text.lower() == OFF for text in table.texts("max_queue_delay_us")],
         "preferred_batch_sizes": _each(table, "preferred_batch_sizes", _sizes),

@@ -29,6 +29,7 @@ from optimizer.core.notes import (
     ServerCrashes,
     SettingsUnread,
     UntestedServedMore,
+    UsualStatesJudged,
 )
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import speed_note
@@ -106,6 +107,7 @@ def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, opti
         _less_than_in_search(outcome, trials, task.problem),
         _untested_served_more(outcome, trials, task.problem),
         _disturbed_windows(outcome, trials, task.problem),
+        _usual_states(outcome),
         ServerCrashes(len(outcome.crashes), outcome.crashes[-1].rstrip(".")) if outcome.crashes else None,
         SettingsUnread(unread) if unread else None,
     ]
@@ -181,6 +183,12 @@ def _disturbed_windows(outcome: Outcome, trials: Sequence[Trial], problem: Probl
     metrics = [METRICS[constraint.metric] for constraint in problem.sla.missed(pooled)]
     missed = tuple(f"{metric.short_name} {formatting.quantity(metric, metric.value(pooled))}" for metric in metrics)
     return DisturbedWindowsLeftOut(judged.disturbed_share, missed) if missed else None
+
+
+def _usual_states(outcome: Outcome) -> UsualStatesJudged | None:
+    """Return a note if the recommendation was judged as with other programs that are usually more active."""
+    tested = outcome.confirmed if outcome.confirmed and outcome.confirmed.error else None
+    return UsualStatesJudged(tested.judged.latency_rise) if tested and tested.judged.latency_rise > 0 else None
 
 
 def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:

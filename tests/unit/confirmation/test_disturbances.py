@@ -11,13 +11,12 @@ from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.disturbances import (
+from optimizer.confirmation.disturbances import DisturbanceCorrection, fit_disturbance_correction
+from optimizer.confirmation.machine_states import (
     LATENCY_SLOPE,
     TAIL,
     THROUGHPUT_SLOPE,
-    DisturbanceCorrection,
     disturbance_limit,
-    fit_disturbance_correction,
     was_search_disturbed,
 )
 from optimizer.confirmation.plan import plan_tests

@@ -36,6 +36,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.ClocksLowered(2, 4, ("power limit",)),
     notes.SpeedVaried(1.6),
     notes.DisturbedWindowsCounted(0.3),
+    notes.UsualStatesJudged(0.2),
     notes.DisturbedWindowsLeftOut(0.12, ("p95 31.2 ms",)),
     notes.ServerCrashes(1, "tritonserver died (SIGSEGV)"),
     notes.UnstableCells(1, 8),

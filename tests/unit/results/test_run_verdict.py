@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -193,6 +194,29 @@ def test_a_disturbed_test_continues_after_other_programs_were_stopped(servers: i
     step = summary.next_step(outcome(*[19.5] * servers, disturbed=4), "r", "tune known")
     advice = "stop other programs on this machine, then continue the test"
     assert (step.advice, step.command) == (advice, "tune verify r --budget 3m")
+
+
+@pytest.mark.parametrize("p95_ms", [8.2, 10.0])
+def test_the_cause_has_the_bound_of_the_usual_states(p95_ms: float) -> None:
+    """The latencies meet the bound as measured; a third of the search was disturbed, but not the test."""
+    shares = (0.0, 0.0, 0.5)
+    searched = tuple(
+        (LOAD, replace(measurement(1000.0, 15.0), measure_seconds=9.0, other_cpu_share=share)) for share in shares
+    )
+    confirmations = tuple(
+        ConfirmationWindow(number, LOAD, measurement(1000.0, p95_ms), ERROR, 1.5) for number in range(LOOKS[0])
+    )
+    trial, problem = Trial(0, BEST, searched, confirmations=confirmations), replace(known_problem(), cpu_count=2)
+    result = assess([trial], problem, BASELINE, PLAIN)
+    assert result.verdict is Verdict.UNDECIDED
+    assert result.confirmed is not None
+    rise = result.confirmed.judged.latency_rise
+    cause = summary.undecided_cause(result)
+    assert cause.startswith(f"p95 <= {20 * math.exp(-rise):.4g} ms: ")
+    assert cause.endswith(f"latencies are judged as {100 * math.expm1(rise):.0f} % higher than measured")
+    document = result_document.document(result, wall_seconds=1, results_dir="r")
+    assert document["confirmation"]["latency_factor"] == round(math.exp(rise), 4)  # type: ignore[index]
+    assert "stop other programs" in summary.next_step(result, "r", "tune known").advice
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,17 @@ from optimizer.results.verification import (
 )
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from tests.random_server import BASELINE, FAST, FASTER, LOADS, RandomServer, confirm, drawn_problem, searched
+from tests.random_server import (
+    BASELINE,
+    FAST,
+    FASTER,
+    LOADS,
+    RandomServer,
+    confirm,
+    drawn_problem,
+    searched,
+    with_measured,
+)
 
 
 @pytest.fixture
@@ -69,6 +79,18 @@ def test_a_recommendation_holds_on_the_same_server(problem: Problem, tmp_path: P
     assert verification.reason == ""
     verdicts = [confirmed.judged.verdict for confirmed in verification.measured]
     assert verdicts == [Verdict.PASS, Verdict.UNDECIDED, Verdict.UNDECIDED], "the runners-up are not tested"
+
+
+def test_the_usual_states_of_the_run_do_not_count(problem: Problem, tmp_path: Path) -> None:
+    """Other programs disturbed the search, but not the servers of the verification."""
+    problem, searched_trials = replace(problem, cpu_count=2), searched(RandomServer(), LOADS)
+    before = [
+        with_measured([trial], measure_seconds=10.0, other_cpu_share=0.5 * (trial.candidate == BASELINE))[0]
+        for trial in searched_trials
+    ]
+    verification = verified(tmp_path, problem, before=before)
+    assert verification.holds
+    assert all(confirmed.judged.latency_rise == 0 for confirmed in verification.measured)
 
 
 def test_a_crash_in_the_test_of_the_run_does_not_count(problem: Problem, tmp_path: Path) -> None:

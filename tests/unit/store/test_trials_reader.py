@@ -69,6 +69,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "load_generator": (("wrk",), "neither empty nor perf_analyzer"),
     "forecast_latency": (("p95", "throughput", "latency-p100", "latency-p99.90"), "not a latency metric such as"),
     "status": (("lost",), "neither ok nor failed"),
+    "confirmation_latency_slope": (("-5", "10.1", "nan"), "not a number from 0 to 10"),
     "score": (("nan", "inf", LARGE), "not a number from -1e+15 to 1e+15"),
     **dict.fromkeys(
         (

@@ -46,6 +46,7 @@ from optimizer.study.run_messages import (
     _highest_concurrency,
     _less_than_in_search,
     _untested_served_more,
+    _usual_states,
     action_of,
     notes_on_end,
     notes_on_measurements,
@@ -178,6 +179,20 @@ def test_a_pass_next_to_other_programs_is_noted(
         (missed,) = note.missed
         assert missed.startswith("p95 ")
         assert float(missed.split()[1]) > BOUND_MS
+
+
+@pytest.mark.parametrize(("shares", "is_noted"), [((0.0, 0.0, 0.5), True), ((0.0, 0.0, 0.0), False)])
+def test_a_verdict_on_the_usual_states_is_noted(shares: tuple[float, ...], is_noted: bool) -> None:
+    problem, load, server = replace(drawn_problem(), cpu_count=2), LoadPoint(1, 3), RandomServer()
+    measured = server.measure(Endpoint("", FASTER), load)
+    search = tuple((load, replace(measured, measure_seconds=9.0, other_cpu_share=share)) for share in shares)
+    windows = tuple(ConfirmationWindow(number, load, measured, 0.01, 1.5) for number in range(1, LOOKS[0] + 1))
+    trial = Trial(1, FASTER, search, confirmations=windows)
+    note = _usual_states(assess([trial], problem, BASELINE, FAST))
+    assert (note is not None) is is_noted
+    if note is not None:
+        assert "so latencies are judged as " in str(note)
+        assert note.latency_rise > 0
 
 
 def test_the_speed_is_compared_over_all_sessions() -> None:

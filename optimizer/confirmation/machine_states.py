@@ -1,0 +1,144 @@
+"""The states of the machine during a run: the CPU share of other programs, and its effect on latency."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from objectives.arrays import FloatArray
+from objectives.metrics import METRICS, Measurement
+from objectives.verdict import MAX_EXCLUDED_SHARE
+from optimizer.config.search_space import Problem
+from optimizer.confirmation.windows import confirmed_loads, counted_server_windows, until_end_of_test
+from optimizer.core.trial import LoadPoint, Trial
+from optimizer.machine.cpu_usage import lost_cpu_to_others
+
+USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
+MAX_OTHER_SHARE = 0.9  # CPU share of other processes; larger ones count as this
+# How much the log of a latency percentile rises, and the log of throughput falls, with the fall of the log of the CPU
+# share that is left, where the fall is a disturbance. benchmarks/disturbed_runs.md has the slopes of real runs.
+LATENCY_SLOPE, THROUGHPUT_SLOPE = 1.5, 1.2
+# The prior of the slope of a run counts as much as windows with this sum of squared falls
+PRIOR_FALL_SQUARES = 0.25
+TAIL = 0.1  # rise of the log of latency at which the share of slower requests falls by a factor of e
+
+
+def was_search_disturbed(trials: Sequence[Trial]) -> bool:
+    """Return whether others disturbed more than MAX_EXCLUDED_SHARE of the search's measurements."""
+    measured = search_measurements(trials)
+    return sum(map(lost_cpu_to_others, measured)) > MAX_EXCLUDED_SHARE * len(measured)
+
+
+def disturbance_limit(trials: Sequence[Trial]) -> float:
+    """Return the CPU share of other processes above which a window on a fresh server does not count.
+
+    It is fixed before the first of these windows, from the usual share during the search: a machine that is always
+    shared is measured as it is.
+    """
+    return USUAL_DISTURBANCE + usual_share(trials)
+
+
+def usual_share(trials: Sequence[Trial]) -> float:
+    """Return the median of the known CPU shares of other processes during the search, 0 to 1."""
+    shares = [measurement.other_cpu_share for measurement in search_measurements(trials)]
+    known = [share for share in shares if share is not None]
+    return statistics.median(known) if known else 0.0
+
+
+def log_share_lost(measurements: Sequence[Measurement], usual_share: float) -> FloatArray:
+    """Return the fall of the log of the CPU share that other processes left, from the usual one; 0 if unknown."""
+    known = (measurement.other_cpu_share for measurement in measurements)
+    shares = [usual_share if share is None else share for share in known]
+    left = np.log1p(-np.minimum(shares, MAX_OTHER_SHARE))
+    return np.asarray(math.log1p(-min(usual_share, MAX_OTHER_SHARE)) - left)
+
+
+def slowdown_over_states(
+    falls: FloatArray, latency_slope: float, throughput_slope: float, weights: FloatArray | float = 1.0
+) -> float:
+    """Return by how much the log of a latency percentile over all states is higher than in the usual state.
+
+    Most slow requests are those of the slowest states. The share of requests that are slower than t is taken to fall
+    as t ** (-1 / TAIL) in each state. Then the percentile over all requests is higher by
+    TAIL * log(mean(exp(slowdown / TAIL))). Each state has the weight of its requests in this mean.
+
+    Args:
+        falls: The fall of the log of the CPU share that other processes left, in each state; at least one.
+        latency_slope: Rise of the log of a latency percentile over this fall.
+        throughput_slope: Fall of the log of throughput over this fall.
+        weights: The time of each state, in any unit; the same one for all by default.
+    """
+    served = np.exp(-throughput_slope * falls) * weights
+    return TAIL * math.log(np.average(np.exp(latency_slope * falls / TAIL), weights=served))
+
+
+def usual_latency_rise(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> float:
+    """Return by how much latency is usually higher than in the windows of ``trial`` at ``load`` that count.
+
+    It is a difference of logs, at least 0, which other programs explain: they were usually more active in this run
+    than in these windows. It is 0 if they disturbed at most MAX_EXCLUDED_SHARE of the time of all measurements. A
+    measurement is disturbed if their CPU share is above ``disturbance_limit``. In the other ones they change nothing.
+
+    The measurements that count are those of the search and on fresh servers, until the test of the load ended. So
+    later measurements do not change a verdict. A separate test has no usual states: its ``latency_slope`` is 0.
+
+    The result is 0 for a server on GPUs, and where the CPU shares of other programs are unknown.
+
+    Args:
+        trials: All trials of the run, with the confirmations so far.
+        trial: One of them, with confirmations at ``load``.
+        load: The load that is judged.
+        problem: The search problem.
+    """
+    counted = [window for server in counted_server_windows(trial, load) for window in server]
+    trials = until_end_of_test(trials, trial, load)
+    prior_slope = next(window.latency_slope for window in trial.confirmations if window.load == load)
+    if problem.cpu_count is None or not counted or not prior_slope:
+        return 0.0
+    fresh = [window.measurement for other in trials for window in other.confirmations if not window.is_lost]
+    measured = [*search_measurements(trials), *fresh]
+    falls = _disturbed_falls(measured, trials)
+    seconds = np.array([measurement.measure_seconds or 0.0 for measurement in measured])
+    if seconds @ (falls > 0) <= MAX_EXCLUDED_SHARE * seconds.sum():
+        return 0.0
+    slope = _latency_slope(trials, problem, prior_slope)
+    slopes = slope, slope * THROUGHPUT_SLOPE / LATENCY_SLOPE
+    usual = slowdown_over_states(falls, *slopes, seconds)
+    return max(0.0, usual - slowdown_over_states(_disturbed_falls(counted, trials), *slopes))
+
+
+def _latency_slope(trials: Sequence[Trial], problem: Problem, prior_slope: float) -> float:
+    """Return the rise of the log of latency over the fall of the log of the CPU share left, on fresh servers.
+
+    It is estimated from the differences between the windows of one configuration and load. The prior is a normal one
+    with the mean ``prior_slope`` (Bayesian linear regression, Gelman et al. 2013, "Bayesian Data Analysis", section
+    14.8). It is that of the search, which shows whether other programs take only the CPU time that the server leaves
+    idle: windows at one load do not show that.
+    """
+    products, squares = PRIOR_FALL_SQUARES * prior_slope, PRIOR_FALL_SQUARES
+    latency = METRICS[problem.sla.judged_latency]
+    for trial, load in confirmed_loads(trials):
+        windows = [window.measurement for window in trial.confirmations if window.load == load]
+        latencies_ms = np.array([latency.value(window) or 0.0 for window in windows])
+        known = (latencies_ms > 0) & np.isfinite(latencies_ms)
+        if known.any():
+            falls = _disturbed_falls(windows, trials)[known]
+            falls -= falls.mean()
+            products += float(falls @ np.log(latencies_ms[known]))
+            squares += float(falls @ falls)
+    return max(0.0, products / squares)
+
+
+def _disturbed_falls(measurements: Sequence[Measurement], trials: Sequence[Trial]) -> FloatArray:
+    """Return ``log_share_lost`` of each of ``measurements``, a part of ``trials``; 0 if it was not disturbed."""
+    limit = disturbance_limit(trials)
+    is_disturbed = [lost_cpu_to_others(measurement, limit) for measurement in measurements]
+    return np.where(is_disturbed, log_share_lost(measurements, usual_share(trials)), 0.0)
+
+
+def search_measurements(trials: Sequence[Trial]) -> list[Measurement]:
+    """Return the measurements of the search."""
+    return [measurement for trial in trials for _, measurement in trial.measurements]
