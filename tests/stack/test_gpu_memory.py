@@ -152,7 +152,10 @@ def test_steps_are_unloaded_before_their_ensemble_is_loaded(chain: EmbeddedTarge
 
 def test_after_a_refused_step_the_next_candidate_has_the_whole_memory(chain: EmbeddedTarget) -> None:
     for refused, reason in (
-        (Candidate(8, True, preferred_batch_sizes=(16,)), "not available or ambiguous: second"),
+        (
+            Candidate(8, True, preferred_batch_sizes=(16,)),
+            "cannot read model 'second': dynamic batching preferred size must be <= max batch size",
+        ),
         (Candidate(8, fields=(("first/instance_group_count", 2),)), "CUDA out of memory"),
     ):
         with pytest.raises(ModelRefused, match=reason), chain.deploy(refused):
