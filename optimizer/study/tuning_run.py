@@ -181,11 +181,19 @@ class _Session:
                 report_path=folder.report if report or is_file(folder.report) else None,
                 continued_by=result.continued_by if result else "",
             )
+            has_page = not report
             try:
                 yield ended
             finally:  # the folder gets its page even if nothing can be shown
-                if report:
-                    record.write_page(recorded, outcome, trials, ended.document)
+                try:
+                    with interrupts.deferred():
+                        if report:
+                            record.write_page(recorded, outcome, trials, ended.document)
+                        has_page = True
+                except KeyboardInterrupt:
+                    if not has_page:  # it came just before interrupts were deferred
+                        record.write_page(recorded, outcome, trials, ended.document)
+                    raise
 
     def _fingerprint(self, task: Task) -> Fingerprint:
         """Return the fingerprint of the machine. Raises BadInputError if the resumed run has another one."""

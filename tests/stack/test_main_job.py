@@ -10,6 +10,7 @@ import csv
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,19 @@ load: {max_concurrency: 4}
 space:
   max_queue_delay_microseconds: [off, 0, 1000]
   instance_group_count: [1]
+"""
+INTERRUPTED_BEFORE_THE_PAGE = """\
+import signal, sys
+from optimizer.cli.start import main
+
+def interrupt_once(frame, *_):
+    if frame.f_code.co_name == "write_page":
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGINT)
+
+del sys.argv[0]
+sys.settrace(interrupt_once)
+main()
 """
 ENTRY = {
     "max_batch_size": int,
@@ -440,3 +454,16 @@ def test_the_result_is_shown_before_the_page_is_drawn_and_an_interrupt_waits_for
     info = json.loads((page.parent / "run.json").read_text())
     assert info["status"] == "found"
     assert (page.parent / "best").is_dir()
+
+
+def test_an_interrupt_just_before_the_page_is_drawn_waits_for_it(sandbox: Sandbox) -> None:
+    script = sandbox.working_folder / "interrupted.py"
+    script.write_text(INTERRUPTED_BEFORE_THE_PAGE)
+    write_steady(sandbox.working_folder)
+    arguments = ["--sla-p95", "500ms", "--max-trials", "1", "--no-confirmation", "steady.yaml"]
+    process = sandbox.start(*arguments, REPORT, under=(sys.executable, str(script)))
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
+    assert (process.returncode, stderr.splitlines()[-1]) == (130, "tune: interrupted")
+    shown = next(line for line in stdout.splitlines() if line.startswith("report "))
+    page = sandbox.working_folder / shown.removeprefix("report ").strip()
+    assert page.read_text().rstrip().endswith("</html>")
