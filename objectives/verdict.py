@@ -35,9 +35,10 @@ PRIOR_FAILED_STD = 0.4  # prior standard deviation of a server's share of failur
 SLOPE_LEVELS = 1.5  # the slope is taken between the permitted share times this factor and divided by it
 MAX_SLOPE = 50.0  # limit of the slope, where latencies hardly vary
 Window = TypeVar("Window")
-ESTIMAND = (
-    "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
-    "states observed during its confirmation"
+_ESTIMAND = "expected share of requests over the bound on a fresh server of this configuration, under the"
+OBSERVED_STATES, USUAL_STATES = (
+    "mix of machine states observed during its confirmation",
+    "machine states that are usual in the run",
 )
 MAX_EXCLUDED_SHARE = 0.2  # if more of the windows were left out, the others would not represent the machine
 
@@ -51,7 +52,7 @@ class SlaVerdict:
         reason: The measured intervals, or why nothing is decided.
         effective_requests: Independent requests with the same information; 0 if it was not estimated.
         confidence: One minus the error of all tests of the run together.
-        slow_share: Bounds on the share of requests over the first latency bound.
+        slow_share: Bounds on the share of requests over the first latency bound, lower by ``latency_rise``.
         disturbed_share: Share of the windows in which the machine was disturbed, see ``counted_windows``.
         is_promising: Whether more servers with the same results would turn UNDECIDED into PASS.
         excess: By how much the log of latency has to fall until the test is likely to pass. After a PASS it is
@@ -110,14 +111,18 @@ def counted_windows(servers: Sequence[Sequence[Window]], disturbed: Callable[[Wi
     return [server for server in kept if server]
 
 
-def estimand(sla: Sla) -> str:
-    """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
+def estimand(sla: Sla, latency_rise: float) -> str:
+    """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request.
+
+    ``latency_rise`` is that of the ``SlaVerdict``: if it is above 0, the verdict is about the usual states.
+    """
+    text = f"{_ESTIMAND} {USUAL_STATES if latency_rise > 0 else OBSERVED_STATES}"
     timings = [METRICS[constraint.metric].timing for constraint in sla if METRICS[constraint.metric].quantile]
     subjects = list(dict.fromkeys(timing.subject for timing in timings if timing))
     if subjects in ([], [LATENCY.subject]):
-        return ESTIMAND if len(timings) < 2 else ESTIMAND.replace("over the bound", "over each bound")
+        return text if len(timings) < 2 else text.replace("over the bound", "over each bound")
     shares = " and of those ".join(f"whose {subject} is over its bound" for subject in subjects)
-    return ESTIMAND.replace("over the bound", shares)
+    return text.replace("over the bound", shares)
 
 
 def judge_sla(

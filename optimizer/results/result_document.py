@@ -50,11 +50,12 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "confirmation.measurements": "Number of windows.",
     "confirmation.effective_requests": "Number of independent requests that carry the same information.",
     "confirmation.estimand": "What is estimated, in words.",
-    "confirmation.slow_share": "Interval of the share of requests over the first latency bound.",
+    "confirmation.slow_share": "Interval of the share of requests over the first latency bound, after that bound was "
+    "divided by `latency_factor`.",
     "confirmation.disturbed_share": "Share of the windows in which other programs disturbed the machine; "
     "they count only if it is above 0.2.",
     "confirmation.latency_factor": "Factor by which latencies are judged as higher than measured, because other "
-    "programs were usually more active during the run; `slow_share` is that over the bound divided by it.",
+    "programs were usually more active during the run; 1 if they were not.",
     "confirmation.error": "Error probability of the test.",
     "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
     "confirmation.latency": "Name of the first bounded latency.",
@@ -168,7 +169,7 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
         "servers": confirmed.servers,
         "measurements": confirmed.windows,
         "effective_requests": round(judged.effective_requests),
-        "estimand": estimand(confirmed.sla),
+        "estimand": estimand(confirmed.sla, judged.latency_rise),
         "slow_share": interval_document(judged.slow_share),
         "disturbed_share": round(judged.disturbed_share, 4),
         "latency_factor": round(math.exp(judged.latency_rise), 4),

@@ -391,7 +391,9 @@ def verdict_lines(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.recommended is None:
         return []
     is_share = any(METRICS[constraint.metric].quantile for constraint in outcome.sla)
-    estimated = [("estimand", estimand(outcome.sla))] if outcome.confirmed and is_share else []
+    estimated = []
+    if outcome.confirmed and is_share:
+        estimated = [("estimand", estimand(outcome.sla, outcome.confirmed.judged.latency_rise))]
     check = [("cross-check", text)] if (text := cross_check(outcome)) else []
     return [("verdict", verdict(outcome)), *estimated, *check]
 

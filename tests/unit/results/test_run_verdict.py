@@ -17,6 +17,7 @@ from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
+from objectives.verdict import OBSERVED_STATES, USUAL_STATES
 from optimizer.cli.output import INTERRUPTED, exit_code
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import judge_confirmations
@@ -196,18 +197,28 @@ def test_a_disturbed_test_continues_after_other_programs_were_stopped(servers: i
     assert (step.advice, step.command) == (advice, "tune verify r --budget 3m")
 
 
-@pytest.mark.parametrize("p95_ms", [8.2, 10.0])
-def test_the_cause_has_the_bound_of_the_usual_states(p95_ms: float) -> None:
-    """The latencies meet the bound as measured; a third of the search was disturbed, but not the test."""
+SHARED = replace(known_problem(), cpu_count=2)  # other programs may take a part of its CPUs
+
+
+def beside_others(candidate: Candidate, *windows: ConfirmationWindow, number: int = 0) -> Trial:
+    """Return a trial on fresh servers, whose search other programs disturbed for a third of the time."""
     shares = (0.0, 0.0, 0.5)
     searched = tuple(
         (LOAD, replace(measurement(1000.0, 15.0), measure_seconds=9.0, other_cpu_share=share)) for share in shares
     )
-    confirmations = tuple(
-        ConfirmationWindow(number, LOAD, measurement(1000.0, p95_ms), ERROR, 1.5) for number in range(LOOKS[0])
-    )
-    trial, problem = Trial(0, BEST, searched, confirmations=confirmations), replace(known_problem(), cpu_count=2)
-    result = assess([trial], problem, BASELINE, PLAIN)
+    return Trial(number, candidate, searched, confirmations=windows)
+
+
+def quiet_windows(p95_ms: float, error: float = ERROR, servers: int = LOOKS[0]) -> list[ConfirmationWindow]:
+    """Return a window on each fresh server of a test or a comparison that no other program disturbed."""
+    measured = measurement(1000.0, p95_ms)
+    return [ConfirmationWindow(number, LOAD, measured, error, latency_slope=1.5) for number in range(servers)]
+
+
+@pytest.mark.parametrize("p95_ms", [8.2, 10.0])
+def test_the_cause_has_the_bound_of_the_usual_states(p95_ms: float) -> None:
+    """The latencies meet the bound as measured; a third of the search was disturbed, but not the test."""
+    result = assess([beside_others(BEST, *quiet_windows(p95_ms))], SHARED, BASELINE, PLAIN)
     assert result.verdict is Verdict.UNDECIDED
     assert result.confirmed is not None
     rise = result.confirmed.judged.latency_rise
@@ -217,6 +228,16 @@ def test_the_cause_has_the_bound_of_the_usual_states(p95_ms: float) -> None:
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert document["confirmation"]["latency_factor"] == round(math.exp(rise), 4)  # type: ignore[index]
     assert "stop other programs" in summary.next_step(result, "r", "tune known").advice
+
+
+def test_the_estimand_names_the_states_of_the_verdict() -> None:
+    usual = assess([beside_others(BEST, *quiet_windows(1.0))], SHARED, BASELINE, PLAIN)
+    observed = assess([Trial(0, BEST, confirmations=tuple(quiet_windows(1.0)))], SHARED, BASELINE, PLAIN)
+    for result, states in ((usual, USUAL_STATES), (observed, OBSERVED_STATES)):
+        assert result.verdict is Verdict.PASS
+        assert result.confirmed is not None
+        assert str(result_document.confirmation(result.confirmed)["estimand"]).endswith(f"under the {states}")
+        assert dict(summary.verdict_lines(result))["estimand"].endswith(f"under the {states}")
 
 
 @pytest.mark.parametrize(

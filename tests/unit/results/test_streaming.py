@@ -13,7 +13,7 @@ from rich.console import Console
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
-from objectives.verdict import ESTIMAND, estimand
+from objectives.verdict import estimand
 from optimizer.cli import compare, emit
 from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
@@ -82,9 +82,9 @@ def test_the_verbose_output_has_all_times_and_the_estimand() -> None:
 
 
 def test_the_estimand_names_the_bounded_time() -> None:
-    assert estimand(Sla.from_bounds({"p95": 20.0})) == estimand(Sla()) == ESTIMAND
+    assert estimand(Sla.from_bounds({"p95": 20.0}), 0.0) == estimand(Sla(), 0.0)
     for metric, subject in {"ttft-p95": "time to first response", "itl-p99": "mean inter-token latency"}.items():
-        assert f"requests whose {subject} is over its bound on" in estimand(Sla.from_bounds({metric: 20.0}))
+        assert f"requests whose {subject} is over its bound on" in estimand(Sla.from_bounds({metric: 20.0}), 0.0)
 
 
 def test_the_cause_of_an_undecided_run_names_the_time() -> None:
@@ -159,7 +159,7 @@ def test_documents_and_frames_have_the_streamed_metrics(folder: Path) -> None:
     assert recommended["output_tokens_per_sec"] > recommended["throughput_infer_per_sec"]
     assert recommended["ttft_p95_ms"] < recommended["latency_p95_ms"]
     assert set(confirmation["streaming"]) == {"output-throughput", "itl-p95"}
-    assert confirmation["estimand"] == estimand(run.problem.sla)
+    assert confirmation["estimand"] == estimand(run.problem.sla, 0.0)
     frame = data_frames.measurements([run])
     assert frame["ttft_p95_ms"].notna().all()
     assert str(frame["response_times_ms"].dtype) == "string"
