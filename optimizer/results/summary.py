@@ -14,6 +14,7 @@ from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
 from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
+from optimizer.core.notes import UsualStatesJudged
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
 from optimizer.results import formatting, outcome_values
@@ -197,9 +198,13 @@ def _missing_servers(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     measured = f"{confirmed.servers} of {formatting.count(LOOKS[0], 'server')}"
     if not _is_given_up(outcome, confirmed):
         return f"the time ended after {measured}"
-    unlikely = " and ".join(_measured_against(bound, confirmed) for bound in confirmed.judged.unlikely)
-    load = unlikely or "this load"
-    return f"the test was given up after {measured}, because {load} was not likely to pass in the time that was left"
+    judged = confirmed.judged
+    metrics = {bound.metric for bound in judged.unlikely}  # a judged bound may be lower than that of the SLA
+    unlikely = [bound for bound in confirmed.sla if bound.metric in metrics]
+    load = " and ".join(_measured_against(bound, confirmed) for bound in unlikely) or "this load"
+    cause = f"the test was given up after {measured}, because {load} was not likely to pass in the time that was left"
+    has_lower_bound = judged.latency_rise > 0 and any(METRICS[metric].timing for metric in metrics)
+    return f"{cause}; {UsualStatesJudged(judged.latency_rise)}" if has_lower_bound else cause
 
 
 def _measured_against(bound: Constraint, confirmed: ConfirmedLoad) -> str:

@@ -240,6 +240,23 @@ def test_the_estimand_names_the_states_of_the_verdict() -> None:
         assert dict(summary.verdict_lines(result))["estimand"].endswith(f"under the {states}")
 
 
+def test_a_test_that_was_given_up_names_the_bound_of_the_user() -> None:
+    lower = [
+        replace(window, server=2, load=LoadPoint(1, concurrency=6), error_probability=ERROR / 2)
+        for window in quiet_windows(12.0, servers=1)
+    ]
+    windows = [*(quiet_windows(12.0, servers=2) * 8), *lower]
+    result = assess([beside_others(BEST, *windows)], SHARED, BASELINE, PLAIN)
+    assert result.confirmed is not None
+    assert result.confirmed.point.load == LOAD
+    assert re.fullmatch(
+        rf"the test was given up after 2 of {LOOKS[0]} servers, because p95 <= 20 ms \(12\.0 ms from \d+ effective "
+        r"requests\) was not likely to pass in the time that was left; other programs were usually more active "
+        r"during this run than during this test, so latencies are judged as \d+ % higher than measured",
+        summary.undecided_cause(result),
+    )
+
+
 @pytest.mark.parametrize(
     ("files", "command"),
     [
