@@ -409,9 +409,9 @@ def _run_document(side: ComparedRun) -> dict[str, Any]:
         "next_command": side.next_command or None,
         "model": side.run.problem.model,
         "sla": list(map(str, outcome.sla)),
-        "recommended": result_document.entry(side.recommended),
+        "recommended": result_document.judged_entry(outcome, side.recommended),
         "confirmation": result_document.confirmation(side.confirmed) if side.confirmed else None,
-        "baseline": result_document.entry(baseline.point) if baseline.point else None,
+        "baseline": result_document.judged_entry(outcome, baseline.point),
         "speedup": outcome.speedup,
         "speedup_interval": list(baseline.gain.bounds) if baseline.gain else None,
     }

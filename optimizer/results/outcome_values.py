@@ -213,11 +213,24 @@ def _never_met(problem: Problem) -> str:
 
 
 def _baseline_row(outcome: Outcome, problem: Problem, name: str, compared: BaselineResult) -> tuple[str, ...]:
-    gain = "same" if compared.point is outcome.recommended else formatting.gain(compared.gain)
+    gain = "same" if compared.point is outcome.recommended else gain_over(outcome, compared)
     reason = _never_met(problem) if compared.is_tried else "not reached before the run ended"
     if compared.failure:
         reason = f"failed: {shorten(compared.failure, MAX_FAILURE_LENGTH)}"
     return _comparison_row(outcome, problem, name, compared.point, gain, reason)
+
+
+def gain_over(outcome: Outcome, compared: BaselineResult) -> str:
+    """Return the gain over ``compared``.
+
+    Without a gain, name the one of the two that meets the SLA as measured, but not in the usual states of the run.
+    """
+    text, point = formatting.gain(compared.gain), compared.point
+    if compared.gain is None and point is not None and outcome.sla.is_met(point.measurement):
+        for subject, judged in (("the recommendation", outcome.recommended), ("it", point)):
+            if outcome.misses_in_usual_states(judged):
+                return f"{text}: {subject} misses the bound in the usual states"
+    return text
 
 
 def _comparison_row(

@@ -30,7 +30,7 @@ class BaselineResult:
             closest load measured there; without fresh servers, at the best load of the search. None if it meets the
             constraints nowhere.
         gain: The throughput of the recommendation relative to its own; None unless both met the constraints on fresh
-            servers.
+            servers, in the usual states of the run.
         is_tried: Whether it was reached before the run ended.
         failure: Why it could not be served or measured at all; empty if it was measured.
     """
@@ -138,6 +138,14 @@ class Outcome:
     def confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
         """Return the confirmation of ``point``; None if only the search measured it."""
         return _confirmation_of(point, self.confirmed_loads)
+
+    def misses_in_usual_states(self, point: Point | None) -> bool:
+        """Return whether ``point`` meets the SLA as fresh servers measured it, but not in the run's usual states."""
+        confirmed = self.confirmation_of(point)
+        if confirmed is None or not self.sla.is_met(confirmed.point.measurement):
+            return False
+        usual = self.sla.with_lower_latencies(confirmed.judged.latency_rise)
+        return not usual.is_met(confirmed.point.measurement)
 
     def best_within(self, sla: Sla, candidates: Collection[Candidate] | None = None) -> Point | None:
         """Return the measurement with the most throughput of ``candidates`` within ``sla``; None if none meets it.

@@ -40,8 +40,9 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "verdict": "PASS, FAIL or UNDECIDED.",
     "undecided_cause": "Why the verdict is UNDECIDED; null for another one.",
     "recommended": "The recommended point: its configuration, load and metrics with the names of trials.csv, "
-    "`energy_joules_per_1000_infer`, and `verdict` (null if it was not measured on fresh servers). "
-    "With several priorities, `priorities` has the requests, throughput and latency of each.",
+    "`energy_joules_per_1000_infer`, `verdict` (null if it was not measured on fresh servers), and "
+    "`misses_in_usual_states` (whether it meets the bounds as measured there, but not in the usual states of the "
+    "run). With several priorities, `priorities` has the requests, throughput and latency of each.",
     "confirmation": "Test of the recommendation on fresh servers; null if there was none:",
     "confirmation.verdict": "PASS, FAIL or UNDECIDED.",
     "confirmation.confidence": "Confidence level.",
@@ -66,7 +67,8 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
     "baseline": "The configuration as given, in the same form; null if it meets the bounds nowhere.",
     "dynamic_batching": "Plain `dynamic_batching {}`, in the same form; null also if the model cannot have it.",
-    "speedup": "Throughput of the recommendation relative to the baseline's; null if one was not confirmed.",
+    "speedup": "Throughput of the recommendation relative to the baseline's; null if one was not confirmed or missed "
+    "its bounds on fresh servers, as `misses_in_usual_states` may say.",
     "speedup_interval": "Interval of it.",
     "speedup_over_dynamic_batching": "Throughput of the recommendation relative to that of `dynamic_batching {}`.",
     "speedup_over_dynamic_batching_interval": "Interval of it.",
@@ -96,15 +98,15 @@ def document(
     return {
         "verdict": outcome.verdict.value,
         "undecided_cause": undecided_cause(outcome) or None,
-        "recommended": _entry_with_verdict(outcome, outcome.recommended),
+        "recommended": judged_entry(outcome, outcome.recommended),
         "confirmation": confirmation(outcome.confirmed) if outcome.confirmed else None,
-        "baseline": _entry_with_verdict(outcome, outcome.baseline.point),
-        "dynamic_batching": _entry_with_verdict(outcome, dynamic.point if dynamic else None),
+        "baseline": judged_entry(outcome, outcome.baseline.point),
+        "dynamic_batching": judged_entry(outcome, dynamic.point if dynamic else None),
         **_gain("speedup", outcome.baseline.gain),
         **_gain("speedup_over_dynamic_batching", dynamic.gain if dynamic else None),
-        "pareto": [_entry_with_verdict(outcome, point) for point in outcome.front.points],
-        "dominated_by": _entry_with_verdict(outcome, outcome.front.dominating),
-        "closest": _entry_with_verdict(outcome, outcome.closest),
+        "pareto": [judged_entry(outcome, point) for point in outcome.front.points],
+        "dominated_by": judged_entry(outcome, outcome.front.dominating),
+        "closest": judged_entry(outcome, outcome.closest),
         "no_recommendation_reason": outcome.no_recommendation_reason or None,
         "inconclusive": asdict(outcome.inconclusive) if outcome.inconclusive else None,
         "trials": outcome.trials,
@@ -150,9 +152,16 @@ def _priorities(measurement: Measurement) -> list[dict[str, object]]:
     ]
 
 
-def _entry_with_verdict(outcome: Outcome, point: Point | None) -> dict[str, object] | None:
+def judged_entry(outcome: Outcome, point: Point | None) -> dict[str, object] | None:
+    """Return ``entry`` of a point of ``outcome``, with what fresh servers showed about it; None without a point."""
+    if point is None:
+        return None
     confirmed = outcome.confirmation_of(point)
-    return {**entry(point), "verdict": confirmed.judged.verdict.value if confirmed else None} if point else None
+    return {
+        **entry(point),
+        "verdict": confirmed.judged.verdict.value if confirmed else None,
+        "misses_in_usual_states": outcome.misses_in_usual_states(point),
+    }
 
 
 def _gain(name: str, gain: ThroughputRatio | None) -> dict[str, object]:

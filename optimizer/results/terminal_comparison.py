@@ -136,7 +136,7 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     else:
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
         yield "baseline", outcome_values.estimate(outcome, baseline, "throughput") + missed
-    yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.baseline.gain)
+    yield "gain over it", "the same" if baseline is point else outcome_values.gain_over(outcome, outcome.baseline)
 
 
 def _latency_text(outcome: Outcome, point: Point, metric: str) -> str:

@@ -173,7 +173,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         headline=summary.headline(outcome, problem),
         recommends=recommends,
         remark=remark(run),
-        gain=formatting.gain(outcome.baseline.gain) if outcome.baseline.point and recommends else "",
+        gain=outcome_values.gain_over(outcome, outcome.baseline) if outcome.baseline.point and recommends else "",
         verdict=outcome.verdict.value,
         next_step=_next_step(run, outcome),
         configuration="\n".join(configuration_text.triton_lines(shown.candidate)) if shown else "",

@@ -258,6 +258,28 @@ def test_a_test_that_was_given_up_names_the_bound_of_the_user() -> None:
 
 
 @pytest.mark.parametrize(
+    ("baseline_ms", "best_ms", "subject"), [(12.0, 1.0, "it"), (1.0, 12.0, "the recommendation"), (1.0, 1.0, "")]
+)
+def test_a_missing_gain_has_the_usual_states_as_its_reason(baseline_ms: float, best_ms: float, subject: str) -> None:
+    """All latencies meet the bound as measured."""
+    trials = [
+        beside_others(BASELINE, *quiet_windows(baseline_ms, error=0.0)),
+        beside_others(BEST, *quiet_windows(best_ms), number=1),
+    ]
+    result = assess(trials, SHARED, BASELINE, PLAIN)
+    assert result.recommended is not None
+    assert result.recommended.candidate == BEST
+    assert (result.baseline.gain is None) is bool(subject)
+    gains = {name: cells[-1] for name, *cells in outcome_values.comparisons(result, SHARED)}
+    reason = f"not confirmed: {subject} misses the bound in the usual states"
+    assert (gains["current (baseline)"] == reason) is bool(subject)
+    document = result_document.document(result, wall_seconds=1, results_dir="r")
+    missed = {name: document[name]["misses_in_usual_states"] for name in ("baseline", "recommended")}  # type: ignore[index]
+    assert missed == {"baseline": subject == "it", "recommended": subject == "the recommendation"}
+    assert (document["speedup"] is None) is bool(subject)
+
+
+@pytest.mark.parametrize(
     ("files", "command"),
     [
         (["config.pbtxt"], "tune emit {}"),
