@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -95,14 +96,18 @@ class Sla:
         return Sla(tuple(constraint for constraint in self if constraint.violation(measurement) > 0))
 
     def with_lower_latencies(self, log_fall: float) -> Sla:
-        """Return the SLA with bounds on latencies whose log is lower by ``log_fall``, rounded to four digits."""
+        """Return the SLA with bounds on latencies whose log is lower by ``log_fall``, rounded to four digits.
+
+        No bound is higher than before, or 0, which has no log.
+        """
         if log_fall == 0.0:
             return self
 
         def lowered(constraint: Constraint) -> Constraint:
             if METRICS[constraint.metric].timing is None:
                 return constraint
-            return replace(constraint, bound=float(f"{math.exp(-log_fall) * constraint.bound:.4g}"))
+            rounded = float(f"{math.exp(-log_fall) * constraint.bound:.4g}")
+            return replace(constraint, bound=min(constraint.bound, max(rounded, sys.float_info.min)))
 
         return Sla(tuple(map(lowered, self)))
 

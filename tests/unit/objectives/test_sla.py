@@ -171,3 +171,11 @@ def test_a_bound_reads_as_one_would_say_it() -> None:
 )  # fmt: skip
 def test_four_digits_have_no_exponent(value: float, text: str) -> None:
     assert four_digits(value) == text
+
+
+@pytest.mark.parametrize("log_fall", [1e-5, 0.3, 800.0])
+def test_a_lowered_bound_is_below_the_given_one_and_above_0(log_fall: float) -> None:
+    given_sla = Sla.from_bounds({"p95": 20.006, "throughput": 400.0})
+    lowered = given_sla.with_lower_latencies(log_fall)
+    assert 0 < lowered.latency_bound_ms("latency-p95") <= 20.006
+    assert lowered.throughput_floor == 400.0
