@@ -230,7 +230,8 @@ def _is_disturbed(confirmed: ConfirmedLoad | None) -> bool:
     if confirmed is None or not confirmed.error:
         return False
     judged = confirmed.judged
-    return judged.counts_disturbed or judged.latency_rise > 0 or lost_cpu_to_others(confirmed.point.measurement)
+    has_usual_states = judged.latency_rise > 0 and confirmed.servers >= LOOKS[0]  # before, servers are missing
+    return judged.counts_disturbed or has_usual_states or lost_cpu_to_others(confirmed.point.measurement)
 
 
 def _served_more(outcome: Outcome) -> str:
