@@ -149,7 +149,7 @@ class Confirmer:
     recorded_plan: ConfirmationPlan | None = None
     store_plan: Callable[[ConfirmationPlan], None] = lambda _: None
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
-    _latency_slope: float = field(default=0.0, init=False)  # see FreshServer
+    _latency_slope: float | None = field(default=None, init=False)  # see FreshServer
     # number of the first lost server of each trial whose measurement is still to be repeated
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
     _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
@@ -180,7 +180,8 @@ class Confirmer:
         self.trials = [without_last_lost_windows(trial) for trial in self.trials]
         with self.measurer.stopwatch.count("search"):
             self._points, self._disturbances = correct_search_points(self.trials, self.problem, self.fit)
-        self._latency_slope = self._disturbances.latency_slope or LATENCY_SLOPE
+        fitted_slope = self._disturbances.latency_slope
+        self._latency_slope = LATENCY_SLOPE if fitted_slope is None else fitted_slope
         self._plan = plan_tests(self.recorded_plan, self.trials, self._points, self.problem, self._disturbances)
         self.measurer.disturbance_limit = self._plan.disturbance_limit
         self._finalists = self._plan.best_points(self._points, self.problem)

@@ -18,6 +18,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
 from optimizer.confirmation.machine_states import (
     LATENCY_SLOPE,
+    SLOPE_FACTORS,
     THROUGHPUT_SLOPE,
     log_share_lost,
     search_measurements,
@@ -29,9 +30,6 @@ from optimizer.core.trial import Point, Trial
 from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import at_other_speed, scaled_sketches
 
-# Possible factors on both slopes, which are equally likely at first. 0 is that of programs that take only the CPU
-# time that the server leaves idle.
-SLOPE_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 # Prior of the standard deviation of the log of a corrected measurement over the model's prediction, which counts as
 # much as PRIOR_POINTS points
 POINT_NOISE, PRIOR_POINTS = 0.15, 4
@@ -43,13 +41,14 @@ class DisturbanceCorrection:
 
     Attributes:
         usual_share: The median CPU share of other processes during the search, 0 to 1.
-        latency_slope: Rise of the log of a latency percentile over the fall of the log of the CPU share that is left.
+        latency_slope: Rise of the log of a latency percentile over the fall of the log of the CPU share that is left;
+            None if the search does not show it.
         throughput_slope: The same for the fall of the log of throughput, and the rise of that of average times.
         expected_slowdown: The expected rise of the log of a latency percentile over that in the usual state.
     """
 
     usual_share: float = 0.0
-    latency_slope: float = 0.0
+    latency_slope: float | None = None
     throughput_slope: float = 0.0
     expected_slowdown: float = 0.0
 
@@ -63,7 +62,7 @@ class DisturbanceCorrection:
 
     def _correct(self, measurement: Measurement) -> Measurement:
         fall = float(log_share_lost([measurement], self.usual_share)[0])
-        if fall == 0.0 or not self.throughput_slope:
+        if fall == 0.0 or not self.throughput_slope or self.latency_slope is None:
             return measurement
         corrected = at_other_speed(measurement, math.exp(self.throughput_slope * fall))
         return _slower(corrected, (self.throughput_slope - self.latency_slope) * fall)
@@ -91,31 +90,26 @@ def fit_disturbance_correction(
     if problem.cpu_count is None or not was_search_disturbed(trials):
         return DisturbanceCorrection()
     usual = usual_share(trials)
-    correction = _fit_slopes(points, usual, problem, fit)
     falls = log_share_lost(search_measurements(trials), usual)
-    expected = slowdown_over_states(falls, correction.latency_slope, correction.throughput_slope)
-    if problem.open_loop:
-        return DisturbanceCorrection(expected_slowdown=expected)
-    return replace(correction, expected_slowdown=expected)
+    if problem.open_loop:  # a request rate is served in each state
+        return DisturbanceCorrection(expected_slowdown=slowdown_over_states(falls, LATENCY_SLOPE, 0.0))
+    factor = _fit_factor(points, usual, problem, fit)
+    expected = slowdown_over_states(falls, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
+    return replace(_correction(usual, factor), expected_slowdown=expected)
 
 
-def _fit_slopes(
-    points: Sequence[Point], usual_share: float, problem: Problem, fit: ModelFitter
-) -> DisturbanceCorrection:
-    """Return the correction with the posterior mean of the factor on both slopes.
-
-    The factor is 1 if no model predicts all points.
-    """
+def _fit_factor(points: Sequence[Point], usual_share: float, problem: Problem, fit: ModelFitter) -> float:
+    """Return the posterior mean of the factor on both slopes; 1 if no model predicts all points."""
     points = [point for point in points if has_all_latencies(point, problem)]
     log_likelihoods = list[float]()
     for factor in SLOPE_FACTORS:
         corrected = _correction(usual_share, factor).correct_points(points)
         log_likelihood = _log_likelihood(corrected, problem, fit)
         if log_likelihood is None:
-            return _correction(usual_share, 1.0)
+            return 1.0
         log_likelihoods.append(log_likelihood)
     posterior = np.exp(np.array(log_likelihoods) - max(log_likelihoods))
-    return _correction(usual_share, float(np.average(SLOPE_FACTORS, weights=posterior)))
+    return float(np.average(SLOPE_FACTORS, weights=posterior))
 
 
 def _correction(usual_share: float, factor: float) -> DisturbanceCorrection:

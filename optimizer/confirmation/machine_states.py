@@ -21,8 +21,12 @@ MAX_OTHER_SHARE = 0.9  # CPU share of other processes; larger ones count as this
 # How much the log of a latency percentile rises, and the log of throughput falls, with the fall of the log of the CPU
 # share that is left, where the fall is a disturbance. benchmarks/disturbed_runs.md has the slopes of real runs.
 LATENCY_SLOPE, THROUGHPUT_SLOPE = 1.5, 1.2
+# Possible factors on both slopes, which are equally likely at first. 0 is that of programs that take only the CPU
+# time that the server leaves idle.
+SLOPE_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 # The prior of the slope of a run counts as much as windows with this sum of squared falls
 PRIOR_FALL_SQUARES = 0.25
+MIN_LATENCY_RISE = 0.005  # a smaller rise is far below the differences between equal servers, and counts as 0
 TAIL = 0.1  # rise of the log of latency at which the share of slower requests falls by a factor of e
 
 
@@ -35,15 +39,22 @@ def was_search_disturbed(trials: Sequence[Trial]) -> bool:
 def disturbance_limit(trials: Sequence[Trial]) -> float:
     """Return the CPU share of other processes above which a window on a fresh server does not count.
 
-    It is fixed before the first of these windows, from the usual share during the search: a machine that is always
-    shared is measured as it is.
+    It follows from the usual share during the search: a machine that is always shared is measured as it is.
     """
     return USUAL_DISTURBANCE + usual_share(trials)
 
 
 def usual_share(trials: Sequence[Trial]) -> float:
-    """Return the median of the known CPU shares of other processes during the search, 0 to 1."""
-    shares = [measurement.other_cpu_share for measurement in search_measurements(trials)]
+    """Return the median of the known CPU shares of other processes during the search, 0 to 1.
+
+    Measurements after the begin of the first window on a fresh server do not count, so a search that is continued
+    later does not change the share. Nor do those of other workers of a shared study, which have no time: they are
+    those of other machines.
+    """
+    begins = [window.measurement.begin_unix_seconds for trial in trials for window in trial.confirmations]
+    first = min((begin for begin in begins if begin is not None), default=math.inf)
+    own = [measurement for measurement in search_measurements(trials) if measurement.measure_seconds is not None]
+    shares = [measurement.other_cpu_share for measurement in own if (measurement.end_unix_seconds or 0.0) <= first]
     known = [share for share in shares if share is not None]
     return statistics.median(known) if known else 0.0
 
@@ -72,7 +83,9 @@ def slowdown_over_states(
         weights: The time of each state, in any unit; the same one for all by default.
     """
     served = np.exp(-throughput_slope * falls) * weights
-    return TAIL * math.log(np.average(np.exp(latency_slope * falls / TAIL), weights=served))
+    exponents = latency_slope * falls / TAIL
+    highest = float(exponents.max())  # it is subtracted, because the powers would exceed the range of floats
+    return TAIL * (highest + math.log(np.average(np.exp(exponents - highest), weights=served)))
 
 
 def usual_latency_rise(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> float:
@@ -82,10 +95,12 @@ def usual_latency_rise(trials: Sequence[Trial], trial: Trial, load: LoadPoint, p
     than in these windows. It is 0 if they disturbed at most MAX_EXCLUDED_SHARE of the time of all measurements. A
     measurement is disturbed if their CPU share is above ``disturbance_limit``. In the other ones they change nothing.
 
-    The measurements that count are those of the search and on fresh servers, until the test of the load ended. So
-    later measurements do not change a verdict. A separate test has no usual states: its ``latency_slope`` is 0.
+    The measurements that count are those of the search and on fresh servers, until the last window of the load. So
+    later measurements do not change a verdict. On a cluster they are those of the nodes of these windows, and in a
+    shared study those of this worker. A separate test has no usual states: its ``latency_slope`` is None.
 
-    The result is 0 for a server on GPUs, and where the CPU shares of other programs are unknown.
+    The result is 0 for a server on GPUs, without a bound on a latency, where the CPU shares of other programs are
+    unknown, and below MIN_LATENCY_RISE.
 
     Args:
         trials: All trials of the run, with the confirmations so far.
@@ -94,20 +109,23 @@ def usual_latency_rise(trials: Sequence[Trial], trial: Trial, load: LoadPoint, p
         problem: The search problem.
     """
     counted = [window for server in counted_server_windows(trial, load) for window in server]
-    trials = until_end_of_test(trials, trial, load)
     prior_slope = next(window.latency_slope for window in trial.confirmations if window.load == load)
-    if problem.cpu_count is None or not counted or not prior_slope:
+    if problem.cpu_count is None or not problem.sla.latencies or not counted or prior_slope is None:
         return 0.0
+    trials, nodes = until_end_of_test(trials, trial, load), {window.node for window in counted}
     fresh = [window.measurement for other in trials for window in other.confirmations if not window.is_lost]
-    measured = [*search_measurements(trials), *fresh]
+    known = [measurement for measurement in (*search_measurements(trials), *fresh) if measurement.measure_seconds]
+    measured = [measurement for measurement in known if measurement.node in nodes]
     falls = _disturbed_falls(measured, trials)
     seconds = np.array([measurement.measure_seconds or 0.0 for measurement in measured])
     if seconds @ (falls > 0) <= MAX_EXCLUDED_SHARE * seconds.sum():
         return 0.0
     slope = _latency_slope(trials, problem, prior_slope)
-    slopes = slope, slope * THROUGHPUT_SLOPE / LATENCY_SLOPE
+    # a request rate is served in each state
+    slopes = slope, 0.0 if problem.open_loop else slope * THROUGHPUT_SLOPE / LATENCY_SLOPE
     usual = slowdown_over_states(falls, *slopes, seconds)
-    return max(0.0, usual - slowdown_over_states(_disturbed_falls(counted, trials), *slopes))
+    rise = usual - slowdown_over_states(_disturbed_falls(counted, trials), *slopes)
+    return rise if rise >= MIN_LATENCY_RISE else 0.0
 
 
 def _latency_slope(trials: Sequence[Trial], problem: Problem, prior_slope: float) -> float:
@@ -116,7 +134,7 @@ def _latency_slope(trials: Sequence[Trial], problem: Problem, prior_slope: float
     It is estimated from the differences between the windows of one configuration and load. The prior is a normal one
     with the mean ``prior_slope`` (Bayesian linear regression, Gelman et al. 2013, "Bayesian Data Analysis", section
     14.8). It is that of the search, which shows whether other programs take only the CPU time that the server leaves
-    idle: windows at one load do not show that.
+    idle: windows at one load do not show that. The result is in the range of slopes that the search tries.
     """
     products, squares = PRIOR_FALL_SQUARES * prior_slope, PRIOR_FALL_SQUARES
     latency = METRICS[problem.sla.judged_latency]
@@ -129,7 +147,7 @@ def _latency_slope(trials: Sequence[Trial], problem: Problem, prior_slope: float
             falls -= falls.mean()
             products += float(falls @ np.log(latencies_ms[known]))
             squares += float(falls @ falls)
-    return max(0.0, products / squares)
+    return min(max(0.0, products / squares), max(SLOPE_FACTORS) * LATENCY_SLOPE)
 
 
 def _disturbed_falls(measurements: Sequence[Measurement], trials: Sequence[Trial]) -> FloatArray:

@@ -53,7 +53,8 @@ def correct_search_points(
     """Return the search's points, corrected to the usual state of the machine, and the correction for disturbances.
 
     After a disturbed search, the CPU share of other processes is the only covariate: they slow the probe too. If no
-    point would meet the SLA then, the speed probe is the covariate, because fresh servers decide about it.
+    point would meet the SLA then, the speed probe is the covariate, because fresh servers decide about it. The
+    correction for disturbances has only the slope of latency then, which the verdicts use.
     """
     points = latest_points(trials)
     disturbances = fit_disturbance_correction(points, trials, problem, fit)
@@ -61,7 +62,8 @@ def correct_search_points(
         corrected = disturbances.correct_points(points)
         if finalists(corrected, problem, 1):
             return corrected, disturbances
-    return fit_speed_correction(trials, problem).correct_points(points), DisturbanceCorrection()
+    slope_only = DisturbanceCorrection(latency_slope=disturbances.latency_slope)
+    return fit_speed_correction(trials, problem).correct_points(points), slope_only
 
 
 def plan_tests(

@@ -110,6 +110,7 @@ def judge_load(
 
     If other programs were usually more active in the run than in these windows, the bounds on latencies are lower
     by ``usual_latency_rise``. A result that meets the bounds of the SLA, but not these, is UNDECIDED and not FAIL.
+    Nor is it a PASS if the bounds of the SLA give none: nearer to a bound, fewer requests may decide.
 
     Args:
         trials: All trials of the run, with the confirmations so far.
@@ -122,12 +123,10 @@ def judge_load(
     test = SequentialTest(error, max_servers, problem.confidence)
     servers, spreads = server_windows(trial, load), tested_spreads(trials, trial, load, problem)
     rise = usual_latency_rise(trials, trial, load, problem)
-    judged = judge_sla(servers, problem.sla.with_lower_latencies(rise), spreads, test)
+    usual = _in_usual_states(problem, rise)
+    judged = judge_sla(servers, usual.sla, spreads, test)
     if rise > 0:
-        verdict, reason = judged.verdict, f"{judged.reason}; {UsualStatesJudged(rise)}"
-        if verdict is Verdict.FAIL and judge_sla(servers, problem.sla, spreads, test).verdict is not Verdict.FAIL:
-            verdict = Verdict.UNDECIDED
-        judged = replace(judged, verdict=verdict, reason=reason, latency_rise=rise)
+        judged = _combine(judge_sla(servers, problem.sla, spreads, test), judged, rise)
     undecided = replace(judged, verdict=Verdict.UNDECIDED, is_promising=False)
     if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
         reason = f"a fresh server crashed under this load: {crash}"
@@ -138,11 +137,35 @@ def judge_load(
         return replace(undecided, reason=servers_missing(len(servers)), is_promising=True)
     if reason := _describe_rise([window for window in trial.confirmations if window.load == load], problem.sla):
         return replace(undecided, reason=reason)
-    agreement = load_agreement(trial, load, problem)
+    agreement = load_agreement(trial, load, usual)
     if agreement is not None and agreement.contradicts_pass:
         excess = max(judged.excess, agreement.excess)
         return replace(undecided, reason=agreement.contradiction, excess=excess)
     return judged
+
+
+def _in_usual_states(problem: Problem, latency_rise: float) -> Problem:
+    """Return the problem with bounds on latencies that are lower by ``latency_rise``."""
+    return replace(problem, sla=problem.sla.with_lower_latencies(latency_rise))
+
+
+def _combine(measured: SlaVerdict, usual: SlaVerdict, latency_rise: float) -> SlaVerdict:
+    """Return the verdict ``measured`` with the bounds of the SLA if it is no PASS, else ``usual`` without a FAIL.
+
+    ``usual`` is that with the bounds that are lower by ``latency_rise``.
+    """
+    verdict, reason = measured.verdict, measured.reason
+    if verdict is Verdict.PASS:
+        verdict = Verdict.UNDECIDED if usual.verdict is Verdict.FAIL else usual.verdict
+        reason = f"{usual.reason}; {UsualStatesJudged(latency_rise)}"
+    return replace(
+        usual,
+        verdict=verdict,
+        reason=reason,
+        is_promising=measured.is_promising and usual.is_promising,
+        excess=max(measured.excess, usual.excess),
+        latency_rise=latency_rise,
+    )
 
 
 def _crash_in_test(trial: Trial, load: LoadPoint) -> str:
@@ -165,7 +188,7 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
 
 def meets_sla(confirmed: ConfirmedLoad, problem: Problem) -> bool:
     """Return whether all windows on fresh servers together meet the bounds of the verdict."""
-    bounds = problem.sla.with_lower_latencies(confirmed.judged.latency_rise)
+    bounds = _in_usual_states(problem, confirmed.judged.latency_rise).sla
     return confirmed.judged.verdict is not Verdict.FAIL and bounds.is_met(confirmed.point.measurement)
 
 
@@ -203,7 +226,7 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
         latency_ms=_latency_interval_ms(counted, latency, judged, problem, spreads),
         error=error,
         crash=_crash_in_test(trial, load),
-        agreement=load_agreement(trial, load, problem),
+        agreement=load_agreement(trial, load, _in_usual_states(problem, judged.latency_rise)),
         other_intervals=_other_intervals(counted, judged, problem, spreads),
         sla=problem.sla,
         has_lost=any(window.throughput_infer_per_sec is None for server in servers for window in server),

@@ -92,20 +92,19 @@ def tested_spreads(
     If the load was tested, windows that were measured after its test ended do not count: a PASS at a planned look is
     final, and later measurements must not change it.
     """
-    return confirmed_spreads(until_end_of_test(trials, trial, load), problem, counted_server_windows(trial, load))
+    known = until_end_of_test(trials, trial, load) if load in errors_by_load(trial) else trials
+    return confirmed_spreads(known, problem, counted_server_windows(trial, load))
 
 
 def until_end_of_test(trials: Sequence[Trial], trial: Trial, load: LoadPoint) -> list[Trial]:
-    """Return ``trials`` without measurements after the last server of the test of ``trial`` at ``load``.
+    """Return ``trials`` without measurements after the last server of ``trial`` at ``load``, that of its test if any.
 
-    Windows on later fresh servers are left out, and measurements of a search that a resumed run continued later. If
-    the load was not tested, all measurements are kept. So are those of the search whose time is unknown.
+    Windows on later fresh servers are left out, and measurements of a search that a resumed run continued later.
+    Those of the search whose time is unknown are kept.
     """
-    tested = [window for window in trial.confirmations if window.load == load and window.is_tested]
-    if not tested:
-        return list(trials)
-    last = max(window.server for window in tested)
-    end = max(window.measurement.end_unix_seconds or 0.0 for window in tested) or math.inf
+    servers = windows_by_server(trial, load)
+    last = max(servers)
+    end = max(window.end_unix_seconds or 0.0 for windows in servers.values() for window in windows) or math.inf
     return [
         replace(
             other,

@@ -235,7 +235,7 @@ class ConfirmationWindow:
     load: LoadPoint
     measurement: Measurement
     error_probability: float = 0.0
-    latency_slope: float = 0.0
+    latency_slope: float | None = None
 
     @property
     def is_tested(self) -> bool:
@@ -258,14 +258,14 @@ class FreshServer:
         load_generator: The load generator of a measurement that checks tune's own client; empty for others.
         repeats: Number of the first lost server of an earlier session that this one repeats; 0 if it repeats none.
         latency_slope: Rise of the log of latency over the fall of the log of the CPU share that other programs leave,
-            as the search has shown it; 0 in a separate test, which does not depend on the search.
+            as the search has shown it, or a usual one; None in a separate test, which does not depend on the search.
     """
 
     number: int
     error_probability: float = 0.0
     load_generator: str = ""
     repeats: int = 0
-    latency_slope: float = 0.0
+    latency_slope: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

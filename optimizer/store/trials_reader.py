@@ -142,7 +142,8 @@ DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, L
     "confirmation_repeats": "Number of the first lost server of an earlier session that this server repeats. That "
     "server and all lost ones of the configuration after it do not count. Empty for others.",
     "confirmation_latency_slope": "Rise of the log of latency over the fall of the log of the CPU share that other "
-    "programs leave, as the search has shown it; empty for measurements of the search and in a separate test.",
+    "programs leave, as the search has shown it, or 1.5 if it has shown none; empty for measurements of the search "
+    "and in a separate test.",
     "load_generator": f"`{CROSS_CHECK_GENERATOR}` for a measurement that checks tune's own client; empty for others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",

@@ -96,7 +96,7 @@ class TrialsTable:
                 "confirmation": fresh.number if fresh else None,
                 "confirmation_error": (fresh.error_probability or None) if fresh else None,
                 "confirmation_repeats": (fresh.repeats or None) if fresh else None,
-                "confirmation_latency_slope": (fresh.latency_slope or None) if fresh else None,
+                "confirmation_latency_slope": fresh.latency_slope if fresh else None,
                 "load_generator": fresh.load_generator if fresh else "",
                 "status": "ok" if is_measured else FAILED,
                 "reason": measurement.reason,
@@ -248,7 +248,7 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
     if row.confirmation is None:
         return replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
     error, repeats = row.confirmation_error or 0.0, row.confirmation_repeats or 0
-    fresh = FreshServer(row.confirmation, error, row.load_generator, repeats, row.confirmation_latency_slope or 0.0)
+    fresh = FreshServer(row.confirmation, error, row.load_generator, repeats, row.confirmation_latency_slope)
     return trial.with_row(load, row.measurement, fresh)
 
 

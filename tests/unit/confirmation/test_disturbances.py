@@ -19,10 +19,10 @@ from optimizer.confirmation.machine_states import (
     disturbance_limit,
     was_search_disturbed,
 )
-from optimizer.confirmation.plan import plan_tests
+from optimizer.confirmation.plan import correct_search_points, plan_tests
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from tests.curve_model import CurveModel
-from tests.random_server import BOUND_MS, FAST, FASTER, drawn_problem
+from tests.random_server import BOUND_MS, FAST, FASTER, drawn_problem, with_measured
 
 PROBLEM = replace(drawn_problem(), cpu_count=2)
 HALF_SHARE = 0.5  # CPU share of other processes
@@ -38,7 +38,9 @@ def trial(*shares: float | None, p95_ms: float = LATENCY_MS) -> Trial:
         tuple(
             (
                 LoadPoint(1, load),
-                Measurement(SERVED * load, latency_p95_ms=p95_ms, stable=True, other_cpu_share=share),
+                Measurement(
+                    SERVED * load, latency_p95_ms=p95_ms, stable=True, measure_seconds=1.0, other_cpu_share=share
+                ),
             )
             for load, share in enumerate(shares, 1)
         ),
@@ -55,6 +57,8 @@ def test_the_limit_of_disturbances_follows_what_was_usual_in_the_search(
     shares: Sequence[float | None], limit: float
 ) -> None:
     assert disturbance_limit([trial(*shares)]) == pytest.approx(limit)
+    (other_worker,) = with_measured([trial(*(9 * [0.9]))], measure_seconds=None)
+    assert disturbance_limit([trial(*shares), other_worker]) == pytest.approx(limit), "it is another machine"
 
 
 @pytest.mark.parametrize("shares", [(), (None, None), (0.0, 0.05, 0.09), (0.0, 0.0, 0.0, 0.0, HALF_SHARE)])
@@ -152,8 +156,13 @@ def test_programs_that_take_the_time_that_the_server_leaves_idle_are_no_disturba
     points = latest_points([first_trial, second_trial])
     as_measured = CurveModel(lambda load: SERVED * load, lambda load: LATENCY_MS / 1e3)
     correction = fit_disturbance_correction(points, [first_trial, second_trial], PROBLEM, lambda points: as_measured)
+    assert correction.latency_slope is not None
     assert correction.latency_slope < 0.1 * LATENCY_SLOPE
     assert correction.expected_slowdown < 0.1
+    unmet = replace(PROBLEM, sla=Sla.from_bounds({"p95": 0.1 * LATENCY_MS}))
+    _, slope_only = correct_search_points([first_trial, second_trial], unmet, lambda points: as_measured)
+    assert slope_only.latency_slope == pytest.approx(correction.latency_slope), "although no point meets the SLA"
+    assert slope_only.correct_points(points) == slope_only.slow_points(points) == points
 
 
 def test_a_server_on_a_gpu_is_not_expected_to_be_slower() -> None:
@@ -163,7 +172,8 @@ def test_a_server_on_a_gpu_is_not_expected_to_be_slower() -> None:
 
 def test_latencies_at_request_rates_are_not_corrected() -> None:
     correction = fitted(trial(0.0, 0.0, HALF_SHARE), problem=replace(PROBLEM, open_loop=True))
-    assert correction.expected_slowdown > 0
+    mean = (2 + math.exp(LATENCY_SLOPE * math.log(2) / TAIL)) / 3  # a request rate is served in each state
+    assert correction.expected_slowdown == pytest.approx(TAIL * math.log(mean))
     points = latest_points([trial(0.0, 0.0, HALF_SHARE)])
     assert correction.correct_points(points) == points
 
