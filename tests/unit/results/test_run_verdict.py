@@ -228,7 +228,7 @@ def test_the_cause_has_the_bound_of_the_usual_states(p95_ms: float) -> None:
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert document["confirmation"]["latency_factor"] == round(math.exp(rise), 4)  # type: ignore[index]
     assert "stop other programs" in summary.next_step(result, "r", "tune known").advice
-    begun = assess([replace(trial, confirmations=confirmations[:1])], problem, BASELINE, PLAIN)
+    begun = assess([beside_others(BEST, *quiet_windows(p95_ms, servers=1))], SHARED, BASELINE, PLAIN)
     assert summary.next_step(begun, "r", "tune known").advice == "continue the test", "servers are missing"
 
 
