@@ -13,7 +13,7 @@ from objectives.load_sequence import MARGIN, OTHER_MARGIN, first_load
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
-from optimizer.confirmation.verdicts import ConfirmedLoad, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, configuration_loads
@@ -119,11 +119,10 @@ class LoadPredictions:
         compared = [entry.point.load for entry in measured]
         if len(compared) >= COMPARED_LOADS:
             return None
-        is_met = meets_sla(last, problem)
-        problem = replace(problem, sla=problem.sla.with_lower_latencies(last.judged.latency_rise))
+        problem = replace(problem, sla=last.judged_sla)
         corrected = self.corrected(last.point, problem)
         is_close = _log_latency_ratio(last.point.measurement, problem) > -2 * MARGIN
-        if corrected is None or (is_met and is_close):
+        if corrected is None or (last.meets_sla and is_close):
             return None
         chosen = corrected.first_compared_load
         return None if chosen in compared else chosen

@@ -56,7 +56,7 @@ class ConfirmedLoad:
         agreement: Whether perf_analyzer measured the same; None if it did not check another load generator.
         other_intervals: Those of the other bounded latencies by metric and, for a model that streams, of the output
             tokens per second.
-        sla: The SLA of the verdict.
+        sla: The SLA of the run.
         has_lost: Whether a measurement was lost.
     """
 
@@ -73,6 +73,16 @@ class ConfirmedLoad:
     other_intervals: Mapping[str, ConfidenceInterval]
     sla: Sla
     has_lost: bool
+
+    @property
+    def judged_sla(self) -> Sla:
+        """Return the SLA with the bounds that were judged, which are lower by the usual rise of latency."""
+        return self.sla.with_lower_latencies(self.judged.latency_rise)
+
+    @property
+    def meets_sla(self) -> bool:
+        """Return whether all windows on fresh servers together meet the bounds that were judged."""
+        return self.judged.verdict is not Verdict.FAIL and self.judged_sla.is_met(self.point.measurement)
 
     def interval(self, metric: str) -> ConfidenceInterval | None:
         """Return the confidence interval of ``metric``; None if it was not estimated."""
@@ -184,12 +194,6 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
     if not pairs:
         return None
     return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)
-
-
-def meets_sla(confirmed: ConfirmedLoad, problem: Problem) -> bool:
-    """Return whether all windows on fresh servers together meet the bounds of the verdict."""
-    bounds = _in_usual_states(problem, confirmed.judged.latency_rise).sla
-    return confirmed.judged.verdict is not Verdict.FAIL and bounds.is_met(confirmed.point.measurement)
 
 
 def compare_throughput(

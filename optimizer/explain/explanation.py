@@ -16,7 +16,7 @@ from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
-from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, Point, latest_points
 from optimizer.explain.bottleneck import (
@@ -81,7 +81,7 @@ def find_runner_up(run: FinishedRun) -> RunnerUp | None:
     confirmed = [
         entry for entry in outcome.confirmed_loads if entry.point.candidate not in (best.candidate, run.baseline)
     ]
-    met = [entry for entry in confirmed if meets_sla(entry, run.problem)]
+    met = [entry for entry in confirmed if entry.meets_sla]
     second = max(met or confirmed, key=lambda entry: entry.point.throughput_infer_per_sec, default=None)
     if second is None:
         searched = [point for point in latest_points(run.trials) if point.candidate != best.candidate]

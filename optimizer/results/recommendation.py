@@ -13,7 +13,7 @@ from objectives.metrics import METRICS, Metric
 from objectives.sla import Sla
 from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
@@ -144,8 +144,7 @@ class Outcome:
         confirmed = self.confirmation_of(point)
         if confirmed is None or not self.sla.is_met(confirmed.point.measurement):
             return False
-        usual = self.sla.with_lower_latencies(confirmed.judged.latency_rise)
-        return not usual.is_met(confirmed.point.measurement)
+        return not confirmed.judged_sla.is_met(confirmed.point.measurement)
 
     def best_within(self, sla: Sla, candidates: Collection[Candidate] | None = None) -> Point | None:
         """Return the measurement with the most throughput of ``candidates`` within ``sla``; None if none meets it.
@@ -323,7 +322,7 @@ class _Choice:
         Of a candidate that only the search measured, a disturbed point counts as in the choice of the recommendation.
         """
         entries = [entry for entry in self.confirmed if entry.point.candidate == candidate]
-        met = [entry.point for entry in entries if meets_sla(entry, self._problem)]
+        met = [entry.point for entry in entries if entry.meets_sla]
         searched = [point for point in self.points if point.candidate == candidate]
         return (
             max(met, key=lambda point: point.load, default=None)
@@ -339,7 +338,7 @@ class _Choice:
         numerator, denominator = self._confirmation_of(recommended), self._confirmation_of(compared)
         if numerator is None or denominator is None:
             return None
-        if not (meets_sla(numerator, self._problem) and meets_sla(denominator, self._problem)):
+        if not (numerator.meets_sla and denominator.meets_sla):
             return None
         return compare_throughput(numerator, denominator, self._trials, self._problem)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from objectives.confidence import Verdict
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.server_plan import ServerPlan, estimate_start_seconds, plan_server
-from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
@@ -139,7 +139,7 @@ def _may_pass(recommended: ConfirmedLoad, problem: Problem) -> bool:
     """Return whether the recommendation may pass with more servers, or on a machine that is not disturbed."""
     if recommended.judged.counts_disturbed:
         return may_meet_undisturbed(recommended.point.measurement, problem.sla)
-    return meets_sla(recommended, problem)
+    return recommended.meets_sla
 
 
 def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, problem: Problem) -> bool:

@@ -30,7 +30,7 @@ from optimizer.confirmation.machine_states import (
     slowdown_over_states,
     usual_latency_rise,
 )
-from optimizer.confirmation.verdicts import judge_confirmations, judge_load, meets_sla
+from optimizer.confirmation.verdicts import judge_confirmations, judge_load
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
@@ -172,12 +172,12 @@ def test_a_pass_needs_the_bound_in_the_usual_states() -> None:
     assert not confirmed.judged.is_promising, "a lower load is tested"
     assert confirmed.judged.excess > 0
     assert PROBLEM.sla.is_met(confirmed.point.measurement)
-    assert not meets_sla(confirmed, PROBLEM)
+    assert not confirmed.meets_sla
     low = confirmed_trial(*(8 * [0.0]), load=LoadPoint(1, 3))
     (passed,) = judge_confirmations([DISTURBED_SEARCH, low], PROBLEM)
     assert passed.judged.verdict is Verdict.PASS
     assert passed.judged.latency_rise > 0
-    assert meets_sla(passed, PROBLEM)
+    assert passed.meets_sla
 
 
 def test_a_load_that_misses_the_bound_as_measured_fails() -> None:

@@ -12,7 +12,7 @@ from objectives.metrics import Measurement
 from objectives.pareto import dominates
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.confirmation.verdicts import judge_confirmations, meets_sla
+from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial, latest_points
 from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import outcome_values
@@ -92,7 +92,7 @@ def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) ->
         if other is not None and other is outcome.recommended:
             assert gain is not None
             assert gain.bounds == (1, 1)
-        elif all(judgement is not None and meets_sla(judgement, PROBLEM) for judgement in both):
+        elif all(judgement is not None and judgement.meets_sla for judgement in both):
             assert gain is not None
             assert gain.interval.low < gain.estimate < gain.interval.high
         else:
