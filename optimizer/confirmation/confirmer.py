@@ -183,7 +183,7 @@ class Confirmer:
         fitted_slope = self._disturbances.latency_slope
         self._latency_slope = LATENCY_SLOPE if fitted_slope is None else fitted_slope
         self._plan = plan_tests(self.recorded_plan, self.trials, self._points, self.problem, self._disturbances)
-        self.measurer.disturbance_limit = self._plan.disturbance_limit
+        self.measurer.disturbance_limit = disturbance_limit(self.trials, self.measurer.node)
         self._finalists = self._plan.best_points(self._points, self.problem)
         if not self._finalists:
             return self.trials
@@ -211,8 +211,8 @@ class Confirmer:
         """
         self.trials = [replace(trial, confirmations=(), cross_checks=(), crashes=()) for trial in self.trials]
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
-        limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
-        self._plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
+        self.measurer.disturbance_limit = disturbance_limit(self.trials, self.measurer.node)
+        self._plan = ConfirmationPlan(1 - self.problem.confidence, (recommended.trial,))
         tests = CandidateTests(self._state(), recommended, only, (1.0,))
         self._measure_in_turn(tests, comparisons)
         while (index := tests.next_load()) is not None and self.measure(tests.server_plan(index)):

@@ -36,35 +36,47 @@ def was_search_disturbed(trials: Sequence[Trial]) -> bool:
     return sum(map(lost_cpu_to_others, measured)) > MAX_EXCLUDED_SHARE * len(measured)
 
 
-def disturbance_limit(trials: Sequence[Trial]) -> float:
-    """Return the CPU share of other processes above which a window on a fresh server does not count.
+def disturbance_limit(trials: Sequence[Trial], node: str = "") -> float:
+    """Return the CPU share of other processes above which a window on a fresh server of ``node`` does not count.
 
-    It follows from the usual share during the search: a machine that is always shared is measured as it is.
+    It follows from ``usual_share`` of the node: a machine that is always shared is measured as it is. ``node`` is
+    empty outside of a cluster.
     """
-    return USUAL_DISTURBANCE + usual_share(trials)
+    return USUAL_DISTURBANCE + usual_share(trials, node)
 
 
-def usual_share(trials: Sequence[Trial]) -> float:
+def usual_share(trials: Sequence[Trial], node: str | None = None) -> float:
     """Return the median of the known CPU shares of other processes during the search, 0 to 1.
 
     Measurements after the begin of the first window on a fresh server do not count, so a search that is continued
     later does not change the share. Nor do those of other workers of a shared study, which have no time: they are
     those of other machines.
+
+    On a cluster it is the share of ``node``. It is that of all nodes if ``node`` is None, or if the search measured
+    nothing there.
     """
     begins = [window.measurement.begin_unix_seconds for trial in trials for window in trial.confirmations]
     first = min((begin for begin in begins if begin is not None), default=math.inf)
     own = [measurement for measurement in search_measurements(trials) if measurement.measure_seconds is not None]
-    shares = [measurement.other_cpu_share for measurement in own if (measurement.end_unix_seconds or 0.0) <= first]
-    known = [share for share in shares if share is not None]
-    return statistics.median(known) if known else 0.0
+    known = [
+        (measurement.node, measurement.other_cpu_share)
+        for measurement in own
+        if measurement.other_cpu_share is not None and (measurement.end_unix_seconds or 0.0) <= first
+    ]
+    of_node = [share for measured_on, share in known if measured_on == node]
+    shares = of_node or [share for _, share in known]
+    return statistics.median(shares) if shares else 0.0
 
 
-def log_share_lost(measurements: Sequence[Measurement], usual_share: float) -> FloatArray:
-    """Return the fall of the log of the CPU share that other processes left, from the usual one; 0 if unknown."""
+def log_share_lost(measurements: Sequence[Measurement], usual_share: FloatArray | float) -> FloatArray:
+    """Return the fall of the log of the CPU share that other processes left, from the usual one; 0 if unknown.
+
+    ``usual_share`` is the usual CPU share of other processes, one for all measurements or one for each.
+    """
+    usual = np.minimum(np.broadcast_to(usual_share, len(measurements)), MAX_OTHER_SHARE)
     known = (measurement.other_cpu_share for measurement in measurements)
-    shares = [usual_share if share is None else share for share in known]
-    left = np.log1p(-np.minimum(shares, MAX_OTHER_SHARE))
-    return np.asarray(math.log1p(-min(usual_share, MAX_OTHER_SHARE)) - left)
+    shares = [expected if share is None else share for share, expected in zip(known, usual, strict=True)]
+    return np.asarray(np.log1p(-usual) - np.log1p(-np.minimum(shares, MAX_OTHER_SHARE)))
 
 
 def slowdown_over_states(
@@ -93,7 +105,8 @@ def usual_latency_rise(trials: Sequence[Trial], trial: Trial, load: LoadPoint, p
 
     It is a difference of logs, at least 0, which other programs explain: they were usually more active in this run
     than in these windows. It is 0 if they disturbed at most MAX_EXCLUDED_SHARE of the time of all measurements. A
-    measurement is disturbed if their CPU share is above ``disturbance_limit``. In the other ones they change nothing.
+    measurement is disturbed if their CPU share is above ``disturbance_limit`` of its node. In the other ones they
+    change nothing.
 
     The measurements that count are those of the search and on fresh servers, until the last window of the load. So
     later measurements do not change a verdict. On a cluster they are those of the nodes of these windows, and in a
@@ -151,10 +164,15 @@ def _latency_slope(trials: Sequence[Trial], problem: Problem, prior_slope: float
 
 
 def _disturbed_falls(measurements: Sequence[Measurement], trials: Sequence[Trial]) -> FloatArray:
-    """Return ``log_share_lost`` of each of ``measurements``, a part of ``trials``; 0 if it was not disturbed."""
-    limit = disturbance_limit(trials)
-    is_disturbed = [lost_cpu_to_others(measurement, limit) for measurement in measurements]
-    return np.where(is_disturbed, log_share_lost(measurements, usual_share(trials)), 0.0)
+    """Return ``log_share_lost`` of each of ``measurements``, a part of ``trials``; 0 if it was not disturbed.
+
+    The usual share is that of its node.
+    """
+    share_of_node = {node: usual_share(trials, node) for node in {measurement.node for measurement in measurements}}
+    usual = np.array([share_of_node[measurement.node] for measurement in measurements])
+    limits = USUAL_DISTURBANCE + usual
+    is_disturbed = list(map(lost_cpu_to_others, measurements, limits))
+    return np.where(is_disturbed, log_share_lost(measurements, usual), 0.0)
 
 
 def search_measurements(trials: Sequence[Trial]) -> list[Measurement]:

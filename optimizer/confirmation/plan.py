@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.disturbances import DisturbanceCorrection, fit_disturbance_correction
 from optimizer.confirmation.load_predictions import LoadPredictions
-from optimizer.confirmation.machine_states import disturbance_limit
 from optimizer.confirmation.windows import begun_error, errors_by_load
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings
@@ -30,14 +29,12 @@ class ConfirmationPlan:
 
     Attributes:
         error: Error probability of all tests together.
-        disturbance_limit: CPU share of other processes above which a window does not count.
         finalists: Trials of the candidates in the order in which they are tested.
         predictions: The loads that can be tested, by trial, with the predicted latency and throughput. Those of a
             later finalist are added before its first window.
     """
 
     error: float
-    disturbance_limit: float
     finalists: tuple[int, ...]
     predictions: Mapping[int, LoadPredictions] = field(default_factory=dict)
 
@@ -96,7 +93,7 @@ def plan_tests(
     untested = tuple(point.trial for point in best if point.trial not in tested) if error > MIN_ERROR else ()
     if earlier is not None and (not untested or best[0].trial in earlier.finalists):
         return earlier
-    return ConfirmationPlan(error, disturbance_limit(trials), untested, earlier.predictions if earlier else {})
+    return ConfirmationPlan(error, untested, earlier.predictions if earlier else {})
 
 
 def compared_points(

@@ -161,7 +161,7 @@ def test_a_session_without_a_recommendation_removes_that_of_an_earlier_one(finis
 
 def test_a_planned_confirmation_keeps_the_result_of_the_run(finished: FinishedFolder) -> None:
     before = finished.run.read_info()
-    finished.record.write_plan(ConfirmationPlan(0.01, 0.1, (2,)))
+    finished.record.write_plan(ConfirmationPlan(0.01, (2,)))
     after = finished.run.read_info()
     assert after["confirmation_plan"]["finalists"] == [2]
     changed = dict.fromkeys(("written", "confirmation_plan", "times"))

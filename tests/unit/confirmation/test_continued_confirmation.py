@@ -44,6 +44,7 @@ from tests.random_server import (
 )
 
 BEST = 2  # trial of FASTER
+UNIX_SECONDS = 1e9  # Unix time at which the clock of a server is 0
 SLOWER = {FASTER: (1.25, 1.35, 1.2), FAST: (1.3, 1.2)}  # the highest loads of the search fail
 
 
@@ -64,10 +65,12 @@ class InterruptibleServer(TimedServer):
             self.deployed.pop()
             raise KeyboardInterrupt
         self.servers_left -= 1
+        begin = UNIX_SECONDS + self.seconds
         windows = super().measure_windows(endpoint, load, seconds, count)
         if endpoint.candidate in self.lossy:
             raise MeasurementError("the load generator cannot keep up")
-        return windows
+        end = UNIX_SECONDS + self.seconds
+        return [replace(window, begin_unix_seconds=begin, end_unix_seconds=end) for window in windows]
 
 
 @dataclass
@@ -98,10 +101,10 @@ class Sessions:
         assert not tested & (plan.predictions.keys() - planned_trials), "loads are fixed before the first window"
         self.documents.append(json.dumps(plan_document(plan)))
 
-    def run(self, seconds: float = 6000, servers: int = 1000) -> list[Trial]:
-        """Continue for ``seconds``, or until an interruption after ``servers``."""
+    def run(self, seconds: float = 6000, servers: int = 1000, node: str = "") -> list[Trial]:
+        """Continue on ``node`` for ``seconds``, or until an interruption after ``servers``."""
         self.server.servers_left = servers
-        measuring = Measurer(self.server, self.server, self.table, QuietObserver())
+        measuring = Measurer(self.server, self.server, self.table, QuietObserver(), node=node)
         confirmer = Confirmer(self.problem, self.server, measuring, self.server.budget(seconds), self.table.read())
         confirmer.recorded_plan, confirmer.store_plan = self.plan, self.store_plan
         with contextlib.suppress(KeyboardInterrupt):
@@ -363,7 +366,29 @@ def test_the_disturbance_limit_is_that_of_the_first_session(new_sessions: Callab
     sessions = new_sessions()
     sessions.run(servers=1)
     limit = sessions.limit
-    shared = Measurement(50.0, 1.0, latency_p95_ms=BOUND_MS, stable=True, other_cpu_share=0.5)
+    shared = Measurement(
+        50.0,
+        latency_p95_ms=BOUND_MS,
+        stable=True,
+        measure_seconds=1.0,
+        end_unix_seconds=UNIX_SECONDS + sessions.server.seconds + 60,
+        other_cpu_share=0.5,
+    )
     sessions.add_to_table([Trial(3, Candidate(1, instance_count=2), 9 * ((LoadPoint(1, 1), shared),))])
     sessions.run(servers=1)
     assert sessions.limit == limit == pytest.approx(0.1)
+
+
+def test_the_disturbance_limit_is_that_of_the_node_that_confirms(new_sessions: Callable[..., Sessions]) -> None:
+    sessions = new_sessions()
+    for number, (node, share) in enumerate({"shared": 0.5, "quiet": 0.0}.items(), start=3):
+        measured = Measurement(
+            50.0, latency_p95_ms=BOUND_MS, stable=True, measure_seconds=1.0, other_cpu_share=share, node=node
+        )
+        candidate = Candidate(1, instance_count=number)
+        sessions.add_to_table([Trial(number, candidate, 3 * ((LoadPoint(1, 1), measured),))])
+    limits = {}
+    for node in ("shared", "quiet"):
+        sessions.run(servers=1, node=node)
+        limits[node] = sessions.limit
+    assert limits == {"shared": pytest.approx(0.6), "quiet": pytest.approx(0.1)}

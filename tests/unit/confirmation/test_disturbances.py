@@ -61,6 +61,15 @@ def test_the_limit_of_disturbances_follows_what_was_usual_in_the_search(
     assert disturbance_limit([trial(*shares), other_worker]) == pytest.approx(limit), "it is another machine"
 
 
+def test_each_node_of_a_cluster_has_its_own_limit() -> None:
+    (shared,) = with_measured([trial(0.3, 0.4, 0.4)], node="shared")
+    (quiet,) = with_measured([trial(0.0, 0.0, 0.02)], node="quiet")
+    trials = [shared, quiet]
+    assert disturbance_limit(trials, "shared") == pytest.approx(0.5)
+    assert disturbance_limit(trials, "quiet") == pytest.approx(0.1)
+    assert disturbance_limit(trials, "new") == pytest.approx(0.1 + 0.16), "the median of all nodes"
+
+
 @pytest.mark.parametrize("shares", [(), (None, None), (0.0, 0.05, 0.09), (0.0, 0.0, 0.0, 0.0, HALF_SHARE)])
 def test_a_search_that_was_seldom_disturbed_is_not_corrected(shares: Sequence[float | None]) -> None:
     assert not was_search_disturbed([trial(*shares)])

@@ -158,6 +158,25 @@ def test_other_machines_are_no_states_of_the_one_that_confirms(fields: dict[str,
     assert rise(disturbed, own, QUIET_TEST) == rise(own, QUIET_TEST) > 0
 
 
+def test_the_states_of_a_node_are_judged_by_its_own_usual_share() -> None:
+    """Half of the median of both nodes is that of the quiet one, where BUSY_SHARE is a disturbance."""
+    shared, quiet = (
+        with_measured([searched(*shares, number=number, seconds=20)], node=node)[0]
+        for number, node, shares in (
+            (2, "shared", 9 * [BUSY_SHARE]),
+            (3, "quiet", [*(5 * [0.0]), *(4 * [BUSY_SHARE])]),
+        )
+    )
+
+    def tested_on(node: str, share: float) -> Trial:
+        trial = confirmed_trial(*(8 * [share]))
+        windows = [replace(one, measurement=replace(one.measurement, node=node)) for one in trial.confirmations]
+        return replace(trial, confirmations=tuple(windows))
+
+    assert rise(shared, quiet, tested_on("quiet", 0.0)) == rise(DISTURBED_SEARCH, QUIET_TEST) > 0
+    assert rise(shared, quiet, tested_on("shared", BUSY_SHARE)) == 0.0
+
+
 def test_a_rise_is_limited_by_the_slopes_that_the_search_tries() -> None:
     slow = replace(confirmed_trial(0.0, HIGHEST_SHARE, slow_factor=1e6), number=2)
     assert rise(DISTURBED_SEARCH, slow, QUIET_TEST) <= max(SLOPE_FACTORS) * LATENCY_SLOPE * math.log(

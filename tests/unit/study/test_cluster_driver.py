@@ -36,7 +36,7 @@ from tests.conftest import measure_known_server
 
 BASELINE = Candidate(64)
 ON_CPU = ServedOnCpu("server_sees_no_gpu")
-PLAN = ConfirmationPlan(0.01, 0.1, (2,))
+PLAN = ConfirmationPlan(0.01, (2,))
 LOADS = tuple(LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32))
 
 
