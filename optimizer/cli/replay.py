@@ -10,7 +10,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line
 from optimizer.options.command_line import Parser, add_json, values_of
 from optimizer.options.option_reader import latency_bounds_ms
-from optimizer.options.run_options import SEARCHERS
+from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, SEARCHERS
 from optimizer.options.table import SLA_OPTIONS
 from optimizer.options.values import MAX_SEED, names_among, parse_value, whole_number
 
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from optimizer.store.recording import Recording
 
 DEFAULT_MAX_TRIALS = "30"
-GRID = "grid"
 EPILOG = """\
 A table has a row for each configuration and load, with the columns
 max_batch_size, instance_count, concurrency, throughput_infer_per_sec and
 latency_p95_ms. The other columns of trials.csv are optional. Without
 cpu_count, the number of CPUs of a server without GPUs, the search guesses that
 number. Any further column that varies is a parameter. The search tries only
-recorded configurations. tpe, nsga2, random, grid and gp have no stopping rule:
-they end when the table is exhausted or after --max-trials configurations. A
+recorded configurations. Only simulated has a stopping rule: the other methods
+end when the table is exhausted or after --max-trials configurations. A
 deployment is one load of one configuration, including the two baselines if the
 table has them, without the confirmation at the end.
 
@@ -74,12 +73,13 @@ def _parse_methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
     if text is None:
         from optimizer.search import installed_methods
 
-        return tuple(name for name in installed_methods() if warm_start is None or name != GRID)
+        return tuple(name for name in installed_methods() if warm_start is None or name not in EXHAUSTIVE_SEARCHES)
     names = parse_value("--search", text, names_among(SEARCHERS))
-    if warm_start is not None and GRID in names:
-        raise BadInputError(
-            f"--warm-start: --search {GRID} measures every configuration anyway; leave one of the two out"
-        )
+    for name in names if warm_start is not None else ():
+        if name in EXHAUSTIVE_SEARCHES:
+            raise BadInputError(
+                f"--warm-start: --search {name} measures every configuration anyway; leave one of the two out"
+            )
     return names
 
 

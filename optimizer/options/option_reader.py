@@ -14,6 +14,7 @@ from optimizer.core.safe_text import exists, is_folder, quote
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.run_options import (
     DEFAULTS,
+    EXHAUSTIVE_SEARCHES,
     SEARCHERS,
     SIMULATED_OBJECTIVES,
     Option,
@@ -182,8 +183,9 @@ def _check_search(options: RunOptions) -> None:
             f"--search simulated ranks by throughput or goodput; with --objective {','.join(options.objectives)} "
             f"take {', '.join(alternatives)} or {last}",
         )
-    if options.search == "grid" and options.warm_start is not None:
-        raise _fault("warm-start", "--search grid measures every configuration anyway; leave one of the two out")
+    if options.search in EXHAUSTIVE_SEARCHES and options.warm_start is not None:
+        problem = f"--search {options.search} measures every configuration anyway; leave one of the two out"
+        raise _fault("warm-start", problem)
 
 
 def _check_cluster(options: RunOptions) -> None:

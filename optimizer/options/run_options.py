@@ -22,6 +22,7 @@ LogName: TypeAlias = Literal["live", "plain", "none"]
 TARGETS: Final[tuple[TargetName, ...]] = get_args(TargetName)
 SHARED_MEMORY: Final[tuple[SharedMemoryName, ...]] = get_args(SharedMemoryName)
 SEARCHERS: Final[tuple[SearchName, ...]] = get_args(SearchName)
+EXHAUSTIVE_SEARCHES: Final[tuple[SearchName, ...]] = ("grid",)  # measure every configuration, so take no warm start
 LOGS: Final[tuple[LogName, ...]] = get_args(LogName)
 SLA_METRICS: Final[tuple[SlaMetric, ...]] = (*get_args(LatencyMetric), *get_args(TtftMetric), *get_args(ItlMetric))
 DEFAULT_OBJECTIVES = ("throughput",)

@@ -18,7 +18,7 @@ from optimizer.core.trial import Candidate, Trial, TrialRole
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import RunOptions, is_distribution
+from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, RunOptions, is_distribution
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.terminal_output import plain_table, print_indented, print_line, print_table
@@ -304,8 +304,8 @@ def _describe_search(run: RunPreview) -> str:
         )
         gain = formatting.percent(MIN_GAIN)
         return f"simulated{model}, until the expected gain of another trial is below about {gain}"
-    if options.search == "grid":
-        return "grid tries each configuration"
+    if options.search in EXHAUSTIVE_SEARCHES:
+        return f"{options.search} tries each configuration"
     return f"{options.search} proposes one after another, until the time or the space is used up"
 
 

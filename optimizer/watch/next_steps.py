@@ -13,7 +13,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.explain.bottleneck import SATURATED
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import RunOptions, is_trace
+from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, RunOptions, is_trace
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.summary import NextStep
@@ -153,10 +153,10 @@ def search_for_production_requests(judgement: Judgement) -> NextStep:
 def repeat_search(expectation: Expectation) -> NextStep:
     """Return the search with the same requests, which starts from the run.
 
-    `grid` measures every configuration, and takes no warm start.
+    An exhaustive search takes no warm start.
     """
     run = expectation.run
-    if run.options.search == "grid":
+    if run.options.search in EXHAUSTIVE_SEARCHES:
         return _search_step(expectation, "search again", _search_command(run.options))
     command = _search_command(run.options, warm_start=str(run.folder.path))
     return _search_step(expectation, "search again", command, WARM_START_SAVING)
