@@ -96,7 +96,7 @@ def searched(job: WorkerSearch, stack: SimulatedStack, best: float) -> SearchOut
     problem = problem_of(job.space)
     study = open_study(None, "many", problem, sampler_for("random", job.seed))
     gain = MIN_GAIN if job.most is None else 0.0
-    searcher = SimulationGuidedSearcher(problem, CandidateTracker(problem, study), gain, job.seed)
+    searcher = SimulationGuidedSearcher(CandidateTracker(problem, study), gain, job.seed)
     found_it = best if job.kind == "one by one" else math.inf
     return _outcome(search(problem, searcher, stack, job.workers, job.seed, job.most, found_it), best)
 

@@ -75,7 +75,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
         compared = baselines(problem.space)
         sharing = StudySharing(retry, BEAT_SECONDS, round(worker.grace_seconds))
         with join(options, problem, folder, None, sharing) as shared:
-            searcher = make_searcher_for_study(shared.tracker, worker.search, problem)
+            searcher = make_searcher_for_study(shared.tracker, worker.search)
             scheduler = Scheduler(problem, searcher, budget, Stopwatch(), compared, shared)
             trials = run_trials(scheduler, recording.server, measurer)
             if continued_by := shared.leave_search():

@@ -57,24 +57,22 @@ def make_searcher(
     from optimizer.store.optuna_study import open_study
 
     study = open_study(storage, study_name, problem, sampler_for(name, seed), fingerprint)
-    return make_searcher_for_study(CandidateTracker(problem, study), name, problem, seed, transferred)
+    return make_searcher_for_study(CandidateTracker(problem, study), name, seed, transferred)
 
 
 def make_searcher_for_study(
-    tracker: CandidateTracker, name: str, problem: Problem, seed: int = 0, transferred: TransferredStudy | None = None
+    tracker: CandidateTracker, name: str, seed: int = 0, transferred: TransferredStudy | None = None
 ) -> Searcher:
     """Return the search method ``name`` on the open study of ``tracker``; see ``make_searcher``."""
     from optimizer.search import optuna_samplers
 
     is_sampler = name in optuna_samplers.SAMPLERS
     module = optuna_samplers if is_sampler else importlib.import_module(f"{__name__}.{name}")
-    return cast(SearcherModule, module).new_searcher(problem, tracker, seed, transferred)
+    return cast(SearcherModule, module).new_searcher(tracker, seed, transferred)
 
 
 class SearcherModule(Protocol):
     """The functions of the module ``optimizer/search/NAME.py``, which implements ``--search NAME``."""
 
-    def new_searcher(
-        self, problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
-    ) -> Searcher:
-        """Return a searcher on the study of ``tracker``. It may begin with the study ``transferred``."""
+    def new_searcher(self, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None) -> Searcher:
+        """Return a searcher on the problem and study of ``tracker``. It may begin with the study ``transferred``."""

@@ -67,7 +67,7 @@ class CandidateTracker:
 
     def __init__(self, problem: Problem, study: optuna.Study, workers: StudyWorkers | None = None) -> None:
         self.study = study
-        self._problem = problem
+        self.problem = problem
         self._space = problem.space
         self._workers = workers or StudyWorkers()
         self._encoding = Encoding(problem.space)
@@ -199,7 +199,7 @@ class CandidateTracker:
             if started is not None:
                 self._drop(started, candidate)
             return
-        score = score_trial(trial, self._problem)
+        score = score_trial(trial, self.problem)
         values, constraints = (score.values, score.constraints) if isinstance(score, TrialScore) else (None, {})
         if self._encoding.encode(candidate) is None:
             # Samplers use the parameters that all complete trials share. A candidate outside the space has none, so

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from itertools import combinations
 
-from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate
 from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
 from optimizer.search.transfer import TransferredStudy
@@ -21,9 +20,9 @@ class GridSearcher(TrackedSearcher):
 
     is_exhaustive = True
 
-    def __init__(self, problem: Problem, tracker: CandidateTracker, seed: int) -> None:
+    def __init__(self, tracker: CandidateTracker, seed: int) -> None:
         super().__init__(tracker)
-        self._order = list(problem.space.candidates())
+        self._order = list(tracker.problem.space.candidates())
         random.Random(seed).shuffle(self._order)
 
     def suggest(self) -> Candidate | None:
@@ -39,11 +38,9 @@ class GridSearcher(TrackedSearcher):
                 return chosen
 
 
-def new_searcher(
-    problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
-) -> GridSearcher:
+def new_searcher(tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None) -> GridSearcher:
     """Return the search method grid. It cannot begin with another study."""
-    return GridSearcher(problem, tracker, seed)
+    return GridSearcher(tracker, seed)
 
 
 def _pairs(candidate: Candidate) -> list[tuple[object, ...]]:

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
-from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate
 from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
@@ -53,15 +52,13 @@ class OptunaSearcher(TrackedSearcher):
     ``transferred``.
     """
 
-    def __init__(
-        self, problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
-    ) -> None:
+    def __init__(self, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None) -> None:
         super().__init__(tracker)
-        self._space = problem.space
+        self._space = tracker.problem.space
         self._random = random.Random(seed)
         self._shuffled: list[Candidate] | None = None
         if transferred is not None and not tracker.study.get_trials(deepcopy=False):
-            for candidate in transferred.best(problem)[:MAX_TRANSFERRED]:
+            for candidate in transferred.best(tracker.problem)[:MAX_TRANSFERRED]:
                 self._tracker.enqueue(candidate)
 
     def suggest(self) -> Candidate | None:
@@ -85,8 +82,6 @@ class OptunaSearcher(TrackedSearcher):
         return next(candidate for candidate in self._shuffled if candidate not in tried)
 
 
-def new_searcher(
-    problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
-) -> OptunaSearcher:
+def new_searcher(tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None) -> OptunaSearcher:
     """Return the search method of the sampler that the study of ``tracker`` has."""
-    return OptunaSearcher(problem, tracker, seed, transferred)
+    return OptunaSearcher(tracker, seed, transferred)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Set
 
 from objectives.metrics import Forecast
-from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import MIN_GAIN
 from optimizer.search.candidate_selector import CandidateSelector, Decision
@@ -34,15 +33,14 @@ class SimulationGuidedSearcher(TrackedSearcher):
 
     def __init__(
         self,
-        problem: Problem,
         tracker: CandidateTracker,
         smallest_gain: float,
         seed: int = 0,
         transferred: TransferredStudy | None = None,
     ) -> None:
         super().__init__(tracker)
-        self._selector = CandidateSelector(problem, seed, transferred)
-        self._selector_without_transfer = None if transferred is None else CandidateSelector(problem, seed)
+        self._selector = CandidateSelector(tracker.problem, seed, transferred)
+        self._selector_without_transfer = None if transferred is None else CandidateSelector(tracker.problem, seed)
         self._smallest_gain = smallest_gain
         self._expected: dict[Candidate, int] = {}
         self._parallel_trials = 1  # the largest number so far
@@ -94,10 +92,10 @@ class SimulationGuidedSearcher(TrackedSearcher):
 
 
 def new_searcher(
-    problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
+    tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
 ) -> SimulationGuidedSearcher:
     """Return the search method simulated."""
-    return SimulationGuidedSearcher(problem, tracker, MIN_GAIN, seed, transferred)
+    return SimulationGuidedSearcher(tracker, MIN_GAIN, seed, transferred)
 
 
 def minimum_gain_factor(noise: float, deployments: int, parallel_trials: int = 1) -> float:

@@ -227,7 +227,7 @@ def open_searcher(record: RunRecord, transferred: TransferredStudy | None) -> It
         sharing = StudySharing(RetryPolicy(until, record.environment.on_progress, str(folder.trials)))
         conditions = _shared_conditions(options, record.task)
         with join(options, problem, folder, record.fingerprint, sharing, conditions) as shared:
-            yield make_searcher_for_study(shared.tracker, options.search, problem, options.seed, transferred), shared
+            yield make_searcher_for_study(shared.tracker, options.search, options.seed, transferred), shared
         return
     searcher = make_searcher(
         options.search,

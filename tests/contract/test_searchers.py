@@ -26,7 +26,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
 from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.options.run_options import SEARCHERS
+from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, SEARCHERS
 from optimizer.search import make_searcher
 from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
@@ -155,6 +155,10 @@ class SmokeContract(SuggestionContract):
     """The requirements that every search method is tested for."""
 
     small = SMALL  # the space of tests that exhaust it
+
+    def test_a_method_is_declared_as_exhaustive_if_its_searcher_is(self, method: str) -> None:
+        searcher = self.make(method, problem_of(self.small))
+        assert searcher.is_exhaustive is (method in EXHAUSTIVE_SEARCHES)
 
     def test_a_small_space_is_exhausted_and_then_nothing_is_suggested(self, method: str) -> None:
         """Trials that another searcher has made count as tried."""
@@ -299,7 +303,7 @@ class TestSimulated(SearcherContract):
     def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
         """Return a searcher that continues although no improvement is expected."""
         study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
-        return SimulationGuidedSearcher(problem, CandidateTracker(problem, study), smallest_gain=-1)
+        return SimulationGuidedSearcher(CandidateTracker(problem, study), smallest_gain=-1)
 
     def test_a_forecast_is_that_of_the_last_suggestion(self) -> None:
         """It is made without the trials that ended since, and does not change the next suggestion."""
@@ -350,8 +354,8 @@ class TestSimulatedWithoutASimulator(SuggestionContract):
     def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
         """Return a searcher that continues although no improvement is expected."""
         study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
-        tracker = CandidateTracker(problem, study)
-        return SimulationGuidedSearcher(replace(problem, kind=ModelKind.STREAMING), tracker, smallest_gain=-1)
+        tracker = CandidateTracker(replace(problem, kind=ModelKind.STREAMING), study)
+        return SimulationGuidedSearcher(tracker, smallest_gain=-1)
 
 
 class TestSimulatedContinuousBatching(SuggestionContract):

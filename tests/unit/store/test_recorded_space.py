@@ -150,7 +150,7 @@ def test_every_method_proposes_each_recorded_candidate_and_no_other(method: str)
     searcher = make_searcher(method, problem, seed=1)
     if method == "simulated":  # never stops early
         study = open_study(None, "m", problem, sampler_for("random", 1))
-        searcher = SimulationGuidedSearcher(problem, CandidateTracker(problem, study), -1, 1)
+        searcher = SimulationGuidedSearcher(CandidateTracker(problem, study), -1, 1)
     candidates: list[Candidate] = []
     while (candidate := searcher.suggest()) is not None:
         searcher.observe(Trial(len(candidates), candidate, ((LoadPoint(1, 1), measurement(100, 5)),)))
