@@ -43,6 +43,16 @@ class Constraint:
         scale = abs(self.bound) or 1.0
         return (self.bound - value) / scale if metric.better == "higher" else (value - self.bound) / scale
 
+    def with_lower_latency(self, log_fall: float) -> Constraint:
+        """Return a bound on a latency whose log is lower by ``log_fall``, rounded to four digits; others unchanged.
+
+        The bound is not higher than before, and not 0, which has no log.
+        """
+        if log_fall == 0.0 or METRICS[self.metric].timing is None:
+            return self
+        rounded = float(f"{math.exp(-log_fall) * self.bound:.4g}")
+        return replace(self, bound=min(self.bound, max(rounded, sys.float_info.min)))
+
     def __str__(self) -> str:
         metric = METRICS[self.metric]
         relation = ">=" if metric.better == "higher" else "<="
@@ -96,20 +106,8 @@ class Sla:
         return Sla(tuple(constraint for constraint in self if constraint.violation(measurement) > 0))
 
     def with_lower_latencies(self, log_fall: float) -> Sla:
-        """Return the SLA with bounds on latencies whose log is lower by ``log_fall``, rounded to four digits.
-
-        No bound is higher than before, or 0, which has no log.
-        """
-        if log_fall == 0.0:
-            return self
-
-        def lowered(constraint: Constraint) -> Constraint:
-            if METRICS[constraint.metric].timing is None:
-                return constraint
-            rounded = float(f"{math.exp(-log_fall) * constraint.bound:.4g}")
-            return replace(constraint, bound=min(constraint.bound, max(rounded, sys.float_info.min)))
-
-        return Sla(tuple(map(lowered, self)))
+        """Return the SLA with each bound as ``Constraint.with_lower_latency`` returns it."""
+        return Sla(tuple(constraint.with_lower_latency(log_fall) for constraint in self))
 
     def without(self, *metrics: str) -> Sla:
         """Return the constraints on all other metrics."""

@@ -62,7 +62,7 @@ class SlaVerdict:
         lacks_throughput: Whether the bound on the throughput does not pass, and more servers would not change that.
         unlikely: The constraints that do not pass, and would not pass with more servers either.
         latency_rise: By how much the log of latency is usually higher than in the windows that count, because other
-            programs are more active. The bounds on latencies were lower by it.
+            programs are more active. The bounds on latencies were tested as lower by it.
     """
 
     verdict: Verdict
@@ -126,7 +126,11 @@ def estimand(sla: Sla, latency_rise: float) -> str:
 
 
 def judge_sla(
-    servers: ServerWindows, sla: Sla, spreads: Mapping[str, ServerSpread], test: SequentialTest
+    servers: ServerWindows,
+    sla: Sla,
+    spreads: Mapping[str, ServerSpread],
+    test: SequentialTest,
+    latency_rise: float = 0.0,
 ) -> SlaVerdict:
     """Return the verdict on all constraints of the SLA, from windows on fresh servers of one configuration and load.
 
@@ -138,6 +142,8 @@ def judge_sla(
         sla: The SLA to judge.
         spreads: The variance between servers by metric, as ``server_spreads`` returns it.
         test: The error that the test may make.
+        latency_rise: By how much the log of latency is judged as higher than measured. The bounds on latencies are
+            tested as lower by it.
     """
     windows = [window for server in servers for window in server]
     lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
@@ -147,11 +153,15 @@ def judge_sla(
             if lost
             else NOTHING
         )
-        return SlaVerdict(Verdict.UNDECIDED, reason, confidence=test.confidence)
+        return SlaVerdict(Verdict.UNDECIDED, reason, confidence=test.confidence, latency_rise=latency_rise)
     counted = counted_windows(servers, is_disturbed)
-    judged = [(constraint, _judge_constraint(counted, constraint, spreads, test)) for constraint in sla]
+    judged = [
+        (constraint, _judge_constraint(counted, constraint.with_lower_latency(latency_rise), spreads, test))
+        for constraint in sla
+    ]
     disturbed = [window for window in windows if is_disturbed(window)]
-    combined = replace(_combine(judged, test.confidence), disturbed_share=len(disturbed) / len(windows))
+    combined = _combine(judged, test.confidence, latency_rise)
+    combined = replace(combined, disturbed_share=len(disturbed) / len(windows))
     if not judged and len(counted) < LOOKS[0]:
         reason = servers_missing(len(counted))
         return replace(combined, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
@@ -162,7 +172,9 @@ def judge_sla(
     return combined
 
 
-def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence: float) -> SlaVerdict:
+def _combine(
+    judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence: float, latency_rise: float
+) -> SlaVerdict:
     entries = [entry for _, entry in judged]
     verdicts = {entry.verdict for entry in entries}
     unlikely = [(c, entry) for c, entry in judged if entry.verdict is not Verdict.PASS and not entry.is_promising]
@@ -172,7 +184,7 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
     request_entries = [entry for constraint, entry in judged if METRICS[constraint.metric].is_of_requests]
     return SlaVerdict(
         verdict,
-        "; ".join(f"{constraint}: {entry.reason}" for constraint, entry in deciding),
+        "; ".join(f"{_tested(constraint, latency_rise)}: {entry.reason}" for constraint, entry in deciding),
         effective_requests=min(
             (entry.effective_requests for _, entry in deciding if entry.effective_requests), default=0.0
         ),
@@ -189,7 +201,14 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
             if not entry.served_nothing  # such a server may serve more at a lower load
         ),
         unlikely=tuple(constraint for constraint, _ in unlikely),
+        latency_rise=latency_rise,
     )
+
+
+def _tested(constraint: Constraint, latency_rise: float) -> str:
+    """Return ``constraint``, and the lower bound of its test if it has one."""
+    lower = constraint.with_lower_latency(latency_rise)
+    return str(constraint) if lower == constraint else f"{constraint}, tested as {lower}"
 
 
 def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:

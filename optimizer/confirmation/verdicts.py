@@ -133,10 +133,9 @@ def judge_load(
     test = SequentialTest(error, max_servers, problem.confidence)
     servers, spreads = server_windows(trial, load), tested_spreads(trials, trial, load, problem)
     rise = usual_latency_rise(trials, trial, load, problem)
-    usual = _in_usual_states(problem, rise)
-    judged = judge_sla(servers, usual.sla, spreads, test)
+    judged = judge_sla(servers, problem.sla, spreads, test, rise)
     if rise > 0:
-        judged = _combine(judge_sla(servers, problem.sla, spreads, test), judged, rise)
+        judged = _combine(judge_sla(servers, problem.sla, spreads, test), judged)
     undecided = replace(judged, verdict=Verdict.UNDECIDED, is_promising=False)
     if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
         reason = f"a fresh server crashed under this load: {crash}"
@@ -147,34 +146,30 @@ def judge_load(
         return replace(undecided, reason=servers_missing(len(servers)), is_promising=True)
     if reason := _describe_rise([window for window in trial.confirmations if window.load == load], problem.sla):
         return replace(undecided, reason=reason)
-    agreement = load_agreement(trial, load, usual)
+    agreement = load_agreement(trial, load, problem, rise)
     if agreement is not None and agreement.contradicts_pass:
-        excess = max(judged.excess, agreement.excess)
-        return replace(undecided, reason=agreement.contradiction, excess=excess)
+        reason, excess = agreement.contradiction, max(judged.excess, agreement.excess)
+        if rise > 0 and agreement.excess > 0:
+            reason = f"{reason}; {UsualStatesJudged(rise)}"
+        return replace(undecided, reason=reason, excess=excess)
     return judged
 
 
-def _in_usual_states(problem: Problem, latency_rise: float) -> Problem:
-    """Return the problem with bounds on latencies that are lower by ``latency_rise``."""
-    return replace(problem, sla=problem.sla.with_lower_latencies(latency_rise))
-
-
-def _combine(measured: SlaVerdict, usual: SlaVerdict, latency_rise: float) -> SlaVerdict:
+def _combine(measured: SlaVerdict, usual: SlaVerdict) -> SlaVerdict:
     """Return the verdict ``measured`` with the bounds of the SLA if it is no PASS, else ``usual`` without a FAIL.
 
-    ``usual`` is that with the bounds that are lower by ``latency_rise``.
+    ``usual`` is that with the lower bounds of the usual states.
     """
     verdict, reason = measured.verdict, measured.reason
     if verdict is Verdict.PASS:
         verdict = Verdict.UNDECIDED if usual.verdict is Verdict.FAIL else usual.verdict
-        reason = f"{usual.reason}; {UsualStatesJudged(latency_rise)}"
+        reason = f"{usual.reason}; {UsualStatesJudged(usual.latency_rise)}"
     return replace(
         usual,
         verdict=verdict,
         reason=reason,
         is_promising=measured.is_promising and usual.is_promising,
         excess=max(measured.excess, usual.excess),
-        latency_rise=latency_rise,
     )
 
 
@@ -183,17 +178,23 @@ def _crash_in_test(trial: Trial, load: LoadPoint) -> str:
     return next((crash.reason for crash in trial.crashes if crash.load == load and crash.error_probability), "")
 
 
-def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement | None:
+def load_agreement(trial: Trial, load: LoadPoint, problem: Problem, latency_rise: float = 0.0) -> Agreement | None:
     """Return whether perf_analyzer measured the same as tune's own client; None if it measured nothing there.
 
-    A false disagreement has the error probability of the run.
+    A false disagreement has the error probability of the run. ``latency_rise`` is that of the verdict.
     """
     windows = windows_by_server(trial, load)
     checks = [check for check in trial.cross_checks if check.load == load]
     pairs = [ServerPair(windows.get(check.server, []), check.measurement) for check in checks]
     if not pairs:
         return None
-    return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)
+    return compare_load_generators(
+        pairs,
+        problem.sla,
+        1 - problem.confidence,
+        shares_cpus=problem.client_shares_cpus,
+        latency_rise=latency_rise,
+    )
 
 
 def compare_throughput(
@@ -230,7 +231,7 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
         latency_ms=_latency_interval_ms(counted, latency, judged, problem, spreads),
         error=error,
         crash=_crash_in_test(trial, load),
-        agreement=load_agreement(trial, load, _in_usual_states(problem, judged.latency_rise)),
+        agreement=load_agreement(trial, load, problem, judged.latency_rise),
         other_intervals=_other_intervals(counted, judged, problem, spreads),
         sla=problem.sla,
         has_lost=any(window.throughput_infer_per_sec is None for server in servers for window in server),

@@ -199,11 +199,9 @@ def _missing_servers(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     if not _is_given_up(outcome, confirmed):
         return f"the time ended after {measured}"
     judged = confirmed.judged
-    metrics = {bound.metric for bound in judged.unlikely}  # a judged bound may be lower than that of the SLA
-    unlikely = [bound for bound in confirmed.sla if bound.metric in metrics]
-    load = " and ".join(_measured_against(bound, confirmed) for bound in unlikely) or "this load"
+    load = " and ".join(_measured_against(bound, confirmed) for bound in judged.unlikely) or "this load"
     cause = f"the test was given up after {measured}, because {load} was not likely to pass in the time that was left"
-    has_lower_bound = judged.latency_rise > 0 and any(METRICS[metric].timing for metric in metrics)
+    has_lower_bound = judged.latency_rise > 0 and any(METRICS[bound.metric].timing for bound in judged.unlikely)
     return f"{cause}; {UsualStatesJudged(judged.latency_rise)}" if has_lower_bound else cause
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from objectives.confidence import Verdict
-from objectives.metrics import Measurement
+from objectives.metrics import Measurement, four_digits
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import MAX_EXCLUDED_SHARE
@@ -187,6 +187,7 @@ def test_a_rise_is_limited_by_the_slopes_that_the_search_tries() -> None:
 def test_a_pass_needs_the_bound_in_the_usual_states() -> None:
     (confirmed,) = judge_confirmations([DISTURBED_SEARCH, QUIET_TEST], PROBLEM)
     assert confirmed.judged.verdict is Verdict.UNDECIDED, "the measured latencies meet the bound, so it is no FAIL"
+    assert confirmed.judged.reason.startswith("p95 <= 20 ms, tested as p95 <= ")
     assert "other programs were usually more active during this run" in confirmed.judged.reason
     assert not confirmed.judged.is_promising, "a lower load is tested"
     assert confirmed.judged.excess > 0
@@ -253,6 +254,8 @@ def test_perf_analyzer_is_compared_with_the_bounds_of_the_usual_states() -> None
     assert confirmed.judged.excess == pytest.approx(math.log(0.9) + usual_rise, abs=1e-3)
     assert confirmed.agreement is not None
     assert confirmed.agreement.contradicts_pass
+    assert f"18 ms (allowed: 20, tested as {four_digits(20 * math.exp(-usual_rise))})" in confirmed.judged.reason
+    assert "other programs were usually more active during this run" in confirmed.judged.reason
 
 
 def test_windows_that_are_left_out_count_by_the_usual_states() -> None:

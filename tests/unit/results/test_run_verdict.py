@@ -223,10 +223,11 @@ def test_the_cause_has_the_bound_of_the_usual_states(p95_ms: float) -> None:
     assert result.confirmed is not None
     rise = result.confirmed.judged.latency_rise
     cause = summary.undecided_cause(result)
-    assert cause.startswith(f"p95 <= {20 * math.exp(-rise):.4g} ms: ")
+    assert cause.startswith(f"p95 <= 20 ms, tested as p95 <= {20 * math.exp(-rise):.4g} ms: ")
     assert cause.endswith(f"latencies are judged as {100 * math.expm1(rise):.0f} % higher than measured")
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert document["confirmation"]["latency_factor"] == round(math.exp(rise), 4)  # type: ignore[index]
+    assert document["confirmation"]["reason"] == cause  # type: ignore[index]
     assert "stop other programs" in summary.next_step(result, "r", "tune known").advice
     begun = assess([beside_others(BEST, *quiet_windows(p95_ms, servers=1))], SHARED, BASELINE, PLAIN)
     assert summary.next_step(begun, "r", "tune known").advice == "continue the test", "servers are missing"
