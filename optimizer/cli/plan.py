@@ -46,7 +46,7 @@ from optimizer.results.autoscaling import (
 )
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
-from optimizer.store.run_lookup import LATEST, list_command, runs_in
+from optimizer.store.run_lookup import LATEST, folder_of_runs_error, list_command, newest_run, runs_in
 
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
@@ -376,11 +376,14 @@ def _find_run(name: str, arguments: PlanArguments) -> FinishedRun:
     is_recorded = any(is_file(path / record) for path in folders for record in (RUN_FILE, SWEEP_FILE))
     if is_recorded or name == LATEST:
         return read_run(name, arguments.results)
-    if not name.strip() or _is_run_name(name, arguments.results):
-        raise BadInputError(
-            f"{quote(name)}: no run.json there or in {one_line(arguments.results)}; give the folder of a run "
-            f"(`{list_command(arguments.results)}` lists runs)"
-        )
+    if newest_run(name, arguments.results) is None:
+        if error := folder_of_runs_error(name, "RUN", RUN_FILE):
+            raise error
+        if not name.strip() or _is_run_name(name, arguments.results):
+            raise BadInputError(
+                f"{quote(name)}: no run.json there or in {one_line(arguments.results)}; give the folder of a run "
+                f"(`{list_command(arguments.results)}` lists runs)"
+            )
     newest: FinishedRun | None = None
     model, profile = _model_and_profile(name, arguments.results)
     for folder in runs_in(arguments.results, model):
@@ -403,7 +406,7 @@ def _model_and_profile(name: str, results: str) -> tuple[str, Path | None]:
     The name of a model with runs is kept, and needs no profile. A profile or a file gives the model its name, which
     other profiles may give too. Raises BadInputError if there is no such model.
     """
-    if Path(name).name == name and runs_in(results, name):
+    if newest_run(name, results) is not None:
         return name, None
     from optimizer.model.onnx_file import model_name
     from optimizer.model.profile import load_profile

@@ -32,7 +32,7 @@ from optimizer.options.values import (
     whole_number,
 )
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
-from optimizer.store.run_lookup import find_recorded
+from optimizer.store.run_lookup import find_sweep
 from optimizer.study.run_request import read_run_request
 from optimizer.study.sweep_output import read_document
 from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepRequest
@@ -105,7 +105,7 @@ def _read_resumed(resume: str, given: GivenOptions) -> tuple[RunFolder, RunOptio
         if name != HEADER:
             refused = value if name == MODEL else f"--{name}"
             raise BadInputError(f"{about} keeps the options of the sweep; leave {refused} out")
-    folder = _find_sweep(resume)
+    folder = find_sweep(resume, DEFAULTS.out)
     folder.refuse_links()
     stored = read_document(folder.path)
     try:
@@ -129,18 +129,6 @@ def _given_options(arguments: argparse.Namespace) -> dict[str, str | list[str] |
     values = {name: value for name, value in values_of(arguments).items() if name not in ("json", "resume")}
     given = sweep_values | values | {MODEL: arguments.model}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _find_sweep(sweep: str) -> RunFolder:
-    """Return the folder of a sweep; see ``find_recorded``. Raises BadInputError."""
-    if (found := find_recorded(sweep, DEFAULTS.out, SWEEP_FILE)) is not None:
-        return found
-    if is_folder(Path(sweep)):
-        return RunFolder(Path(sweep))
-    raise BadInputError(
-        f"--resume {quote(sweep)}: no such folder, also not in {DEFAULTS.out}, and no sweep of such a model there; "
-        f"give the folder of a sweep, with {SWEEP_FILE} (`tune runs` lists sweeps)"
-    )
 
 
 def build_parser() -> Parser:

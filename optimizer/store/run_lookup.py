@@ -37,6 +37,7 @@ MAX_NAME_LENGTH = 100  # characters of a folder in a message that names a run to
 DELETE_FLAG = "--delete"
 MAX_TEXT_LENGTH = 100
 MAX_THROUGHPUT = 1e15
+_NOUNS = {RUN_FILE: "run", SWEEP_FILE: "sweep"}
 OTHER_RECORDS = ("batch.json", "verify.json")  # their folders are named by the time too, and are no runs
 
 
@@ -51,18 +52,71 @@ def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
         return found
     if run != LATEST and (sweep := find_recorded(run, out, SWEEP_FILE)) is not None:
         raise _sweep_error(sweep.path, flag, run)
-    in_results = Path(out) / run
-    results, shown = one_line(out, MAX_NAME_LENGTH), list_command(out)
-    if run == LATEST:
-        raise BadInputError(f"{flag} {LATEST}: no run in {results}; give the folder of a run (`{shown}` lists runs)")
-    also = "" if in_results == Path(run) or Path(run).is_relative_to(out) else f" nor in {quote(str(in_results))}"
-    if inside := [path for path in _subfolders(Path(run)) if is_file(path / RUN_FILE)]:
-        newest = show_path(newest_first(inside)[0])
-        raise BadInputError(f"{flag} {quote(run)}: is a folder of runs; give one of them, such as {newest}")
-    raise BadInputError(
-        f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {results} has no run of such a model; "
-        f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"
+    raise _not_found(run, out, flag, RUN_FILE)
+
+
+def find_sweep(sweep: str, out: str, flag: str = "--resume") -> RunFolder:
+    """Return an existing sweep, which is given as a run is to ``find_run``.
+
+    Raises BadInputError, which begins with ``flag``, if there is no such sweep.
+    """
+    if (found := find_recorded(sweep, out, SWEEP_FILE)) is not None:
+        return found
+    if sweep != LATEST and (run := find_recorded(sweep, out)) is not None:
+        raise BadInputError(
+            f"{flag} {quote(sweep)}: is a run{_where(run.path, sweep)} and no sweep; `tune --resume "
+            f"{shlex.quote(show_path(run.path))}` continues it"
+        )
+    raise _not_found(sweep, out, flag, SWEEP_FILE)
+
+
+def _not_found(name: str, out: str, flag: str, record: str) -> BadInputError:
+    """Return the error for a ``name`` that stands for no run, or for no sweep if ``record`` is ``SWEEP_FILE``."""
+    noun, results, shown = _NOUNS[record], one_line(out, MAX_NAME_LENGTH), list_command(out)
+    if name == LATEST:
+        return BadInputError(
+            f"{flag} {LATEST}: no {noun} in {results}; give the folder of a {noun} (`{shown}` lists {noun}s)"
+        )
+    if error := folder_of_runs_error(name, flag, record):
+        return error
+    in_results = Path(out) / name
+    is_inside = in_results == Path(name) or Path(name).is_relative_to(out)
+    also = "" if is_inside else f" nor in {quote(str(in_results))}"
+    return BadInputError(
+        f"{flag} {quote(name)}: no {record} there{also}, and {results} has no {noun} of such a model; "
+        f"give a {noun}'s folder, a model or {LATEST} (`{shown}` lists {noun}s)"
     )
+
+
+def folder_of_runs_error(name: str, flag: str, *accepted: str) -> BadInputError | None:
+    """Return the error for a folder that holds runs or sweeps, as those of a model and of all results do.
+
+    It is None if the folder ``name`` holds none.
+
+    Args:
+        name: The folder that the user gave.
+        flag: The beginning of the error.
+        accepted: The records that the command takes, ``RUN_FILE`` or ``SWEEP_FILE``, the preferred one first.
+    """
+    for record in (*accepted, *(_NOUNS.keys() - set(accepted))):
+        if newest := next(iter(_recorded_inside(name, record)), None):
+            held, path = _NOUNS[record], show_path(newest)
+            if record in accepted:
+                advice = f"give one of them, such as the newest: {path}"
+            else:
+                needed = _NOUNS[accepted[0]]
+                advice = f"give the folder of a {needed} instead, because it holds none (newest {held}: {path})"
+            return BadInputError(f"{flag} {quote(name)}: is a folder of {held}s; {advice}")
+    return None
+
+
+def _recorded_inside(folder: str, record: str) -> list[Path]:
+    """Return the runs, or the sweeps if ``record`` is ``SWEEP_FILE``, that ``folder`` holds, the newest first.
+
+    ``folder`` may be that of a model, or one with the folders of several models.
+    """
+    inside = (*_subfolders(Path(folder)), *folders_in(folder)) if folder.strip() else ()
+    return newest_first(path for path in inside if is_file(path / record))
 
 
 def find_recorded(name: str, out: str, record: str = RUN_FILE) -> RunFolder | None:
@@ -111,14 +165,18 @@ def list_command(out: str) -> str:
 
 def _sweep_error(sweep: Path, flag: str, run: str) -> BadInputError:
     """Return the error for a folder of a sweep, which the user gave as ``run`` in place of a run."""
-    path = show_path(sweep)
-    where = "" if Path(run) == sweep else f" ({path})"
+    path, where = show_path(sweep), _where(sweep, run)
     tables = [shlex.quote(show_path(table)) for table in sorted(sweep.glob("trials*.csv"))]
     replayed = f"`tune replay {tables[0]}` searches in its measurements, and " if tables else ""
     return BadInputError(
         f"{flag} {quote(run)}: is a sweep{where}, which has no recommendation; {replayed}`tune sweep --resume "
         f"{shlex.quote(path)}` continues it"
     )
+
+
+def _where(path: Path, name: str) -> str:
+    """Return the folder ``path`` in brackets, unless it is the ``name`` that the user gave."""
+    return "" if Path(name) == path else f" ({show_path(path)})"
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -279,8 +337,7 @@ def _is_run(path: Path) -> bool:
 
 def _check_is_run(named: str, path: Path, out: str) -> None:
     """Raise BadInputError unless ``path`` is certainly the folder of one run or sweep, and of nothing else."""
-    inner = (*folders_in(str(path.parent), path.name), *folders_in(str(path)))
-    if runs := newest_first(folder for folder in inner if is_file(folder / RUN_FILE)):
+    if runs := _recorded_inside(str(path), RUN_FILE):
         raise BadInputError(f"{named}: holds runs; give the folder of each, such as {show_path(runs[0])}")
     is_in_out = path.resolve().parent.parent == Path(out).resolve()
     if not _has_record(path) and not (is_in_out and _is_run(path)):

@@ -18,8 +18,8 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import DEFAULTS, RunOptions
 from optimizer.store.recording import baselines, read_recording
-from optimizer.store.run_folder import RunFolder
-from optimizer.store.run_lookup import newest_run
+from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE, RunFolder
+from optimizer.store.run_lookup import folder_of_runs_error, newest_run
 from optimizer.store.trials_table import RunTable, read_run_table
 from optimizer.study.task import Task
 
@@ -58,6 +58,8 @@ def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> Wa
         for table in (RunFolder(path).trials, path / f"trials-b{request_batch_size:g}.csv"):
             if is_file(table):
                 return _read_source(name, table, path)
+        if error := folder_of_runs_error(str(path), FLAG, RUN_FILE, SWEEP_FILE):
+            raise error
         if is_folder(path):
             raise BadInputError(f"{FLAG} {name}: it holds no measurements; give the folder of a run, or a table")
     raise BadInputError(

@@ -42,6 +42,25 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 
     return document
 
 
+def test_a_folder_of_runs_is_refused_with_its_newest_run(run: Path) -> None:
+    """The folder of a model outside of --results is no model to tune either."""
+    for folder in (run.parent, run.parent.parent):
+        for results in (run.parent.parent, run):
+            with pytest.raises(BadInputError) as caught:
+                main([str(folder), "--rate", "100/s", "--results", str(results)])
+            assert str(caught.value) == (
+                f"RUN {folder}: is a folder of runs; give one of them, such as the newest: {run}"
+            )
+
+
+def test_a_model_is_found_from_inside_the_folder_of_results(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent.parent)
+    document = planned(capsys, "dlrm", "--rate", "100/s", "--results", ".")
+    assert document["answers"]
+
+
 def keep_few_deployments(run: Path) -> None:
     """Remove most trials: after the 13 equal deployments of the sample, further ones save less than a replica."""
     with (run / "trials.csv").open() as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,16 @@ from objectives.intervals import ConfidenceInterval
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.locks import LOCK_FILE, file_lock
 from optimizer.options.run_options import RunOptions
-from optimizer.store.run_folder import RunFolder
-from optimizer.store.run_lookup import delete_run, find_deletable, find_run, list_runs, newest_run, runs_in
+from optimizer.store.run_folder import SWEEP_FILE, RunFolder
+from optimizer.store.run_lookup import (
+    delete_run,
+    find_deletable,
+    find_run,
+    find_sweep,
+    list_runs,
+    newest_run,
+    runs_in,
+)
 from optimizer.study.run_request import read_run_request
 from optimizer.study.warm_start import read_warm_start
 from tests.run_folders import write_run
@@ -47,13 +56,66 @@ def unexpected(holder: str) -> None:
 # -- names --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_runs_is_refused_with_its_newest_run() -> None:
-    for run in ("dlrm/20261121-072139", "dlrm/20261122-091502"):
-        record(run)
+def record_sweep(sweep: str) -> RunFolder:
+    """Write the record of the sweep ``<model>/<run>`` in results/."""
+    folder = RunFolder(Path("results", sweep))
+    folder.path.mkdir(parents=True)
+    (folder.path / SWEEP_FILE).write_text('{"options": {"model": "dlrm"}}')
+    return folder
+
+
+def take_run(name: str) -> object:
+    return find_run(name, "results", "RUN")
+
+
+def take_sweep(name: str) -> object:
+    return find_sweep(name, "results", "RUN")
+
+
+def take_study(name: str) -> object:
+    return read_warm_start(name, "results", 1)
+
+
+@pytest.mark.parametrize("name", ["results/dlrm", "results/dlrm/", "results", "../here/results"])
+@pytest.mark.parametrize("take", [take_run, take_sweep, take_study])
+def test_a_folder_of_runs_is_refused_with_its_newest_run(name: str, take: Callable[[str], object]) -> None:
+    newest = "20261122-091502"
+    for run in ("20261121-072139", newest):
+        (record_sweep if take is take_sweep else record)(f"dlrm/{run}")
     with pytest.raises(BadInputError) as caught:
-        find_run("results/dlrm/", "results", "run")
-    said = "run results/dlrm/: is a folder of runs; give one of them, such as results/dlrm/20261122-091502"
-    assert str(caught.value) == said
+        take(name)
+    about, kind = ("--warm-start" if take is take_study else "RUN"), ("sweep" if take is take_sweep else "run")
+    path = Path(name) / newest if "dlrm" in name else Path(name) / "dlrm" / newest
+    start, _, shown = str(caught.value).partition(": is a folder of ")
+    assert (start.rstrip("/"), shown) == (
+        f"{about} {name}".rstrip("/"),
+        f"{kind}s; give one of them, such as the newest: {path}",
+    )
+
+
+def test_a_folder_that_holds_only_sweeps_or_only_runs_is_refused_with_what_it_holds() -> None:
+    record("mlp/20261121-072139")
+    record_sweep("dlrm/20261122-091502")
+    with pytest.raises(BadInputError) as caught:
+        take_run("results/dlrm")
+    assert str(caught.value) == (
+        "RUN results/dlrm: is a folder of sweeps; give the folder of a run instead, because it holds none (newest "
+        "sweep: results/dlrm/20261122-091502)"
+    )
+    with pytest.raises(BadInputError, match=r"mlp: is a folder of runs; give the folder of a sweep instead, because"):
+        take_sweep("results/mlp")
+    with pytest.raises(BadInputError, match=r"dlrm: is a folder of sweeps; give one of them, such as the newest"):
+        take_study("results/dlrm")
+
+
+def test_a_run_is_no_sweep_to_resume() -> None:
+    record("dlrm/20261121-072139")
+    for name, where in (("results/dlrm/20261121-072139", ""), ("dlrm", " (results/dlrm/20261121-072139)")):
+        with pytest.raises(BadInputError) as caught:
+            take_sweep(name)
+        assert str(caught.value) == (
+            f"RUN {name}: is a run{where} and no sweep; `tune --resume results/dlrm/20261121-072139` continues it"
+        )
 
 
 def test_latest_and_a_model_stand_for_the_newest_run() -> None:

@@ -190,7 +190,7 @@ def test_combinations_without_effect_are_measured_once() -> None:
         ("--request-rate 5 --protocol http m", "--protocol http: requests at a rate are sent over gRPC only"),
         ("--request-rate 5 --perf-analyzer-image i m", "--perf-analyzer-image i: perf_analyzer does not send"),
         ("--csv nowhere/x.csv m", "--csv nowhere/x.csv: write the name of a file in a folder that exists"),
-        ("--resume nowhere", "--resume nowhere: no such folder"),
+        ("--resume nowhere", "--resume nowhere: no sweep.json there"),
         ("--resume=", "--resume '': write a path"),
         ("--resume nowhere m", "leave m out"),
         ("--max-batchsize 4 m", "`tune sweep --help` shows the options"),
@@ -282,7 +282,7 @@ def test_a_sweep_to_resume_is_named_as_a_run(tmp_path: Path, monkeypatch: pytest
     names = {str(folders[0]): 0, "net/20261101-000000": 0, "net": 1, "latest": 1}
     for name, index in names.items():
         assert parse(f"--resume {name}") == replace(began, resumed=RunFolder(folders[index]))
-    with pytest.raises(BadInputError, match="--resume net/20261103-000000: no such folder, also not in results"):
+    with pytest.raises(BadInputError, match=r"--resume net/20261103-000000: no sweep\.json there nor in"):
         parse("--resume net/20261103-000000")
 
 
