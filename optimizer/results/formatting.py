@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
@@ -14,6 +15,8 @@ from optimizer.core.load_shapes import RequestTimes, is_load_shape, parse_load_s
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH
+
+ComparedSide = Literal["recommendation", "compared"]  # one side of the comparison with another configuration
 
 UNKNOWN = "unknown"
 OUTPUT_THROUGHPUT = "output-throughput"
@@ -187,10 +190,14 @@ def factor(ratio: ThroughputRatio) -> str:
     return f"{_rounded(ratio.estimate, decimals)}x ({_ends(low, high, RATIO_DECIMALS)})"
 
 
-def gain(ratio: ThroughputRatio | None) -> str:
-    """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)`` or ``none (0.96 to 1.12)``."""
+def gain(ratio: ThroughputRatio | None, missed: ComparedSide | None = None, compared: str = "it") -> str:
+    """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)`` or ``none (0.96 to 1.12)``.
+
+    ``missed`` is the result of ``Outcome.missed_in_usual_states``, and ``compared`` the other configuration's name.
+    """
     if ratio is None:
-        return "not confirmed"
+        subject = compared if missed == "compared" else "the recommendation"
+        return f"not confirmed{f': {subject} misses the bound in the usual states' if missed else ''}"
     return factor(ratio) if ratio.is_measurable else f"none ({_ends(*ratio.bounds, RATIO_DECIMALS)})"
 
 

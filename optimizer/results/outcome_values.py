@@ -225,12 +225,7 @@ def gain_over(outcome: Outcome, compared: BaselineResult) -> str:
 
     Without a gain, name the one of the two that meets the SLA as measured, but not in the usual states of the run.
     """
-    text, point = formatting.gain(compared.gain), compared.point
-    if compared.gain is None and point is not None and outcome.sla.is_met(point.measurement):
-        for subject, judged in (("the recommendation", outcome.recommended), ("it", point)):
-            if outcome.misses_in_usual_states(judged):
-                return f"{text}: {subject} misses the bound in the usual states"
-    return text
+    return formatting.gain(compared.gain, outcome.missed_in_usual_states(compared))
 
 
 def _comparison_row(

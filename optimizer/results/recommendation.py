@@ -15,6 +15,7 @@ from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.results.formatting import ComparedSide
 from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
@@ -145,6 +146,19 @@ class Outcome:
         if confirmed is None or not self.sla.is_met(confirmed.point.measurement):
             return False
         return not confirmed.judged_sla.is_met(confirmed.point.measurement)
+
+    def missed_in_usual_states(self, compared: BaselineResult) -> ComparedSide | None:
+        """Return which of the recommendation and ``compared`` is why there is no gain over ``compared``.
+
+        Both meet the SLA as measured, but this one not in the usual states of the run. The result is None if there is
+        a gain, or if it is missing for another reason.
+        """
+        point = compared.point
+        if compared.gain is not None or point is None or not self.sla.is_met(point.measurement):
+            return None
+        if self.misses_in_usual_states(self.recommended):
+            return "recommendation"
+        return "compared" if self.misses_in_usual_states(point) else None
 
     def best_within(self, sla: Sla, candidates: Collection[Candidate] | None = None) -> Point | None:
         """Return the measurement with the most throughput of ``candidates`` within ``sla``; None if none meets it.

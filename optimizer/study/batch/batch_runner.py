@@ -92,6 +92,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         verdict=outcome.verdict.value,
         speedup=outcome.speedup,
         speedup_interval=baseline.gain.bounds if baseline.gain else None,
+        missed_in_usual_states=outcome.missed_in_usual_states(baseline) if best else None,
         configuration=configuration_text.configuration(best.candidate) if best else "",
         conditions=conditions(run),
         circumstances=_circumstances(run),

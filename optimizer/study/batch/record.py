@@ -17,6 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
 from optimizer.core.safe_text import check_file_name, is_file, one_line, quote, read_bytes
+from optimizer.results.formatting import ComparedSide
 from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, damaged_record, new_folder
 from optimizer.store.run_lookup import folders_in, newest_first
 from optimizer.study.batch.suite import Suite
@@ -85,6 +86,8 @@ class EntryRecord:
         verdict: PASS, FAIL or UNDECIDED; empty before the first step.
         speedup: Gain in throughput over the baseline on fresh servers; None if it is unknown.
         speedup_interval: Interval of the gain.
+        missed_in_usual_states: Which of the recommendation and the baseline (``compared``) is the reason of a missing
+            gain: it meets the bounds as measured, but not in the usual states of the run. None for another reason.
         configuration: The recommended configuration, as text.
         conditions: Entries of two batches are comparable if all of these are the same.
         circumstances: Versions and the hash of the model, which may explain a change.
@@ -109,6 +112,7 @@ class EntryRecord:
     verdict: str = ""
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
+    missed_in_usual_states: ComparedSide | None = None
     configuration: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
     circumstances: dict[str, str] = field(default_factory=dict)

@@ -92,6 +92,12 @@ def gain_words(entry: EntryRecord) -> str:
     return formatting.gain(ThroughputRatio(entry.speedup, ConfidenceInterval(*entry.speedup_interval)))
 
 
+def missing_gain_words(entry: EntryRecord) -> str:
+    """Return that the usual states of the run are why there is no gain; empty if they are not."""
+    missed = entry.missed_in_usual_states
+    return f"gain {formatting.gain(None, missed, 'the current configuration')}" if missed else ""
+
+
 def state_words(entry: EntryRecord) -> str:
     """Return the verdict, or why there is none."""
     return entry.verdict if entry.state == "found" or entry.is_undecided else STATE_NAMES[entry.state]
@@ -162,6 +168,7 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
         "change": change_words(entry),
         "description": change.description if change is not None and change.kind != "new" else "",
         "configuration": entry.configuration if entry.recommended else entry.reason or entry.headline,
+        "missing_gain": missing_gain_words(entry),
         "cause": entry.headline if entry.is_undecided and entry.recommended else "",
         "command": _continue_command(folder, entry),
     }
@@ -202,7 +209,8 @@ def _add_case(suite: Element, name: str, entry: EntryRecord) -> None:
         unfinished = "the batch was interrupted before this run had ended"
         SubElement(case, "skipped", {"message": one_line(entry.headline) if entry.is_done else unfinished})
     change = entry.change.description if entry.change else ""
-    lines = (entry.headline, entry.verdict, entry.configuration, change, entry.folder)
+    missing_gain = missing_gain_words(entry)
+    lines = (entry.headline, entry.verdict, missing_gain, entry.configuration, change, entry.folder)
     SubElement(case, "system-out").text = "\n".join(one_line(line) for line in lines if line)
 
 
@@ -251,8 +259,9 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
 
 
 def _remarks(entry: EntryRecord) -> list[str]:
-    """Return the lines below the table on an entry without a PASS or with a change."""
-    remarks = [entry.reason, entry.headline if entry.has_missed or entry.is_undecided else ""]
+    """Return the lines below the table on an entry without a PASS, without a gain, or with a change."""
+    headline = entry.headline if entry.has_missed or entry.is_undecided else ""
+    remarks = [entry.reason, headline, missing_gain_words(entry)]
     if entry.change is not None and entry.change.kind not in ("new", "noise", "same"):
         remarks.append(entry.change.description)
     return [remark for remark in remarks if remark]

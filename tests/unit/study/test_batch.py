@@ -153,6 +153,44 @@ def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, fol
     assert estimate.unsure == "100 % of its windows were disturbed"
 
 
+def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Path, folder: BatchFolder) -> None:
+    """Other programs were active in two of five measurements of the search, and never on a fresh server."""
+    batch = run(suite_of(tmp_path, "a"), SampleRuns(), folder)
+    (entry,) = batch.entries
+    table = folder.path / entry.folder / "trials.csv"
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    for number, row in enumerate(rows):
+        is_busy = number % 5 < 2 and not row["confirmation"]
+        row |= {"other_cpu_share": "0.8" if is_busy else "0.0"}
+        row |= {"confirmation_latency_slope": "1.5"} if row["confirmation"] else {}
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0] | rows[-1]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    entry = describe_entry(entry, read_run(folder.path / entry.folder))
+    assert (entry.verdict, entry.speedup, gain_words(entry)) == ("UNDECIDED", None, "not confirmed")
+    batch = replace(batch, entries=(entry,))
+    folder.write(batch)
+    assert folder.read() == batch
+    reason = "gain not confirmed: the recommendation misses the bound in the usual states"
+    write_index(folder, batch)
+    assert reason in folder.index.read_text()
+    assert reason in junit(batch).decode()
+    console = Console(width=200, record=True)
+    with console.capture() as captured:
+        print_batch(console, batch, folder)
+    assert f"{entry.label}: {reason}" in captured.get()
+
+
+def test_a_passed_entry_has_the_reason_of_its_missing_gain(mixed: BatchRecord, folder: BatchFolder) -> None:
+    passed = replace(mixed.entries[0], speedup=None, missed_in_usual_states="compared")
+    console = Console(width=200, record=True)
+    with console.capture() as captured:
+        print_batch(console, replace(mixed, entries=(passed,)), folder)
+    reason = "gain not confirmed: the current configuration misses the bound in the usual states"
+    assert f"{passed.label}: {reason}" in captured.get()
+
+
 def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, folder: BatchFolder) -> None:
     sample_runs = SampleRuns()
     run(suite_of(tmp_path, "a", "b"), sample_runs, folder)
