@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core import interrupts
-from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.core.safe_text import read_tail
 from optimizer.deploy import docker_engine
 from optimizer.deploy.docker_container import (
@@ -39,7 +37,6 @@ from optimizer.deploy.server_process import (
     too_old_for_http,
 )
 from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, TargetSettings
-from optimizer.machine.process_telemetry import total_of
 from optimizer.options.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -164,6 +161,11 @@ def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> No
     server_identity(options, on_progress)
 
 
+def describe_server(options: RunOptions) -> str:
+    """Return the server in words."""
+    return "a server in Docker"
+
+
 def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the id of the image."""
     assert options.docker_image is not None
@@ -173,23 +175,6 @@ def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> 
 def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> DockerTarget:
     """Return the target on a server in a container of ``--docker-image``."""
     return DockerTarget(source, options, settings)
-
-
-class ContainerTelemetry:
-    """Telemetry that adds the server's memory as the engine counts it, if ``telemetry`` cannot see its process."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-
-    @contextlib.contextmanager
-    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
-        with self._telemetry.record(endpoint) as usage:
-            yield usage
-        if usage.server_memory_bytes is None:
-            servers = endpoint.servers
-            usage.server_memory_bytes = total_of(
-                [server.memory_bytes() if server.memory_bytes else None for server in servers]
-            )
 
 
 class ContainerServer(Server):

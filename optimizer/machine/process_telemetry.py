@@ -63,8 +63,8 @@ def cpu_intervals(samples: Sequence[tuple[float, CpuUsage]]) -> list[CpuInterval
 class ProcessTelemetry:
     """Records the memory of the servers' process trees, and the CPU share of others.
 
-    The share is recorded as a whole and in intervals of CPU_INTERVAL_SECONDS. All values are unknown if the process
-    of a server is.
+    The share is recorded as a whole and in intervals of CPU_INTERVAL_SECONDS. If the process of a server is unknown,
+    so is the share, and the memory is that which the container engine of the endpoint reports.
 
     Args:
         cpus: CPUs of server and load generator; None for those of this process.
@@ -80,15 +80,16 @@ class ProcessTelemetry:
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Record within the context; the values are filled in when it ends."""
         usage, pids = ResourceUsage(), server_pids(endpoint)
-        if not pids:
-            yield usage
-            return
-        if self._load_in_container:
+        if self._load_in_container or not pids:
             yield usage
         else:
             with self._cpu_times_recorded(usage, {*pids, *port_forwarders(endpoint)}):
                 yield usage
         usage.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
+        if usage.server_memory_bytes is None:
+            usage.server_memory_bytes = total_of(
+                [server.memory_bytes() if server.memory_bytes else None for server in endpoint.servers]
+            )
 
     @contextlib.contextmanager
     def _cpu_times_recorded(self, usage: ResourceUsage, pids: set[int]) -> Iterator[None]:

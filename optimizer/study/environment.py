@@ -32,7 +32,6 @@ from optimizer.core.notes import (
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
-from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
 from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
 from optimizer.deploy.target_settings import ServerPorts, TargetSettings, model_load_timeout_within
@@ -276,9 +275,7 @@ class Environment:
             placement.server | placement.client, load_in_container=self.options.perf_analyzer_image is not None
         )
         telemetry: Telemetry = GpuTelemetry(processes, gpus)
-        if exports_metrics(task.source):
-            telemetry = EngineTelemetry(telemetry)
-        return ContainerTelemetry(telemetry) if self.options.target == "docker" else telemetry
+        return EngineTelemetry(telemetry) if exports_metrics(task.source) else telemetry
 
     def make_generators(self, task: Task, folder: RunFolder, options: RunOptions | None = None) -> LoadGenerators:
         """Return the load generators of ``task``; ``options`` replace those of this environment."""

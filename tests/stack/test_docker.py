@@ -19,7 +19,7 @@ from optimizer.core.process import COMMAND_LOG
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.docker_container import ContainerRunner
 from optimizer.deploy.docker_engine import OWNER, connect
-from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
+from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
@@ -39,7 +39,6 @@ import sys, time
 from pathlib import Path
 from optimizer.deploy.docker_container import Container
 from optimizer.deploy.docker_container import ContainerSettings
-from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
 from optimizer.deploy.docker_engine import connect
 base_url, image, log = sys.argv[1:]
 Container(connect(base_url), image, ["sleep", "600"], ContainerSettings(host_network=True), log=Path(log))
@@ -84,7 +83,7 @@ def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
         window_ms=200,
         repeat=False,
     )
-    with target.deploy(BATCHING) as endpoint, ContainerTelemetry(ProcessTelemetry()).record(endpoint) as samples:
+    with target.deploy(BATCHING) as endpoint, ProcessTelemetry().record(endpoint) as samples:
         measured = tool.measure(endpoint, LoadPoint(1, 4))
     assert measured.throughput_infer_per_sec
     assert measured.latency_p95_ms

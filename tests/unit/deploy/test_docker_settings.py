@@ -15,10 +15,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.interfaces import ResourceUsage
-from optimizer.core.trial import Candidate
 from optimizer.deploy.docker_container import (
     Bind,
     ContainerSettings,
@@ -29,11 +26,10 @@ from optimizer.deploy.docker_container import (
     read_ulimits,
 )
 from optimizer.deploy.docker_engine import connect, explain_error
-from optimizer.deploy.docker_target import ContainerTelemetry, MountedCopy, read_settings
+from optimizer.deploy.docker_target import MountedCopy, read_settings
 from optimizer.options.run_options import RunOptions
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 from tests.repositories import doubler, serialized, stored, write_model
-from tests.telemetry_fakes import FixedTelemetry
 
 __all__ = ["nvml", "nvml_library"]
 
@@ -318,19 +314,3 @@ def test_a_missing_docker_package_is_reported(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(EnvironmentFault, match="needs the docker SDK for Python; pip install 'tritune\\[docker\\]'"):
         connect()
-
-
-# -- memory -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("process_bytes", "container_bytes", "expected_bytes"), [(None, 5.0, 5.0), (3.0, 5.0, 3.0), (None, None, None)]
-)
-def test_the_engine_gives_the_memory_that_telemetry_cannot_read(
-    process_bytes: float | None, container_bytes: float | None, expected_bytes: float | None
-) -> None:
-    endpoint = Endpoint("m", Candidate(1), memory_bytes=lambda: container_bytes)
-    telemetry = FixedTelemetry(ResourceUsage(server_memory_bytes=process_bytes))
-    with ContainerTelemetry(telemetry).record(endpoint) as samples:
-        pass
-    assert samples.server_memory_bytes == expected_bytes

@@ -298,6 +298,19 @@ def test_the_resources_of_some_of_the_servers_do_not_pass_as_those_of_all() -> N
     assert samples == ResourceUsage()
 
 
+def test_the_engine_of_a_container_gives_the_memory_that_its_process_does_not_show() -> None:
+    in_container = replace(ENDPOINT, server_pid=None, memory_bytes=lambda: 5.0)
+    unreadable = replace(ENDPOINT, server_pid=None, memory_bytes=lambda: None)
+    two_servers = replace(in_container, replicas=(in_container,))
+    for endpoint, expected_bytes in ((in_container, 5.0), (unreadable, None), (two_servers, 10.0)):
+        with ProcessTelemetry().record(endpoint) as usage:
+            pass
+        assert usage.server_memory_bytes == expected_bytes
+    with ProcessTelemetry().record(replace(ENDPOINT, memory_bytes=lambda: 5.0)) as usage:
+        pass
+    assert (usage.server_memory_bytes or 0) > 2**20, "the process of the server is known"
+
+
 def test_the_resources_of_a_remote_server_are_unknown() -> None:
     with ProcessTelemetry().record(replace(ENDPOINT, server_pid=None)) as samples:
         pass
