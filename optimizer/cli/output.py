@@ -79,8 +79,8 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         return
     from rich.console import Console
 
-    from optimizer.deploy.target_factory import ON_THIS_MACHINE
     from optimizer.options.command_line import command_line, command_with_larger_budget
+    from optimizer.options.run_options import PROGRAM_TARGETS
     from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
 
     if result.status == "interrupted":
@@ -97,7 +97,7 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         longer_command=command_with_larger_budget(environment.options),
         config_path=folder.best_config if result.outcome.recommended else None,
         report_path=result.report_path,
-        can_serve=environment.options.target in ON_THIS_MACHINE,
+        can_serve=environment.options.target in PROGRAM_TARGETS,
     )
     print_outcome(Console(), result.outcome, task.problem, details, verbose=verbose)
 

@@ -93,6 +93,11 @@ def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> No
     """Accept all options: the pinned server is installed when the model is known."""
 
 
+def describe_server(options: RunOptions) -> str:
+    """Return the server in words."""
+    return "the embedded server"
+
+
 def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the version of the pinned server."""
     return runtime.TRITON_VERSION

@@ -67,6 +67,11 @@ def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> No
     installation_of(options)
 
 
+def describe_server(options: RunOptions) -> str:
+    """Return the server in words."""
+    return "the tritonserver of this machine"
+
+
 def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the name and the hash of the server's program."""
     program = installation_of(options).tritonserver

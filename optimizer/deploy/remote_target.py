@@ -251,6 +251,11 @@ def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> No
     """Accept all options: the server is asked when it is needed."""
 
 
+def describe_server(options: RunOptions) -> str:
+    """Return the server in words."""
+    return f"the server at {server_address(options.url).host_port}"
+
+
 def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the version that the server reports. Raises EnvironmentFault if it does not answer."""
     with contextlib.closing(RemoteServer(_connection(options))) as server:

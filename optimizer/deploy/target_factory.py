@@ -26,7 +26,7 @@ from optimizer.machine import gpu_telemetry, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
 from optimizer.options import server_options
 from optimizer.options.addresses import SSL_FLAGS, expand_headers, server_address
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,6 @@ def _local_gpus(chosen: str | None) -> VisibleGpus:
         return VisibleGpus()
     gpus = tuple(survey.gpus) if chosen is None else filter_visible(survey.gpus, chosen)
     return VisibleGpus(tuple(gpu.name for gpu in gpus), gpus, "", survey.message, survey.unusable)
-
-
-ON_THIS_MACHINE = ("embedded", "local")  # targets with a server program, see ``find_installation``
-CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # targets that can vary the options of the whole server
 
 
 def check_target(options: RunOptions, on_progress: Callable[[str], None]) -> None:
@@ -125,6 +121,9 @@ class TargetModule(Protocol):
         Raises BadInputError or EnvironmentFault.
         """
 
+    def describe_server(self, options: RunOptions) -> str:
+        """Return the server in words, for the message before the first measurement."""
+
     def server_identity(self, options: RunOptions, on_progress: Callable[[str], None]) -> str:
         """Return what identifies the server in the fingerprint. Raises EnvironmentFault if it does not answer."""
 
@@ -146,7 +145,7 @@ def find_installation(options: RunOptions, on_progress: Callable[[str], None]) -
 def check_server_options(space: SearchSpace, options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Raise BadInputError if the server lacks a server option of the space."""
     space_options = server_options.option_names(space.fields)
-    if space_options and options.target in ON_THIS_MACHINE:  # the options of an image are known when it starts
+    if space_options and options.target in PROGRAM_TARGETS:  # the options of an image are known when it starts
         installation = find_installation(options, on_progress)
         options_of_server = local_target.options_in_help(installation.tritonserver, installation.environment)
         for name in space_options:
@@ -154,6 +153,13 @@ def check_server_options(space: SearchSpace, options: RunOptions, on_progress: C
                 raise BadInputError(
                     f"space: server: {name}: not an option of {installation.tritonserver}; its --help lists all"
                 )
+
+
+def describe_server(options: RunOptions) -> str:
+    """Return the server that is measured, in words."""
+    if options.cluster is not None:
+        return f"{options.target} servers of a cluster"
+    return _module(options).describe_server(options)
 
 
 def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:

@@ -30,7 +30,7 @@ from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_fi
 from optimizer.machine.hardware import Hardware, memory_bytes, onnxruntime_on_gpu, torch_on_gpu
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_PREFERRED_SIZES, SpaceSection, keys_of_parameter
 from optimizer.model.repository import read_repository_model
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions
 
 # whether the embedded server's own backends can compute on a GPU; others do what their model does
 GPU_CHECKS: Final[Mapping[str, Callable[[], bool]]] = {"onnxruntime": onnxruntime_on_gpu, "pytorch": torch_on_gpu}
@@ -142,7 +142,7 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
             f"{largest:,} instances are above the limit of {limit:,}; write fewer, or raise the limit with "
             "--max-instance-count"
         )
-    if on_gpu or options.target not in ("embedded", "local") or options.cluster is not None or largest < 2:
+    if on_gpu or options.target not in PROGRAM_TARGETS or options.cluster is not None or largest < 2:
         return ""
     copied = backend_of(source.tuned_config) in BACKENDS_THAT_COPY and not source.composing
     weights = int(source.facts.get("model_bytes", 0)) if copied and options.max_instance_count is None else 0

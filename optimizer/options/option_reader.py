@@ -15,6 +15,7 @@ from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.run_options import (
     DEFAULTS,
     EXHAUSTIVE_SEARCHES,
+    PROGRAM_TARGETS,
     SEARCHERS,
     SIMULATED_OBJECTIVES,
     Option,
@@ -24,7 +25,6 @@ from optimizer.options.run_options import (
 from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME, REQUEST_TIME_OPTIONS, TARGET_OPTIONS
 from optimizer.options.values import MAX_INT32, OptionError, format_number, move_model
 
-CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
 MIN_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
 MAX_PROPOSALS = 5  # flags that are equally similar
 MODEL_ARGUMENT = "MODEL"  # stands for the model among names of options
@@ -193,9 +193,9 @@ def _check_cluster(options: RunOptions) -> None:
         if options.cluster_cpus is not None:
             raise _requires("cluster-cpus", str(options.cluster_cpus), "--cluster")
         return
-    if options.target not in CLUSTER_TARGETS:
+    if options.target not in PROGRAM_TARGETS:
         problem = f"each trial starts its own server, which --target {options.target} does not"
-        raise _fault("cluster", f"{problem}; take {' or '.join(CLUSTER_TARGETS)}")
+        raise _fault("cluster", f"{problem}; take {' or '.join(PROGRAM_TARGETS)}")
     if options.study_name is not None:
         raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --study-name out")
     for name in ("server-cpus", "client-cpus", "perf-analyzer-image"):

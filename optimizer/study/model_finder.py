@@ -16,7 +16,7 @@ from optimizer.core.request_sizes import SizeDistribution, parse_size_distributi
 from optimizer.core.safe_text import is_file, is_folder, one_line, quote, show_path
 from optimizer.core.trial import INSTANCE_GPUS
 from optimizer.deploy.installed_server import Installation, complete_config
-from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
+from optimizer.deploy.target_factory import find_installation
 from optimizer.deploy.target_settings import model_load_timeout_within
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
@@ -27,7 +27,7 @@ from optimizer.model.profile import Profile, load_profile
 from optimizer.model.profile_lookup import MODEL_ENDINGS, PROFILE_ENDINGS, find_profile, list_profiles
 from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel
 from optimizer.model.repository import read_source, refuse_unmeasurable
-from optimizer.options.run_options import RunOptions, is_trace
+from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions, is_trace
 from optimizer.options.values import parse_cpus, usable_cpus
 
 DEFAULT_LARGEST_BATCH = 64
@@ -196,7 +196,7 @@ class _Finder:
         counts, on_gpu = [instance_count(source.config)], self.serving.on_gpu(source.config)
         if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
             raise BadInputError(f"{show_path(config)}: instance_group: {problem}")
-        if options.target in ON_THIS_MACHINE:
+        if options.target in PROGRAM_TARGETS:
             missing = gpu_placement.missing_device(source.config, self.serving.gpu_count)
             # the nodes of a cluster have their own GPUs, and a GPU may work although NVML does not
             if missing and options.cluster is None and not nvml.survey().fault:

@@ -12,12 +12,11 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES, FieldChoices
-from optimizer.deploy.target_factory import CAN_RESTART
 from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedClasses
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.requests import SEND_AT_RATE
 from optimizer.options.addresses import server_address
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import STARTING_TARGETS, RunOptions
 from optimizer.study.model_finder import NamedModel, size_fault
 
 
@@ -59,8 +58,8 @@ def check_server_settings(source: ModelSource, options: RunOptions, problem: Pro
     settings = [path for path in problem.space.fields if path.startswith(SERVER_OPTION_PREFIX) or path == SERVER_CPUS]
     has_several = problem.space.max_server_processes > 1
     settings += [SERVER_PROCESSES] if has_several else []
-    if settings and options.target not in CAN_RESTART:
-        targets = " or ".join(CAN_RESTART)
+    if settings and options.target not in STARTING_TARGETS:
+        targets = " or ".join(STARTING_TARGETS)
         raise ParameterError(
             settings[0],
             f"tune does not start the server at {options.url}, and starts no other; leave it out, or tune on "

@@ -16,12 +16,11 @@ from optimizer.core.errors import BadInputError, ServerCrashed
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import dead_model_processes
-from optimizer.deploy.target_factory import ON_THIS_MACHINE
 from optimizer.deploy.target_settings import ServerPorts
 from optimizer.measure.server_calls import open_client, unresponsive_server
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.options.addresses import server_address
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions
 from optimizer.results.finished_run import FinishedRun
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment
@@ -62,7 +61,7 @@ def check_target(run: RunFolder, options: RunOptions, server_processes: int) -> 
             f"{path}: was measured in a container of {options.docker_image}, and `tune serve` starts no containers; "
             f"`tune emit {path} --format {kind} --model-repository FOLDER --out DIR` writes the files that start it"
         )
-    if options.target not in ON_THIS_MACHINE:
+    if options.target not in PROGRAM_TARGETS:
         raise BadInputError(
             f"{path}: was measured on the server at {server_address(options.url).host_port}, which tune does not "
             f"start; `tune emit {path}` writes the configuration for it"

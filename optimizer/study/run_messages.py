@@ -32,10 +32,10 @@ from optimizer.core.notes import (
     UsualStatesJudged,
 )
 from optimizer.core.trial import Point, Trial, latest_points
+from optimizer.deploy.target_factory import describe_server
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_telemetry import throttle_note
 from optimizer.measure.load_client.open_loop import lateness_note
-from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.results.recommendation import Outcome
@@ -61,18 +61,6 @@ def start_line(action: str, problem: Problem, options: RunOptions, seconds: floa
     if options.max_trials is not None:
         limit += f" and {formatting.count(options.max_trials, 'trial')}"
     return f"{action} {problem.model} on {describe_server(options)}, {limit}: {goal(problem)}; results in {folder}"
-
-
-def describe_server(options: RunOptions) -> str:
-    """Return the server that is measured, in words."""
-    if options.cluster is not None:
-        return f"{options.target} servers of a cluster"
-    return {
-        "embedded": "the embedded server",
-        "local": "the tritonserver of this machine",
-        "docker": "a server in Docker",
-        "remote": f"the server at {server_address(options.url).host_port}",
-    }[options.target]
 
 
 def goal(problem: Problem) -> str:

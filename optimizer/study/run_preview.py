@@ -18,7 +18,7 @@ from optimizer.core.trial import Candidate, Trial, TrialRole
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, RunOptions, is_distribution
+from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, PROGRAM_TARGETS, RunOptions, is_distribution
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.terminal_output import plain_table, print_indented, print_line, print_table
@@ -171,7 +171,7 @@ def _without_repeats(on_progress: Callable[[str], None]) -> Callable[[str], None
 
 def _undeclared(environment: Environment) -> list[str]:
     """Return the models for which a server is started on this machine."""
-    if environment.options.target not in target_factory.ON_THIS_MACHINE:
+    if environment.options.target not in PROGRAM_TARGETS:
         return []
     hardware = environment.server_hardware()
     named = find_model(environment.options, hardware, environment.on_progress, start_server=False)

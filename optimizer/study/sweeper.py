@@ -24,6 +24,7 @@ from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import with_earlier_times
 from optimizer.core.trial import VARIANT, Candidate, FreshServer, LoadPoint, Trial
+from optimizer.deploy.target_factory import describe_server
 from optimizer.machine.conditions import machine_conditions
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
@@ -39,7 +40,6 @@ from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.option_check import check_server_settings
-from optimizer.study.run_messages import describe_server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, config_errors, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
 

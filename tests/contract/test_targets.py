@@ -1,7 +1,7 @@
 """The contract of targets.
 
-A new target needs a class that inherits ``TargetContract``, with the fixtures ``target`` and ``another``, and an
-entry of ``MODULES``.
+A new target needs a class that inherits ``TargetContract``, with the fixtures ``target`` and
+``closable_target``, and an entry of ``MODULES``.
 """
 
 from __future__ import annotations

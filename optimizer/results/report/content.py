@@ -11,9 +11,9 @@ from typing import Any
 from optimizer.config.model_config import MAX_BYTES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
-from optimizer.deploy.target_factory import ON_THIS_MACHINE
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.command_line import command_with_larger_budget
+from optimizer.options.run_options import PROGRAM_TARGETS
 from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.finished_run import FinishedRun, remark, resume_command
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
@@ -210,7 +210,7 @@ def report_section(run: FinishedRun) -> ReportSection:
 def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     """Return what to do next; None if other workers continue the study of the run."""
     if run.status in ENDED:
-        can_serve = run.options.target in ON_THIS_MACHINE
+        can_serve = run.options.target in PROGRAM_TARGETS
         longer = one_line(command_with_larger_budget(run.options), MAX_COMMAND_LENGTH)
         return summary.next_step(
             outcome, run.folder.path, _command(run), longer, is_complete=run.is_test_complete, can_serve=can_serve
