@@ -68,7 +68,7 @@ def inconclusive_result(
         if entry.judged.counts_disturbed and may_meet_undisturbed(entry.point.measurement, sla):
             return _inconclusive_test("test_disturbed", entry)
     for entry in latest_tests:
-        if _intervals_reach_bounds(entry, sla) and not entry.judged.counts_disturbed:
+        if intervals_reach_bounds(entry, sla) and not entry.judged.counts_disturbed:
             return _inconclusive_test("test_undecided", entry)
     if sla.is_met(closest.measurement) and is_disturbed(closest.measurement):
         return InconclusiveResult("unstable", len(disturbed), len(measured))
@@ -80,7 +80,7 @@ def _inconclusive_test(kind: InconclusiveKind, tested: ConfirmedLoad) -> Inconcl
     return InconclusiveResult(kind, round(tested.judged.disturbed_share * tested.windows), tested.windows)
 
 
-def _intervals_reach_bounds(tested: ConfirmedLoad, sla: Sla) -> bool:
+def intervals_reach_bounds(tested: ConfirmedLoad, sla: Sla) -> bool:
     """Return whether the test did not decide, and the interval of each bounded latency reaches its bound."""
     if tested.judged.verdict is not Verdict.UNDECIDED or sla.share_of_bound(tested.point.measurement) == math.inf:
         return False

@@ -98,11 +98,19 @@ def undecided_cause(outcome: Outcome) -> str:
                 why = f" (the machine was disturbed in {100 * judged.disturbed_share:.0f} % of the windows)"
             return f"no configuration passed its test on fresh servers{why}, and this one {untested}"
         return f"it {untested}"
+    return undecided_test_cause(confirmed, is_given_up=_is_given_up(outcome, confirmed))
+
+
+def undecided_test_cause(confirmed: ConfirmedLoad, *, is_given_up: bool = False) -> str:
+    """Return why the test ``confirmed`` on fresh servers did not decide, without a full stop.
+
+    ``is_given_up`` says whether another load of the configuration was tested after it.
+    """
     if confirmed.judged.counts_disturbed:
         disturbed = f"the machine was disturbed in {100 * confirmed.judged.disturbed_share:.0f} % of the windows"
-        return "; ".join(filter(None, (_missing_servers(outcome, confirmed), disturbed)))
+        return "; ".join(filter(None, (_missing_servers(confirmed, is_given_up=is_given_up), disturbed)))
     disturbance = describe_disturbance(confirmed.point.measurement)
-    return "; ".join(filter(None, (_cause_in_test(outcome, confirmed), disturbance)))
+    return "; ".join(filter(None, (_cause_in_test(confirmed, is_given_up=is_given_up), disturbance)))
 
 
 def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
@@ -157,14 +165,14 @@ def _has_test_to_continue(result: InconclusiveResult, *, is_complete: bool) -> b
     return result.kind in ("test_disturbed", "test_undecided") and not is_complete
 
 
-def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
-    """Return why the test on fresh servers did not decide."""
+def _cause_in_test(confirmed: ConfirmedLoad, *, is_given_up: bool) -> str:
+    """Return why the test on fresh servers did not decide, apart from a disturbance."""
     judged, servers = confirmed.judged, confirmed.servers
     if confirmed.crash or confirmed.has_lost:
         return judged.reason
-    if missing := _missing_servers(outcome, confirmed):
+    if missing := _missing_servers(confirmed, is_given_up=is_given_up):
         return missing
-    bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
+    bound = next((constraint for constraint in confirmed.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown or judged.latency_rise > 0:  # its bounds are not those of the SLA
         return judged.reason
@@ -191,12 +199,12 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
 
 
-def _missing_servers(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
+def _missing_servers(confirmed: ConfirmedLoad, *, is_given_up: bool) -> str:
     """Return why the test ended before its first look; empty if it did not, or if it lost a server."""
     if confirmed.servers >= LOOKS[0] or confirmed.crash or confirmed.has_lost:
         return ""
     measured = f"{confirmed.servers} of {formatting.count(LOOKS[0], 'server')}"
-    if not _is_given_up(outcome, confirmed):
+    if not is_given_up:
         return f"the time ended after {measured}"
     judged = confirmed.judged
     load = " and ".join(_measured_against(bound, confirmed) for bound in judged.unlikely) or "this load"
@@ -223,7 +231,7 @@ def _last_tested(outcome: Outcome) -> ConfirmedLoad | None:
     return next((entry for entry in reversed(outcome.confirmed_loads) if entry.error), None)
 
 
-def _is_disturbed(confirmed: ConfirmedLoad | None) -> bool:
+def is_disturbed_test(confirmed: ConfirmedLoad | None) -> bool:
     """Return whether other processes or machines took CPU time from the test, or usually do so in the run."""
     if confirmed is None or not confirmed.error:
         return False
@@ -343,7 +351,7 @@ def step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, i
         return NextStep(advice, fresh_command(folder))
     if _only_baseline_measured(outcome):
         return NextStep("run again with a larger --budget", run_again)
-    if _is_disturbed(outcome.confirmed or _last_tested(outcome)):
+    if is_disturbed_test(outcome.confirmed or _last_tested(outcome)):
         return NextStep("stop other programs on this machine, then continue the test", verify_command(folder))
     return NextStep("continue the test", verify_command(folder))
 

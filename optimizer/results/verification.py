@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from objectives.confidence import Verdict
+from objectives.sequential import LOOKS
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.server_plan import ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
@@ -19,7 +20,8 @@ from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import configuration_text, formatting, result_document, summary
-from optimizer.results.no_recommendation import may_meet_undisturbed
+from optimizer.results.no_recommendation import intervals_reach_bounds, may_meet_undisturbed
+from optimizer.results.summary import NextStep
 from optimizer.results.terminal_output import print_indented, print_line, print_unwrapped, print_wrapped
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_first
@@ -116,7 +118,7 @@ def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], pro
     judged = recommended.judged
     verdict_holds = judged.verdict is Verdict.PASS
     better = [runner_up for runner_up in runners_up if _is_better(runner_up, recommended, problem)]
-    reasons = [] if verdict_holds else [judged.reason]
+    reasons = [] if verdict_holds else [_why_it_did_not_pass(recommended)]
     reasons += [f"trial {runner_up.point.trial} now serves more within the SLA" for runner_up in better]
     measured_trials = {confirmed.point.trial for confirmed in measured}
     missing = [plan.trial for plan in plans if plan.trial not in measured_trials]
@@ -135,10 +137,18 @@ def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], pro
     )
 
 
+def _why_it_did_not_pass(recommended: ConfirmedLoad) -> str:
+    if recommended.judged.verdict is Verdict.UNDECIDED:
+        return summary.undecided_test_cause(recommended, is_given_up=bool(recommended.judged.unlikely))
+    return recommended.judged.reason
+
+
 def _may_pass(recommended: ConfirmedLoad, problem: Problem) -> bool:
     """Return whether the recommendation may pass with more servers, or on a machine that is not disturbed."""
     if recommended.judged.counts_disturbed:
         return may_meet_undisturbed(recommended.point.measurement, problem.sla)
+    if recommended.servers < LOOKS[0]:
+        return intervals_reach_bounds(recommended, problem.sla)
     return recommended.meets_sla
 
 
@@ -146,6 +156,21 @@ def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, problem: Proble
     """Return True if ``other`` meets the SLA and the intervals of the throughputs do not overlap."""
     meets = problem.sla.is_met(other.point.measurement)
     return meets and other.judged.verdict is not Verdict.FAIL and other.throughput.low > recommended.throughput.high
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """The commands after a verification that did not pass.
+
+    Attributes:
+        command: Repeats the test on the same server.
+        longer_command: The same with a larger budget.
+        search_command: Searches on this server, and learns from the trials of the run.
+    """
+
+    command: str
+    longer_command: str
+    search_command: str
 
 
 @dataclass(frozen=True)
@@ -158,6 +183,7 @@ class VerificationResult:
         problem: The problem of the run.
         run: The folder of the run.
         folder: The folder of the new measurements.
+        repetition: How the test can be repeated.
         notes: Notes for the user.
     """
 
@@ -166,6 +192,7 @@ class VerificationResult:
     problem: Problem
     run: RunFolder
     folder: RunFolder
+    repetition: Repetition
     notes: tuple[Note, ...] = ()
 
     def document(self) -> dict[str, object]:
@@ -177,6 +204,7 @@ class VerificationResult:
             "verdict_holds": verified.verdict_holds,
             "ranking_holds": verified.ranking_holds,
             "reason": verified.reason or None,
+            "next_command": next_step(self).command,
             "before": result_document.entry(self.before.recommended) if self.before.recommended else None,
             "measured": [
                 {**result_document.entry(confirmed.point), "confirmation": result_document.confirmation(confirmed)}
@@ -250,9 +278,36 @@ def print_verification(console: Console, result: VerificationResult) -> None:
     for note in result.notes:
         print_wrapped(console, "note", str(note))
     print_unwrapped(console, "results", str(result.folder.path))
+    step: NextStep | None = next_step(result)
+    label = "next"
+    while step is not None:
+        print_wrapped(console, label, f"{step.advice}:")
+        print_unwrapped(console, "", step.command)
+        step, label = step.alternative, ""
+
+
+def next_step(result: VerificationResult) -> NextStep:
+    """Return what to do after a verification."""
+    verified, repetition, logs = result.verified, result.repetition, f"{show_path(result.folder.path)}/logs"
+    if verified.verdict_holds and verified.ranking_holds is not False:
+        emit = f"tune emit {shlex.quote(one_line(str(result.run.path)))}"
+        compare = NextStep("or repeat the test, with time for the other configurations", repetition.longer_command)
+        return NextStep("deploy it", emit, None if verified.holds else compare)
+    search = NextStep("search again on this server", repetition.search_command)
     if verified.verdict_holds:
-        print_wrapped(console, "next", "deploy it:")
-        print_unwrapped(console, "", f"tune emit {shlex.quote(one_line(str(result.run.path)))}")
+        return search
+    tested = next((entry for entry in verified.measured if entry.error), None)
+    if tested is None:
+        if verified.is_undecided:
+            return NextStep("repeat the test with a larger --budget", repetition.longer_command)
+        return NextStep(f"remove the cause (see {logs}), then repeat the test", repetition.command)
+    if tested.crash or tested.has_lost:
+        return NextStep(f"find the cause in {logs}, then repeat the test", repetition.command)
+    if not verified.is_undecided or tested.servers >= LOOKS[-1]:
+        return search
+    if summary.is_disturbed_test(tested):
+        return NextStep("stop other programs on this machine, then repeat the test", repetition.longer_command)
+    return NextStep("repeat the test with a larger --budget", repetition.longer_command)
 
 
 def _holds(holds: bool | None) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from objectives.sequential import LOOKS
@@ -12,14 +15,18 @@ from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan
 from optimizer.core.budget import Budget
 from optimizer.core.files import write_json
 from optimizer.core.notes import present
+from optimizer.core.safe_text import show_path
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
+from optimizer.options.command_line import command_line, option_words
+from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import RunOptions
+from optimizer.options.table import TARGET_OPTIONS
 from optimizer.results import summary, verification
 from optimizer.results.finished_run import refuse_missing_rows
 from optimizer.results.recommendation import assess
-from optimizer.results.verification import VerificationResult
+from optimizer.results.verification import Repetition, VerificationResult
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from optimizer.results.progress_observers import Progress
 
 TIME_FACTOR = 2.0  # budget of a verification over its expected time
+LONGER_FACTOR = 2.0  # proposed budget after a verification that lacked time, over its budget or expected time
 
 
 def verify_fresh(
@@ -78,9 +86,29 @@ def verify_fresh(
     verified = verification.judge_verification(measured, server_plans, problem)
     windows = [window.measurement for trial in measured for window in trial.confirmations]
     shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])
-    result = VerificationResult(verified, before, problem, run, folder, shown)
+    repetition = repetition_of(run, options, max(budget.seconds, _expected_seconds(server_plans)))
+    result = VerificationResult(verified, before, problem, run, folder, repetition, shown)
     write_json(folder.path / verification.FILE, result.document())
     return result
+
+
+def repetition_of(run: RunFolder, options: RunOptions, seconds: float) -> Repetition:
+    """Return the commands after a verification of ``run`` with ``options``. It had ``seconds``, or it needs them."""
+    path, stored, written = show_path(run.path), run.read_options(), written_values(options)
+    target_options = {option.name for option in TARGET_OPTIONS}
+    stored_values = written_values(stored) if options.target == stored.target else {}
+    changed = {
+        name: value for name, value in written.items() if name in target_options and value != stored_values.get(name)
+    }
+    if options.target != stored.target:
+        changed["target"] = options.target  # the default one is not written
+    words = ["tune", "verify", "--fresh", *option_words(changed)]
+    longer = ["--budget", f"{math.ceil(LONGER_FACTOR * seconds)}s"]
+    return Repetition(
+        command=shlex.join([*words, path]),
+        longer_command=shlex.join([*words, *longer, path]),
+        search_command=command_line(replace(options, warm_start=path)),
+    )
 
 
 def _read_trials(run: RunFolder, task: Task, *, has_same_files: bool) -> list[Trial]:

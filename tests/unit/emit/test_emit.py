@@ -803,8 +803,9 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     verified = verification.judge_verification(trials, candidates, finished.problem)
     folder = run / verification.FOLDER / name
     folder.mkdir(parents=True)
+    repetition = verification.Repetition("tune verify --fresh r", "tune verify --fresh --budget 60s r", "tune m")
     result = verification.VerificationResult(
-        verified, finished.outcome, finished.problem, finished.folder, RunFolder(folder)
+        verified, finished.outcome, finished.problem, finished.folder, RunFolder(folder), repetition
     )
     write_json(folder / verification.FILE, result.document())
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from objectives.confidence import Verdict
+from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.budget import Budget
-from optimizer.core.trial import Candidate, Crash, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, Crash, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.verification import (
+    Repetition,
     Verification,
     VerificationResult,
     judge_verification,
@@ -29,6 +33,7 @@ from optimizer.results.verification import (
 )
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
+from tests.conftest import measurement
 from tests.random_server import (
     BASELINE,
     FAST,
@@ -48,14 +53,14 @@ def problem() -> Problem:
 
 
 def verified(
-    path: Path, problem: Problem, budget_seconds: float = 600, before: Sequence[Trial] = (), **server: object
+    path: Path, problem: Problem, budget_seconds: float = 600, before: Sequence[Trial] = (), **server: Any
 ) -> Verification:
     before = list(before) or searched(RandomServer(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
-    now = RandomServer(**server)  # type: ignore[arg-type]
+    now = RandomServer(**server)
     measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
     trials = Confirmer(problem, now, measuring, Budget(budget_seconds), before).test_recommendation(
         recommended, candidates[1:]
@@ -114,7 +119,11 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
     assert not verification.holds
     assert not verification.verdict_holds
     assert verification.verdict is Verdict.FAIL
-    assert "p95 <= 20 ms: " in verification.reason
+    assert re.fullmatch(
+        rf"the test was given up after 2 of {LOOKS[0]} servers, because p95 <= 20 ms \(\d\d\.\d ms from \d+ "
+        r"effective requests\) was not likely to pass in the time that was left",
+        verification.reason,
+    ), verification.reason
 
 
 def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path) -> None:
@@ -129,7 +138,7 @@ def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path
     verification = judge_verification(confirmer.trials, candidates, problem)
     assert not verification.holds
     assert verification.verdict is Verdict.UNDECIDED
-    assert "1 of 4 fresh servers" in verification.reason
+    assert verification.reason == f"the time ended after 1 of {LOOKS[0]} servers"
 
 
 def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_path: Path) -> None:
@@ -147,8 +156,12 @@ def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem,
     assert "give a larger --budget" in dict(verification.failed)[BASELINE]
 
 
+REPETITION = Repetition("tune verify --fresh r/1", "tune verify --fresh --budget 60s r/1", "tune --warm-start r/1 m")
+
+
 def stored(verification: Verification, before: Outcome, problem: Problem) -> VerificationResult:
-    return VerificationResult(verification, before, problem, RunFolder(Path("r/1")), RunFolder(Path("r/1/verify/2")))
+    run, folder = RunFolder(Path("r/1")), RunFolder(Path("r/1/verify/2"))
+    return VerificationResult(verification, before, problem, run, folder, REPETITION)
 
 
 def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp_path: Path) -> None:
@@ -168,6 +181,12 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
     outcome = assess(before, problem, BASELINE, FAST)
     print_verification(Console(file=text, width=80), stored(verification, outcome, problem))
     lines = text.getvalue().splitlines()
+    assert lines[-4:] == [
+        "next          deploy it:",
+        "              tune emit r/1",
+        "              or repeat the test, with time for the other configurations:",
+        f"              {REPETITION.longer_command}",
+    ]
     assert "verdict       holds, ranking is not decided" in lines
     assert any(line.startswith("because       the time ended") for line in lines)
     assert max(map(len, lines)) <= 80, "no word is broken at the end of a line"
@@ -205,6 +224,90 @@ def test_other_configurations_do_not_take_the_time_that_the_recommendation_lacks
     verification = verified(tmp_path, problem, budget_seconds=12)  # enough for two servers, but not for a test
     assert verification.verdict is Verdict.UNDECIDED
     assert not verification.measured
+
+
+def next_steps(verification: Verification, problem: Problem) -> list[str]:
+    """Return the lines of the next step that the terminal shows, and check that of verify.json."""
+    before = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST)
+    text, result = io.StringIO(), stored(verification, before, problem)
+    print_verification(Console(file=text, width=120), result)
+    lines = [line[14:] for line in text.getvalue().partition("next  ")[2].splitlines()]
+    assert result.document()["next_command"] == lines[1]
+    return [text.getvalue().partition("next  ")[2].splitlines()[0].strip(), *lines[1:]]
+
+
+SEARCH = ["search again on this server:", REPETITION.search_command]
+LONGER = ["repeat the test with a larger --budget:", REPETITION.longer_command]
+LONGER_AND_QUIET = ["stop other programs on this machine, then repeat the test:", REPETITION.longer_command]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"slow": {FASTER: (1.6,)}}, {"served": {BASELINE: 300.0, FAST: 1500.0, FASTER: 1200.0}}],
+    ids=["too slow", "another one serves more"],
+)
+def test_a_recommendation_that_does_not_hold_is_searched_again(
+    changed: dict[str, Any], problem: Problem, tmp_path: Path
+) -> None:
+    verification = verified(tmp_path, problem, **changed)
+    assert verification.verdict is Verdict.FAIL
+    assert next_steps(verification, problem) == SEARCH
+
+
+def test_a_recommendation_that_cannot_be_deployed_has_its_log_as_the_next_step(
+    problem: Problem, tmp_path: Path
+) -> None:
+    verification = verified(tmp_path, problem, broken=(FASTER,))
+    advice = "remove the cause (see r/1/verify/2/logs), then repeat the test:"
+    assert next_steps(verification, problem) == [advice, REPETITION.command]
+
+
+def judged(problem: Problem, *servers: Measurement, crash: str = "") -> Verification:
+    """Return the verification of a recommendation alone, with 8 windows like these on each fresh server."""
+    before = searched(RandomServer(), LOADS)
+    recommended = assess(before, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    plan = verification_candidates(recommended, before, problem, is_cross_checked=False)[0]
+    windows = tuple(
+        ConfirmationWindow(number, plan.load, window, plan.error)
+        for number, window in enumerate(servers, start=1)
+        for _ in range(8)
+    )
+    crashes = (Crash(crash, plan.load, plan.error),) if crash else ()
+    trials = [
+        replace(trial, confirmations=windows, crashes=crashes) if trial.number == plan.trial else trial
+        for trial in before
+    ]
+    return judge_verification(trials, [plan], problem)
+
+
+@pytest.mark.parametrize(
+    ("latencies_ms", "stable", "cause", "step"),
+    [
+        ([], True, "the time ended before its first fresh server was measured", LONGER),
+        ([10.0] * 2, True, "the time ended after 2 of 4 servers", LONGER),
+        ([19.0, 21.5], True, "the test was given up after 2 of 4 servers, because p95 <= 20 ms (", LONGER),
+        ([19.5] * LOOKS[0], True, " % of the requests are slower than 20 ms, and 5 % may be", LONGER),
+        ([19.5] * LOOKS[0], False, "the machine was disturbed in 100 % of the windows", LONGER_AND_QUIET),
+        ([19.95] * LOOKS[-1], True, " % of the requests are slower than 20 ms, and 5 % may be", SEARCH),
+    ],
+    ids=["no server", "two servers", "given up", "share near the limit", "disturbed", "all servers"],
+)
+def test_an_undecided_test_has_its_cause_and_a_next_step(
+    latencies_ms: list[float], stable: bool, cause: str, step: list[str], problem: Problem
+) -> None:
+    verification = judged(problem, *(measurement(1000.0, p95_ms, stable=stable) for p95_ms in latencies_ms))
+    assert verification.verdict is Verdict.UNDECIDED
+    assert cause in verification.reason
+    assert next_steps(verification, problem) == step
+
+
+def test_the_cause_of_a_crash_is_found_before_the_test_is_repeated(problem: Problem) -> None:
+    verification = judged(problem, *[measurement(1000.0, 10.0)] * LOOKS[0], crash="tritonserver died (SIGKILL)")
+    assert verification.verdict is Verdict.UNDECIDED
+    assert verification.reason == "a fresh server crashed under this load: tritonserver died (SIGKILL)"
+    advice = "find the cause in r/1/verify/2/logs, then repeat the test:"
+    assert next_steps(verification, problem) == [advice, REPETITION.command]
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -1,0 +1,45 @@
+"""Tests of the commands that a separate test of a recommendation proposes."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli.verify import read_verify_arguments
+from optimizer.options.run_options import RunOptions
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.fresh_verification import repetition_of
+from tests.run_folders import write_run
+
+EMBEDDED = RunOptions("dlrm", sla_ms={"p95": 20.0})
+REMOTE = RunOptions("dlrm", sla_ms={"p95": 20.0}, target="remote", url="other:8001")
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "repeated"),
+    [
+        (EMBEDDED, "", ""),
+        (EMBEDDED, "--target remote --url triton:8001", "--target remote --url triton:8001"),
+        (REMOTE, "", ""),
+        (REMOTE, "--url other:8001", ""),
+        (REMOTE, "--url triton:8001", "--url triton:8001"),
+        (REMOTE, "--target embedded", "--target embedded"),
+    ],
+)
+def test_the_proposed_commands_measure_the_same_server(
+    stored: RunOptions, given: str, repeated: str, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "my runs", options=stored)
+    options = read_verify_arguments(["--fresh", *given.split(), str(folder)]).options
+    proposed = repetition_of(RunFolder(folder), options, 44.6)
+    start = " ".join(filter(None, ("tune verify --fresh", repeated)))
+    assert proposed.command == f"{start} '{folder}'"
+    assert proposed.longer_command == f"{start} --budget 90s '{folder}'"
+    for command in (proposed.command, proposed.longer_command):
+        assert read_verify_arguments(shlex.split(command)[2:]).options == options
+    _, *words = shlex.split(proposed.search_command)
+    assert words[-1] == options.model
+    assert words[words.index("--warm-start") + 1] == str(folder)
+    assert ("--url triton:8001" in proposed.search_command) is (options.url == "triton:8001")
