@@ -33,7 +33,7 @@ from optimizer.confirmation.windows import (
     windows_of,
 )
 from optimizer.core.notes import UsualStatesJudged
-from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
+from optimizer.core.trial import LoadPoint, Point, Trial
 
 MAX_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
 COMPARED = "measured for comparison only"
@@ -144,7 +144,7 @@ def judge_load(
         return judged
     if len(servers) not in LOOKS:
         return replace(undecided, reason=servers_missing(len(servers)), is_promising=True)
-    if reason := _describe_rise([window for window in trial.confirmations if window.load == load], problem.sla):
+    if load.request_rate and (reason := _describe_rise(servers, problem.sla)):
         return replace(undecided, reason=reason)
     agreement = load_agreement(trial, load, problem, rise)
     if agreement is not None and agreement.contradicts_pass:
@@ -272,31 +272,28 @@ def _latency_interval_ms(
     return interval
 
 
-def _describe_rise(windows: Sequence[ConfirmationWindow], sla: Sla) -> str:
+def _describe_rise(servers: Sequence[Sequence[Measurement]], sla: Sla) -> str:
     """Return which mean time of a request rose too much for its bound, as with a growing queue; empty if none did.
 
-    It is empty in a closed loop, where no queue can grow. ``windows`` are those of one load, at least one.
+    ``servers`` are the windows of each fresh server at one request rate. In a closed loop, no queue can grow.
     """
-    if not windows[0].load.request_rate:
-        return ""
     for timing in TIMINGS:
-        rise_ms = _rise_ms(windows, timing)
+        rise_ms = _rise_ms(servers, timing)
         if rise_ms > MAX_RISE * min(sla.bounds_ms(timing), default=math.inf):
             rose = f"the {timing.subject} rose by {four_digits(rise_ms)} ms on each server"
             return f"{rose}: the rate may exceed the capacity"
     return ""
 
 
-def _rise_ms(windows: Sequence[ConfirmationWindow], timing: Timing) -> float:
+def _rise_ms(servers: Sequence[Sequence[Measurement]], timing: Timing) -> float:
     """Return by how much the mean of ``timing`` rose on each server, from the first to the last third of its windows.
 
     The result is the average over servers, and 0 if the mean did not rise on one of them, or if one has fewer than
     three windows.
     """
     rises = []
-    for server in {window.server for window in windows}:
-        measurements = [window.measurement for window in windows if window.server == server]
-        averages = (getattr(measurement, timing.field_of("avg")) for measurement in measurements)
+    for windows in servers:
+        averages = (getattr(window, timing.field_of("avg")) for window in windows)
         means = [mean for mean in averages if mean is not None]
         third = len(means) // 3
         if third == 0:

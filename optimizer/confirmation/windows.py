@@ -125,9 +125,13 @@ def last_server(trials: Sequence[Trial]) -> int:
 
 
 def confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
-    """Return each trial and load with confirmations, in the order of measuring."""
-    loads = {(trial.number, window.load): (trial, window.load) for trial in trials for window in trial.confirmations}
-    return list(loads.values())
+    """Return each trial and load with confirmations, in the order of their last fresh servers.
+
+    So a load that was first compared, and tested after another load, follows that one.
+    """
+    loads = {(trial.number, window.load): (trial, window) for trial in trials for window in trial.confirmations}
+    ordered = sorted(loads.values(), key=lambda entry: entry[1].server)
+    return [(trial, window.load) for trial, window in ordered]
 
 
 def errors_by_load(trial: Trial) -> dict[LoadPoint, float]:

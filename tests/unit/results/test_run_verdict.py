@@ -679,6 +679,33 @@ def test_a_test_that_was_given_up_or_lost_a_window_is_not_said_to_lack_time() ->
     assert summary.undecided_cause(result) == "a measurement was lost: the load generator failed"
 
 
+def test_the_newest_test_is_that_of_the_last_fresh_server() -> None:
+    """A candidate was compared at ``LOAD``, tested at a lower load, and then tested at ``LOAD``.
+
+    Another one, whose trial has a higher number, was tested before.
+    """
+
+    def measured(load: LoadPoint, *servers: int, error: float) -> list[ConfirmationWindow]:
+        served = measurement(125.0 * load.concurrency, 10.0)
+        return [ConfirmationWindow(number, load, served, error) for number in servers]
+
+    lower = LoadPoint(1, concurrency=6)
+    confirmations = (
+        *measured(LOAD, 1, 3, error=0.0),
+        *measured(lower, 5, 6, error=ERROR / 4),
+        *measured(LOAD, 7, 8, error=ERROR / 8),
+    )
+    trial = Trial(0, BEST, ((LOAD, measurement(1000.0, 10.0)),), confirmations=confirmations)
+    other = Trial(1, PLAIN, confirmations=tuple(measured(LOAD, 2, 4, error=ERROR)))
+    result = assess([trial, other], known_problem(), BASELINE, PLAIN)
+    order = [(entry.point.trial, entry.point.load) for entry in result.confirmed_loads]
+    assert order == [(1, LOAD), (0, lower), (0, LOAD)]
+    only = assess([trial], known_problem(), BASELINE, PLAIN)
+    assert only.recommended is not None
+    assert only.recommended.load == LOAD
+    assert summary.undecided_cause(only) == f"the time ended after 2 of {LOOKS[0]} servers"
+
+
 @pytest.mark.parametrize(("disturbed", "verdict"), [(0, Verdict.FAIL), (4, Verdict.UNDECIDED)])
 def test_a_disturbed_test_of_the_only_configuration_is_no_fail(disturbed: int, verdict: Verdict) -> None:
     result = outcome(*[26.0] * LOOKS[0], disturbed=disturbed)
