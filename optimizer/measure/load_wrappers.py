@@ -257,16 +257,16 @@ def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
     )
 
 
-def any_bits_hint(message: str) -> str:
-    """Return how to avoid perf_analyzer's random data, if a model in Python raised an exception; else nothing.
+def random_numbers_hint(message: str) -> str:
+    """Return how to give other numbers than random ones if a model in Python raised an exception; else nothing.
 
     Backends in Python, such as tritune's own for ONNX Runtime, also raise one if the server lacks memory.
     """
     if _RAISED_BY_MODEL not in message or lacks_memory(message) or lacks_gpu_memory(message):
         return ""
     return (
-        "the random numbers of perf_analyzer include all values of their type, such as 1e31 and NaN: if the model "
-        "takes others, give bounds with --input-range NAME:LOW..HIGH, or real requests with --input-data FILE"
+        "random floats are normally distributed, and random integers are any value of their type: if the model takes "
+        "others, give bounds with --input-range NAME:LOW..HIGH, or real requests with --input-data FILE"
     )
 
 
@@ -289,8 +289,8 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
     """Wraps ``load_generator`` and explains failures that the data of the requests cause.
 
     If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
-    message ends with a hint. With ``has_any_bits`` (perf_analyzer makes the random data) it also does so if a model
-    in Python raised an exception. Before the first successful measurement the error is a BadInputError, which ends
+    message ends with a hint. With ``is_random`` (random numbers without bounds) it also does so if a model in Python
+    raised an exception. Before the first successful measurement the error is a BadInputError, which ends
     the run, since every configuration would fail in the same way. An exception of the model ends it at ``baseline``
     only: another candidate may cause one itself, and after ``--resume`` or on a cluster it may be measured first.
     Any other error of the model ends it once REFUSED_CONFIGURATIONS configurations, ``baseline`` among them, have
@@ -298,7 +298,7 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
     """
 
     unbounded: tuple[str, ...]
-    has_any_bits: bool = False
+    is_random: bool = False
     baseline: Candidate | None = None
     _measured: bool = field(default=False, init=False)
     _refused: dict[str, set[Candidate]] = field(default_factory=dict, init=False)  # by error, without its numbers
@@ -311,8 +311,8 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
             result = measure()
         except MeasurementError as error:
             hint, fails_always = index_hint(str(error), self.unbounded), not self._measured
-            if not hint and self.has_any_bits:
-                hint = any_bits_hint(str(error))
+            if not hint and self.is_random:
+                hint = random_numbers_hint(str(error))
                 fails_always = fails_always and endpoint.candidate == self.baseline
             if not hint and self._is_always_refused(endpoint, error):
                 hint, fails_always = refusal_hint(str(error)), True

@@ -47,9 +47,11 @@ READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[
 MAX_PREPARED_SAMPLES, MIN_SAMPLES = 1 << 19, 8
 SEND_AT_RATE = "send at a rate (--load rate; for a sweep --request-rate)"  # advice in errors
 MIN_ENTRY_BYTES = 10  # smallest size of an entry in perf_analyzer's JSON
-MAX_GENERATED_REQUESTS, MIN_GENERATED_REQUESTS = 256, 8
+# perf_analyzer reads the file at each of its starts and registers each sample in shared memory, so samples of one
+# shape are few; a mix needs more for its shares
+MAX_GENERATED_SAMPLES, GENERATED_BYTES = 128, 2 << 20
+MAX_MIXED_REQUESTS, MIN_MIXED_REQUESTS, MIXED_BYTES = 256, 8, 8 << 20
 EXAMPLE_SIZE, EXAMPLE_SIZES = "128", "16..128"  # of a variable dimension, in errors
-GENERATED_BYTES = 8 << 20  # size to aim at: perf_analyzer reads the file at every start, at about 20 MB/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +126,15 @@ class Requests:
     """The requests as a load generator takes them.
 
     ``input_data`` is ``random``, ``zero`` or the absolute path of perf_analyzer's JSON; ``shapes`` are its
-    ``name:d1,d2``. ``unbounded``: inputs whose random integers cover their whole type. ``largest``: the largest
-    shape of each input with dynamic dims. ``note``: a remark for the user.
+    ``name:d1,d2``. ``unbounded``: inputs whose random integers cover their whole type. ``is_random``: whether the
+    user gave no bounds for the random numbers of an input. ``largest``: the largest shape of each input with dynamic
+    dims. ``note``: a remark for the user.
     """
 
     input_data: str = "random"
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
+    is_random: bool = False
     largest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     note: PerfAnalyzerSampleLimit | OpenLoopSampleLimit | None = None
 
@@ -188,12 +192,15 @@ def prepare_requests(
     return requests.limited(batching, cache)
 
 
-def _store(content: bytes, cache: Path) -> Path:
-    """Write ``content`` into ``cache`` under its hash, unless it is there; other processes may do so too."""
+def _store(content: bytes, cache: Path, prefix: str = "") -> Path:
+    """Write ``content`` into ``cache`` under its hash, unless it is there; other processes may do so too.
+
+    The name of the file begins with ``prefix``.
+    """
     if len(content) > input_data.MAX_BYTES:
         raise BadInputError(f"the input data would be more than {input_data.MAX_BYTES >> 20} MiB; give fewer samples")
     folder = cache / "requests"
-    path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.json"
+    path = folder / f"{prefix}{hashlib.sha256(content).hexdigest()[:16]}.json"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(folder / ".lock", lambda holder: None):
@@ -284,7 +291,7 @@ class _Inputs:
         return Requests(str(_store(input_data.to_json(samples), cache)), largest=largest)
 
     def generated(self, batching: RequestBatching, cache: Path) -> Requests:
-        """Return random or zero requests, left to the load generator if it can make them."""
+        """Return random or zero requests, in a file that all load generators read."""
         tensors = list(self.tensors.values())
         if self._describes_strings and all(tensor.datatype != "BYTES" for tensor in tensors):
             inputs = one_line(", ".join(f"{tensor.name} {tensor.datatype}" for tensor in tensors), 200)
@@ -294,17 +301,19 @@ class _Inputs:
             )
         if unsized_tensors := [tensor for tensor in tensors if -1 in tensor.dims and tensor.name not in self.shapes]:
             raise BadInputError(self._explain_missing_shapes(unsized_tensors))
-        integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
         bounded = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
-        unbounded = tuple(name for name in integers if name not in bounded and self.kind == "random")
+        numbers = {
+            tensor.name: tensor.datatype
+            for tensor in tensors
+            if tensor.datatype not in ("BOOL", "BYTES") and tensor.name not in bounded and self.kind == "random"
+        }
+        unbounded = tuple(name for name, datatype in numbers.items() if datatype.startswith(("INT", "UINT")))
         fixed = {name: option.shape.fixed for name, option in self.shapes.items() if option.shape.fixed is not None}
-        plain = not self.bounds and not self._describes_strings and self.tokens is None
-        if plain and len(fixed) == len(self.shapes):
-            return Requests(self.kind, _shape_texts(fixed), unbounded, fixed)
         samples = self._generate(batching)
         batching.check(f"shapes {', '.join(dict.fromkeys(option.text for option in self.shapes.values()))}", samples)
         largest = {name: option.shape.largest for name, option in self.shapes.items()}
-        return Requests(str(_store(input_data.to_json(samples), cache)), (), unbounded, largest)
+        stored = str(_store(input_data.to_json(samples), cache, f"{self.kind}-"))
+        return Requests(stored, _shape_texts(fixed), unbounded, bool(numbers), largest)
 
     def _explain_missing_shapes(self, tensors: Sequence[InputTensor]) -> str:
         """Return the error for inputs of unknown sizes, with the options that give sizes to all of them."""
@@ -326,25 +335,28 @@ class _Inputs:
             name: ValueGenerator(self.kind, self.bounds.get(name), options.string_data, options.string_length)
             for name in self.tensors
         }
-        shapes = self._draw_shapes(MAX_GENERATED_REQUESTS, batching.seed)
+        has_mix = self.tokens is not None or any(option.shape.fixed is None for option in self.shapes.values())
+        together = batching.samples if has_mix else 1  # samples of one shape fill requests of any size
+        fewest, most, aim_bytes = 1, MAX_GENERATED_SAMPLES, GENERATED_BYTES
+        if has_mix:
+            fewest, most, aim_bytes = MIN_MIXED_REQUESTS, MAX_MIXED_REQUESTS, MIXED_BYTES
+        shapes = self._draw_shapes(most, batching.seed)
         sizes = [
-            batching.samples
-            * sum(generators[name].bytes_of(self.tensors[name], dims) for name, dims in by_name.items())
+            together * sum(generators[name].bytes_of(self.tensors[name], dims) for name, dims in by_name.items())
             for by_name in shapes
         ]
-        if max(sizes) * MIN_GENERATED_REQUESTS > input_data.MAX_BYTES:
+        if max(sizes) * fewest > input_data.MAX_BYTES:
             raise BadInputError(
                 f"a request to {self.model} would have {max(sizes) / 2**20:,.0f} MiB; give smaller shapes"
             )
-        fitting = GENERATED_BYTES * len(sizes) // max(1, sum(sizes))
-        count = max(MIN_GENERATED_REQUESTS, min(MAX_GENERATED_REQUESTS, fitting))
-        if count < MAX_GENERATED_REQUESTS:
+        count = max(fewest, min(most, aim_bytes * len(sizes) // max(1, sum(sizes))))
+        if count < most:
             shapes = self._draw_shapes(count, batching.seed)
         rng = np.random.default_rng(batching.seed)
         samples = [
             {name: generators[name].array(self.tensors[name], dims, rng) for name, dims in by_name.items()}
             for by_name in shapes
-            for _ in range(batching.samples)
+            for _ in range(together)
         ]
         if self.tokens is not None:
             self.tokens.fill(samples, batching.seed)

@@ -58,11 +58,12 @@ class Task:
         problem: The search space, the objectives and the constraints.
         baseline: The model's own configuration.
         dynamic_batching: The same with default dynamic batching.
-        input_data: Argument of perf_analyzer.
+        input_data: Path of the requests, in perf_analyzer's JSON.
         shapes: Argument of perf_analyzer.
         tolerance: The allowed difference from the baseline's outputs.
         score: How outputs are scored; None if they are not.
         unbounded: Names of the inputs that get any integer of their type.
+        is_random: Whether the user gave no bounds for the random numbers of an input.
         concurrent: The requests to the models that get load at the same time, by model.
         notes: Notes for the user on the conversion of Model Analyzer's file.
         request_note: A note for the user on the requests.
@@ -81,6 +82,7 @@ class Task:
     tolerance: Tolerance = DEFAULT_TOLERANCE
     score: ScoreSection | None = None
     unbounded: tuple[str, ...] = ()
+    is_random: bool = False
     concurrent: Mapping[str, Requests] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     request_note: PerfAnalyzerSampleLimit | OpenLoopSampleLimit | None = None
@@ -138,6 +140,7 @@ def prepare_task(
         tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute) if profile else DEFAULT_TOLERANCE,
         score=profile.score if profile else None,
         unbounded=requests.unbounded,
+        is_random=requests.is_random,
         concurrent=_concurrent_requests(source, batching),
         notes=named.notes,
         request_note=requests.note,

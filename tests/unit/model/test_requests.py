@@ -23,7 +23,14 @@ from optimizer.measure.load_wrappers import REFUSED_CONFIGURATIONS, RefusedReque
 from optimizer.model import input_data
 from optimizer.model import input_data as data
 from optimizer.model.input_data import InputTensor
-from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.model.requests import (
+    GENERATED_BYTES,
+    MAX_GENERATED_SAMPLES,
+    RequestBatching,
+    RequestOptions,
+    Requests,
+    prepare_requests,
+)
 
 MODEL = """\
 name: "m"
@@ -47,10 +54,15 @@ def config(text: str = MODEL) -> ModelConfig:
 
 
 def samples(
-    options: RequestOptions, cache: Path, sent: RequestBatching = ONE, tensors: Any = TENSORS, model: str = MODEL
+    options: RequestOptions,
+    cache: Path,
+    sent: RequestBatching = ONE,
+    tensors: Any = TENSORS,
+    model: str = MODEL,
+    shapes: tuple[str, ...] = (),
 ) -> Any:
     result = prepare_requests(options, config(model), sent, cache)
-    assert result.shapes == ()
+    assert result.shapes == shapes
     assert Path(result.input_data).parent == cache / "requests"
     return list(data.parse_entries(Path(result.input_data), tensors))
 
@@ -58,15 +70,39 @@ def samples(
 # -- generated --------------------------------------------------------------------------------------------------
 
 
-def test_plain_random_requests_are_left_to_perf_analyzer(tmp_path: Path) -> None:
+def test_all_load_generators_read_the_same_random_requests(tmp_path: Path) -> None:
+    """perf_analyzer would send one request of any bits, such as NaN, and tune's own client other numbers."""
     shapes = ("ids:16", "mask:16", "mask:8")
-    result = prepare_requests(RequestOptions("zero", shapes), config(), RequestBatching(), tmp_path)
-    assert result == Requests("zero", ("ids:16", "mask:8"), largest={"ids": (16,), "mask": (8,)})
-    assert prepare_requests(RequestOptions("", shapes), config(), RequestBatching(), tmp_path).unbounded == (
-        "ids",
-        "mask",
+    result = prepare_requests(RequestOptions("random", shapes), config(), ONE, tmp_path)
+    assert Path(result.input_data).name.startswith("random-")
+    assert (result.shapes, result.unbounded, result.is_random) == (("ids:16", "mask:8"), ("ids", "mask"), True)
+    assert result.largest == {"ids": (16,), "mask": (8,)}
+    sent = list(data.parse_entries(Path(result.input_data), TENSORS))
+    assert len({item["ids"].tobytes() for item in sent}) == len(sent) == MAX_GENERATED_SAMPLES
+    floats = np.array([item["x"] for item in sent])
+    assert np.isfinite(floats).all()
+    assert abs(float(floats.std()) - 1) < 0.2
+    assert max(abs(int(item["ids"].max())) for item in sent) > 2**62
+
+
+def test_zero_requests_are_a_file_too(tmp_path: Path) -> None:
+    result = prepare_requests(RequestOptions("zero", ("ids,mask:8",)), config(), ONE, tmp_path)
+    assert Path(result.input_data).name.startswith("zero-")
+    assert (result.unbounded, result.is_random) == ((), False)
+    assert not any(
+        array.any() for item in data.parse_entries(Path(result.input_data), TENSORS) for array in item.values()
     )
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_large_random_samples_are_few_whatever_the_size_of_a_request(tmp_path: Path) -> None:
+    """perf_analyzer reads the file at each of its starts, and fills a request with the same samples again."""
+    image = MODEL.replace("dims: [ 2, 2 ]", "dims: [ 3, 224, 224 ]")
+    for batch in (1, 8):
+        result = prepare_requests(
+            RequestOptions(shapes=("ids,mask:1",)), config(image), RequestBatching(batch), tmp_path
+        )
+        assert len(data.read_entries(Path(result.input_data))) == 3
+        assert Path(result.input_data).stat().st_size < 1.5 * GENERATED_BYTES
 
 
 def test_a_mix_of_shapes_has_the_same_length_in_inputs_named_together(tmp_path: Path) -> None:
@@ -144,7 +180,7 @@ def test_an_open_loop_takes_a_part_of_large_samples(tmp_path: Path) -> None:
 
 def test_bounds_are_reached_and_kept(tmp_path: Path) -> None:
     options = RequestOptions(shapes=("ids,mask:50",), ranges=("ids:0..9", "x:-1..1"))
-    result = samples(options, tmp_path)
+    result = samples(options, tmp_path, shapes=("ids:50", "mask:50"))
     assert {value for item in result for value in item["ids"].tolist()} == set(range(10))
     assert all(np.abs(item["x"]).max() <= 1 for item in result)
     assert prepare_requests(options, config(), RequestBatching(), tmp_path).unbounded == ("mask",)
@@ -359,7 +395,7 @@ RAISED = "Failed to process the request(s) for model 'm_0_0', message: ValueErro
 
 
 def test_a_model_in_python_that_takes_no_random_number_ends_the_run() -> None:
-    """perf_analyzer's random floats are any bits, so a check of the model's own may refuse all of its requests."""
+    """A check of the model's own may refuse negative numbers, which half of the random floats are."""
     load = RefusedRequestsLoadGenerator(Failing(MeasurementError(RAISED)), (), True, ENDPOINT.candidate)
     with pytest.raises(BadInputError, match=r"value 1\.85e\+31 is out of range; .*--input-range NAME:LOW\.\.HIGH"):
         load.measure(ENDPOINT, LOAD)
@@ -389,11 +425,11 @@ def refused(number: int, message: str = RAISED) -> RequestFailed:
     return RequestFailed(f"a request failed at concurrency {number}: {message.replace('m_0_0', f'm_0_{number}')}")
 
 
-@pytest.mark.parametrize("has_any_bits", [False, True])
-def test_requests_that_no_configuration_answers_end_the_run(*, has_any_bits: bool) -> None:
+@pytest.mark.parametrize("is_random", [False, True])
+def test_requests_that_no_configuration_answers_end_the_run(*, is_random: bool) -> None:
     """The rule that three failed deployments end a run does not apply, because the deployments succeed."""
     outcomes = [refused(number, "'m_0_0' has no such weights") for number in (4, 2, 4, 8)]
-    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), has_any_bits, Candidate(1))
+    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), is_random, Candidate(1))
     for size in (1, 1, 2):  # the baseline is measured at two loads
         with pytest.raises(RequestFailed):
             load.measure(Endpoint("m", Candidate(size)), LOAD)

@@ -46,6 +46,7 @@ def task_with(
         "input_data": input_data,
         "shapes": (),
         "unbounded": (),
+        "is_random": input_data == "random",
         "baseline": Candidate(4),
         "concurrent": {},
         "token_output": "ids",
@@ -110,7 +111,7 @@ def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(), folder)
     assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, PerfAnalyzer)
-    assert made.search.has_any_bits
+    assert made.search.is_random
     assert made.search.baseline == Candidate(4)
     assert isinstance(made.confirmation, ClosedLoopGenerator)
     assert made.confirmation.sla == Sla.from_bounds({"p95": 20.0})
