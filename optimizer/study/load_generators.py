@@ -34,7 +34,6 @@ from optimizer.measure.load_wrappers import (
 )
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer, PerfAnalyzerRunner
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
-from optimizer.options.addresses import server_address
 from optimizer.options.run_options import GENERATED_DATA, RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.task import Task
@@ -84,8 +83,7 @@ def choose_clients(options: RunOptions, task: Task) -> ClientChoice:
 
 def _perf_analyzer_reason(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
     """Return why the own client cannot send a closed loop that perf_analyzer searches; None if it can."""
-    protocol = server_address(options.url).protocol if options.target == "remote" else options.protocol
-    if protocol != "grpc":
+    if options.protocol != "grpc":
         return PerfAnalyzerReason.HTTP
     if task.source.concurrent:
         return PerfAnalyzerReason.SEVERAL_MODELS

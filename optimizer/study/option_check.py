@@ -15,7 +15,6 @@ from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCE
 from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedClasses
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.requests import SEND_AT_RATE
-from optimizer.options.addresses import server_address
 from optimizer.options.run_options import STARTING_TARGETS, RunOptions
 from optimizer.study.model_finder import NamedModel, size_fault
 
@@ -80,10 +79,9 @@ def check_server_settings(source: ModelSource, options: RunOptions, problem: Pro
 
 def _check_client_options(source: ModelSource, options: RunOptions, why: str) -> None:
     """Raise BadInputError for options that tune's own client does not support; ``why`` says why it measures."""
-    if options.target == "remote":
-        if server_address(options.url).protocol != "grpc":
+    if options.protocol != "grpc":
+        if options.target == "remote":  # its URL decides on the protocol
             raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
-    elif options.protocol != "grpc":
         raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
     if options.shared_memory == "cuda":
         raise BadInputError(f"--shared-memory cuda: {why} with system memory only; give --shared-memory system")

@@ -76,7 +76,7 @@ def test_the_own_client_confirms_what_it_can_send(tmp_path: Path) -> None:
     ("options", "reason"),
     [
         (replace(OPTIONS, protocol="http"), PerfAnalyzerReason.HTTP),
-        (replace(OPTIONS, target="remote", url="http://127.0.0.1:8000"), PerfAnalyzerReason.HTTP),
+        (replace(OPTIONS, target="remote", protocol="http", url="http://127.0.0.1:8000"), PerfAnalyzerReason.HTTP),
         (replace(OPTIONS, perf_analyzer_image="triton-sdk"), PerfAnalyzerReason.IMAGE),
     ],
 )

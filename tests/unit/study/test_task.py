@@ -118,7 +118,7 @@ def test_bounds_of_a_profile_are_read(models: Path) -> None:
     [
         ({"sla_ms": HIGH, "protocol": "http"}, "--protocol http: .* report p99.9, .*; use --protocol grpc"),
         (
-            {"max_error_percent": 0.1, "target": "remote", "url": "http://h:8000"},
+            {"max_error_percent": 0.1, "target": "remote", "protocol": "http", "url": "http://h:8000"},
             "--url http://h:8000: .* error-rate",
         ),
         ({"sla_ms": HIGH, "perf_analyzer_image": "sdk"}, "--perf-analyzer-image: .* leave it out"),
@@ -151,7 +151,10 @@ def test_a_decoupled_model_is_accepted_when_it_is_tuned_itself(models: Path, loa
     ("options", "said"),
     [
         ({"protocol": "http"}, "--protocol http: streamer streams, .* over gRPC only; use --protocol grpc$"),
-        ({"target": "remote", "url": "http://localhost:8000"}, "--url http://localhost:8000: .* the gRPC port$"),
+        (
+            {"target": "remote", "protocol": "http", "url": "http://localhost:8000"},
+            "--url http://localhost:8000: .* the gRPC port$",
+        ),
         ({"perf_analyzer_image": "sdk"}, "--perf-analyzer-image: streamer streams, .* leave it out$"),
         ({"concurrent_models": ("first",)}, "--concurrent-models first: streamer is decoupled, "),
     ],
@@ -232,7 +235,7 @@ def test_the_length_may_be_a_distribution(models: Path, text: str) -> None:
         ({"load": "rate"}, "sums is stateful .* without a request rate; use --load concurrency"),
         ({"protocol": "http"}, "--protocol http: sums is stateful, .* over gRPC only; use --protocol grpc$"),
         (
-            {"target": "remote", "url": "http://localhost:8000"},
+            {"target": "remote", "protocol": "http", "url": "http://localhost:8000"},
             "--url http://localhost:8000: sums is stateful, .* give the gRPC port$",
         ),
         ({"request_batch_size": 2}, "--request-batch-size 2: sums is stateful"),
