@@ -54,7 +54,7 @@ from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import CpuInterval, ResourceUsage
+from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.measurer import Measurer

@@ -20,7 +20,7 @@ from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 
 
 @dataclass(frozen=True)

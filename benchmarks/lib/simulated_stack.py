@@ -15,7 +15,7 @@ from lib.simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREAD
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.simulator.speed_correction import TIMES
 

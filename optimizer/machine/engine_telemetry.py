@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage, Telemetry
+from optimizer.core.interfaces import Telemetry
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.machine.gpu_telemetry import counter_rate
 from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
 from optimizer.machine.process_telemetry import sampled, total_of

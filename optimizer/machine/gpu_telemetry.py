@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage, Telemetry
+from optimizer.core.interfaces import Telemetry
 from optimizer.core.notes import ClocksLowered
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.machine.cpu_usage import process_tree
 from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
 from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by

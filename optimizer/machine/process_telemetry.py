@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import CpuInterval, ResourceUsage
+from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.machine.cpu_usage import CpuUsage, process_tree
 from optimizer.machine.cpus import read_kernel_file
 

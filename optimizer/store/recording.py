@@ -12,7 +12,7 @@ from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import OFF, BatcherBehaviour, Problem, SearchSpace
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial, TrialRole
 from optimizer.store.recorded_rows import REQUIRED, RecordedRow, read_recorded_rows
 from optimizer.store.trials_reader import CsvTable, read_csv

@@ -14,7 +14,7 @@ from objectives.metrics import Measurement
 from optimizer.config.backends import KV_CACHE_SHARE
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import ModelRefused
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

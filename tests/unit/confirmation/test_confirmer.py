@@ -37,8 +37,8 @@ from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
+from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import NoOutputCheck

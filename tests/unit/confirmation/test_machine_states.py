@@ -32,7 +32,7 @@ from optimizer.confirmation.machine_states import (
 )
 from optimizer.confirmation.verdicts import judge_confirmations, judge_load
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests.random_server import BOUND_MS, FAST, FASTER, LOADS, RandomServer, confirm, drawn_problem, with_measured

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import Candidate
 from optimizer.machine.engine_telemetry import (
     EngineReading,

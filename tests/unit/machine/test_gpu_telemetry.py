@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.machine.gpu_telemetry import (
     describe_throttling,
     gpu_readings,

@@ -19,8 +19,8 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import CpuInterval, ResourceUsage
 from optimizer.core.notes import SpeedVaried
+from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.core.trial import Candidate
 from optimizer.machine.conditions import SpeedProbe, probe_speed, speed_note
 from optimizer.machine.cpu_usage import (

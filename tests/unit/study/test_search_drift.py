@@ -15,7 +15,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole, latest_points
 from optimizer.measure.measurer import Measurer

@@ -16,8 +16,9 @@ from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError, ModelRefused, ServerCrashed
-from optimizer.core.interfaces import LoadGenerator, ResourceUsage, Target
+from optimizer.core.interfaces import LoadGenerator, Target
 from optimizer.core.notes import ServedOnCpu
+from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
 from optimizer.measure.measurer import Measurer
