@@ -82,15 +82,15 @@ def build_parser(names: Collection[str] = ()) -> Parser:
 def main(argv: list[str]) -> int:
     """Run ``tune run`` and return its exit code. Raises TuneError."""
     request = read_run_arguments(argv)
-    options, mapped, parsed = request.options, request.mapped, request.parsed
+    options, imported, parsed = request.options, request.model_analyzer, request.parsed
     as_json = "json" in parsed
-    if mapped is not None and "print-profile" in parsed:
-        return _print_profile(mapped, options)
+    if imported is not None and "print-profile" in parsed:
+        return _print_profile(imported, options)
     progress = progress_on_terminal(parsed.get("log"))
     if "dry-run" in parsed:  # the preview has the notes
         return _preview(options, progress.on_progress, as_json=as_json)
-    if mapped is not None and not as_json:
-        for note in mapped.notes:
+    if imported is not None and not as_json:
+        for note in imported.notes:
             print(note, file=sys.stderr, flush=True)
     from optimizer.study.tuning_run import tune
 
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
     return exit_code(result.status, result.outcome.verdict)
 
 
-def _print_profile(mapped: ModelAnalyzerImport, options: RunOptions) -> int:
+def _print_profile(imported: ModelAnalyzerImport, options: RunOptions) -> int:
     """Print the profile of Model Analyzer's file and return the exit code. Raises BadInputError."""
     from functools import partial
     from pathlib import Path
@@ -113,7 +113,7 @@ def _print_profile(mapped: ModelAnalyzerImport, options: RunOptions) -> int:
     assignment = DeviceAssignment.of(options, visible_gpus(options).names)
     repository = Path(options.model_repository or ".")
     read = partial(assignment.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
-    print(render_imported_profile(mapped, options, read), end="")
+    print(render_imported_profile(imported, options, read), end="")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Sizes and value ranges of generated inputs, as users write them: ``ids:16..128`` and ``ids:0..30521``.
+"""Sizes of requests as users write them: input shapes, value ranges, batch sizes, priorities, numbers of tokens.
 
     shape    NAMES:DIM,DIM,...            as perf_analyzer's --shape, without the batch dimension
     NAMES    NAME or NAME,NAME,...        these inputs have the same sizes in each request
@@ -6,7 +6,8 @@
     CHOICE   SIZE or LOW..HIGH, then *WEIGHT (1 by default)
     range    NAMES:LOW..HIGH              both bounds included
 
-The number of samples of a request (the request batch size) is a DIM too.
+The number of samples of a request (the request batch size), the number of requests in a sequence, and the priorities
+of requests are written as a DIM too.
 
 Numbers of tokens of prompts and outputs are written as ``128``, ``32..256`` or ``lognormal:128:0.5``:
 

@@ -126,7 +126,7 @@ def _cut_torn_line(file: BinaryIO) -> None:
     file.truncate(start + end)
 
 
-def make_storage(storage: str, shared: StudySharing | None = None) -> BaseStorage:
+def make_storage(storage: str, sharing: StudySharing | None = None) -> BaseStorage:
     """Return the storage at ``storage``, a file or a database URL; its tables are created if they do not exist.
 
     Raises the errors of the driver and of Optuna; see optuna_storage.opening_errors.
@@ -141,15 +141,15 @@ def make_storage(storage: str, shared: StudySharing | None = None) -> BaseStorag
     engine: dict[str, Any] = {"connect_args": _connect_arguments(kind, driver, url)}
     if kind in DRIVERS:
         engine["pool_pre_ping"] = True  # replaces a connection that was lost since its last use
-    policy = shared.retry if shared else RetryPolicy()
+    policy = sharing.retry if sharing else RetryPolicy()
 
     def create() -> RetryingStorage:
         return RetryingStorage(
             url,
             policy,
             engine_kwargs=engine,
-            heartbeat_interval=shared.heartbeat_seconds if shared else None,
-            grace_period=shared.grace_seconds if shared else None,
+            heartbeat_interval=sharing.heartbeat_seconds if sharing else None,
+            grace_period=sharing.grace_seconds if sharing else None,
         )
 
     def is_dropped(error: Exception) -> bool:
@@ -217,14 +217,14 @@ def open_study(
     problem: Problem,
     sampler: BaseSampler,
     fingerprint: Fingerprint | None = None,
-    shared: StudySharing | None = None,
+    sharing: StudySharing | None = None,
     conditions: Mapping[str, str | None] | None = None,
 ) -> optuna.Study:
     """Return the study ``name``, created if it does not exist yet, with one direction per objective.
 
     ``storage`` is the path of a journal file, a database URL (``sqlite:///…``, ``postgresql://…``, ``mysql://…``),
     or None for memory. Statements of a database are repeated for RETRY_SECONDS after a lost connection, or longer
-    if ``shared`` says so. ``conditions`` are further values, by name, that all workers of a shared study must have;
+    if ``sharing`` says so. ``conditions`` are further values, by name, that all workers of a shared study must have;
     one that is unknown (None) agrees with any other.
 
     Raises BadInputError if the storage cannot be opened, its driver is missing, or the study was made for another
@@ -234,7 +234,7 @@ def open_study(
     shown = redact(storage or "memory")
     with opening_errors(storage or "memory"):
         study = optuna.create_study(
-            storage=None if storage is None else make_storage(storage, shared),
+            storage=None if storage is None else make_storage(storage, sharing),
             study_name=name,
             sampler=sampler,
             directions=["maximize" if metric.better == "higher" else "minimize" for metric in problem.objectives],
@@ -247,7 +247,7 @@ def open_study(
         if fingerprint is not None and _stored_fingerprint(study) is None:
             study.set_user_attr(FINGERPRINT_ATTRIBUTE, fingerprint.to_document())
     if storage is not None:
-        translate_storage_errors(storage_of(study), storage, shared.retry.measurements_file if shared else "")
+        translate_storage_errors(storage_of(study), storage, sharing.retry.measurements_file if sharing else "")
     return study
 
 

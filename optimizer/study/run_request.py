@@ -39,15 +39,15 @@ class RunRequest:
     """A run to do.
 
     Attributes:
-        options: The options, including those that ``mapped`` sets.
+        options: The options, including those that ``model_analyzer`` sets.
         resumed: The run to continue; None for a new one.
-        mapped: The content of Model Analyzer's file; None without one, and for a resumed run.
+        model_analyzer: The content of Model Analyzer's file; None without one, and for a resumed run.
         parsed: The given values by option name, also of the options that are not in ``options``.
     """
 
     options: RunOptions
     resumed: RunFolder | None = None
-    mapped: ModelAnalyzerImport | None = None
+    model_analyzer: ModelAnalyzerImport | None = None
     parsed: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,20 +70,20 @@ def read_run_request(
         if not model:
             raise missing_model(parsed.get("model-repository"))
         options = parsed_options(model, parsed)
-        return RunRequest(with_found_run(options, options.warm_start), parsed=parsed)
+        return RunRequest(resolve_warm_start(options, options.warm_start), parsed=parsed)
     from optimizer.model.model_analyzer.reader import read_model_analyzer
 
     file = named_file("--from-model-analyzer", parsed["from-model-analyzer"], "a configuration of Model Analyzer")
-    mapped = read_model_analyzer(file, model)
-    merged = {**mapped.options(parsed.get("model-repository")), **values}
+    imported = read_model_analyzer(file, model)
+    merged = {**imported.options(parsed.get("model-repository")), **values}
     if merged.get("load") != "rate" or any(name in values for name in REQUEST_TIME_OPTIONS):
         for name in REQUEST_TIME_OPTIONS:  # the file's is overridden
             if name not in values:
                 merged.pop(name, None)
     if values.get("shared-memory") == "none" and "output-shared-memory-size" not in values:
         merged.pop("output-shared-memory-size", None)  # the file's has no effect
-    options = run_options(mapped.model, merged)
-    return RunRequest(with_found_run(options, options.warm_start), mapped=mapped, parsed=parsed)
+    options = run_options(imported.model, merged)
+    return RunRequest(resolve_warm_start(options, options.warm_start), model_analyzer=imported, parsed=parsed)
 
 
 def missing_model(repository: str | None) -> BadInputError:
@@ -96,7 +96,7 @@ def missing_model(repository: str | None) -> BadInputError:
     return BadInputError("MODEL is missing: `tune models` lists the built-in ones; or give a profile or folder")
 
 
-def with_found_run(options: RunOptions, name: str | None, folder: Path = Path()) -> RunOptions:
+def resolve_warm_start(options: RunOptions, name: str | None, folder: Path = Path()) -> RunOptions:
     """Return ``options`` with the folder of the run that --warm-start names: later the name means another run.
 
     ``name`` is the value as given. Paths and the folder of results start from ``folder``. A path takes precedence.

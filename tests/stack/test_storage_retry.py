@@ -179,8 +179,8 @@ def test_a_commit_whose_acknowledgement_is_lost_is_not_repeated(
 
 def test_a_lost_database_is_reported_with_the_table_of_all_measurements(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
-    shared = StudySharing(RetryPolicy(seconds=0.2, measurements_file="trials.csv"))
-    study = open_study(storage, "gone", PROBLEM, RandomSampler(seed=0), shared=shared)
+    sharing = StudySharing(RetryPolicy(seconds=0.2, measurements_file="trials.csv"))
+    study = open_study(storage, "gone", PROBLEM, RandomSampler(seed=0), sharing=sharing)
     commits: list[object] = []
 
     def lose(connection: object) -> None:

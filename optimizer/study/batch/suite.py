@@ -23,7 +23,7 @@ from optimizer.options.option_reader import move_options, run_options
 from optimizer.options.run_options import DEFAULTS, RunOptions
 from optimizer.options.table import OPTIONS, TARGET_OPTIONS
 from optimizer.options.values import OptionError, format_number, parse_budget_seconds
-from optimizer.study.run_request import with_found_run
+from optimizer.study.run_request import resolve_warm_start
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ def _read_entry(name: str, model: str, sla: SlaSection, values: Mapping[str, Any
         model=name,
         sla=str(Sla.from_bounds(bounds_ms)),
         target=_target_label(options),
-        options=with_found_run(move_options(folder, options), options.warm_start, folder),
+        options=resolve_warm_start(move_options(folder, options), options.warm_start, folder),
         command=command_line(options),
     )
 

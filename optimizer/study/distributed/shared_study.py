@@ -103,9 +103,9 @@ class SharedWorkers(StudyWorkers):
     are_many = True
     number: int  # number of this process, unique in the study
 
-    def __init__(self, study: optuna.Study, shared: StudySharing, folder: Path, *, one_host: bool) -> None:
+    def __init__(self, study: optuna.Study, sharing: StudySharing, folder: Path, *, one_host: bool) -> None:
         """Register this worker. Raises BadInputError if a file is used from several hosts."""
-        self._shared = shared
+        self._sharing = sharing
         self._identity = {
             HOST: socket.gethostname(),
             PID: os.getpid(),
@@ -196,7 +196,7 @@ class SharedWorkers(StudyWorkers):
         trial_id = enter_trial(self._study, template)
         self.number = trial_number(self._study, trial_id)
         if has_heartbeats(self._study):
-            beats, grace = self._shared.heartbeat_seconds, self._shared.grace_seconds
+            beats, grace = self._sharing.heartbeat_seconds, self._sharing.grace_seconds
             self._heartbeat = Heartbeat(self._study, trial_id, beats, grace)
         set_trial_attribute(self._study, trial_id, HAS_HEARTBEAT, True)
         self.refresh()
@@ -249,12 +249,12 @@ class SharedStudy(OtherWorkers):
     """
 
     def __init__(
-        self, study: optuna.Study, problem: Problem, shared: StudySharing, folder: Path, *, one_host: bool
+        self, study: optuna.Study, problem: Problem, sharing: StudySharing, folder: Path, *, one_host: bool
     ) -> None:
         """Register this worker. Raises BadInputError if a file is used from several hosts."""
         self._study = study
-        self._retry = shared.retry
-        self._workers = SharedWorkers(study, shared, folder, one_host=one_host)
+        self._retry = sharing.retry
+        self._workers = SharedWorkers(study, sharing, folder, one_host=one_host)
         self.number = self._workers.number
         self._seen: list[tuple[int, str]] = []  # states of the trials at the latest decision
         self.tracker = CandidateTracker(problem, study, self._workers)
@@ -331,7 +331,7 @@ def join(
     problem: Problem,
     folder: RunFolder,
     fingerprint: Fingerprint | None,
-    shared: StudySharing,
+    sharing: StudySharing,
     conditions: Mapping[str, str | None] | None = None,
 ) -> SharedStudy:
     """Join the study that ``options`` name.
@@ -342,8 +342,8 @@ def join(
     assert options.storage is not None
     assert options.study_name is not None
     sampler = sampler_for(options.search, options.seed)
-    study = open_study(options.storage, options.study_name, problem, sampler, fingerprint, shared, conditions)
+    study = open_study(options.storage, options.study_name, problem, sampler, fingerprint, sharing, conditions)
     one_host = "://" not in options.storage or dialect_of(options.storage).startswith("sqlite")  # a file
-    joined = SharedStudy(study, problem, shared, folder.path, one_host=one_host)
+    joined = SharedStudy(study, problem, sharing, folder.path, one_host=one_host)
     study.sampler = sampler_for(options.search, options.seed + joined.number)  # otherwise all would suggest the same
     return joined

@@ -471,9 +471,9 @@ def test_the_task_is_that_of_the_printed_profile() -> None:
     text = EXAMPLES["flags of perf_analyzer"].text.replace("        - INPUT:1:16,4\n", "")
     read(f"{text}constraints: {{perf_latency_p95: {{max: 20}}, perf_throughput: {{min: 10}}}}\n")
     values = read_run_arguments(["--from-model-analyzer", "ma.yaml", "--print-profile", "--budget", "1m"])
-    assert values.mapped is not None
+    assert values.model_analyzer is not None
     assert values.parsed["print-profile"]
-    printed = render_imported_profile(values.mapped, values.options, stored(Path("models")))
+    printed = render_imported_profile(values.model_analyzer, values.options, stored(Path("models")))
     Path("m.yaml").write_text(printed)
     (command,) = re.findall("^#   (tune .*)", printed, re.MULTILINE)
     printed_arguments = read_run_arguments(shlex.split(command)[1:])
@@ -814,7 +814,8 @@ def test_the_commands_of_the_page_can_be_given(folder: Path) -> None:
         if "--from-model-analyzer" in words:
             values = read_run_arguments(words[1:])
             assert task.prepare_task(values.options, MACHINE, print).source.name == "my_model"
-            text = render_imported_profile(values.mapped or read(ONE), values.options, stored(folder / "models"))
+            imported = values.model_analyzer or read(ONE)
+            text = render_imported_profile(imported, values.options, stored(folder / "models"))
             (folder / "my_model.yaml").write_text(text)
         else:
             assert task.prepare_task(read_run_arguments(words[1:]).options, MACHINE, print).source.name == "my_model"
