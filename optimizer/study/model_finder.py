@@ -76,18 +76,18 @@ def find_model(
 
 @dataclass(frozen=True)
 class _Finder:
-    """Finds the model of ``options``, which ``serving`` serves. The arguments are those of ``find_model``."""
+    """Finds the model of ``options`` for the devices of ``assignment``. The arguments are those of ``find_model``."""
 
     options: RunOptions
-    serving: DeviceAssignment
+    assignment: DeviceAssignment
     on_progress: OnProgress
     start_server: bool
 
     def of_named_profile(self, profile: Profile) -> NamedModel:
         """Return the model of ``profile``, whose section ``gpu`` applies if a GPU serves it."""
-        on_gpu = self.serving.reaches("onnxruntime")
+        on_gpu = self.assignment.reaches("onnxruntime")
         if isinstance(profile.model, StoredModel):  # all others are ONNX
-            on_gpu = self.serving.stored_on_gpu(profile.model.repository, profile.model.name)
+            on_gpu = self.assignment.stored_on_gpu(profile.model.repository, profile.model.name)
         return self._of_profile(profile.for_hardware(gpu=on_gpu))
 
     def of_model_analyzer(self, file: Path) -> NamedModel:
@@ -95,8 +95,8 @@ class _Finder:
         from optimizer.model.model_analyzer.reader import build_profile, read_model_analyzer
 
         mapped, repository = read_model_analyzer(file, self.options.model), Path(self.options.model_repository or ".")
-        on_gpu = self.serving.stored_on_gpu(repository, mapped.model)
-        read = partial(self.serving.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
+        on_gpu = self.assignment.stored_on_gpu(repository, mapped.model)
+        read = partial(self.assignment.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
         profile = build_profile(mapped, self.options, read).for_hardware(gpu=on_gpu)
         return replace(self._of_profile(profile), notes=tuple(map(str, mapped.notes)))
 
@@ -127,7 +127,7 @@ class _Finder:
         """Return the model of ``profile``. Raises BadInputError if its space or its requests do not fit the model."""
         options, model, batch = self.options, profile.model, self._request_sizes(profile.request.batch_size)
         section = profile.space or SpaceSection()
-        _check_space(section, profile, self.serving.gpu_count)
+        _check_space(section, profile, self.assignment.gpu_count)
         if section.max_batch_size and 0 < max(section.max_batch_size) < batch.largest:
             listed = ", ".join(map(str, section.max_batch_size))
             above = f"{batch.largest} is above every max_batch_size of {profile.path} ({listed})"
@@ -168,7 +168,7 @@ class _Finder:
         return parse_size_distribution(str(self.options.request_batch_size or default))
 
     def _read_onnx_file(self, file: Path, largest_batch: int) -> ModelSource:
-        on_gpu = self.serving.reaches("onnxruntime")
+        on_gpu = self.assignment.reaches("onnxruntime")
         return read_bare_onnx(file, gpu=on_gpu, largest_batch=largest_batch, cache=cache_folder())
 
     def _build_model(self, model: BuiltModel, largest_batch: int) -> ModelSource:
@@ -180,7 +180,7 @@ class _Finder:
             model.settings,
             cache=cache_folder(),
             max_batch_size=largest_batch,
-            kind="KIND_GPU" if self.serving.reaches("onnxruntime") else "KIND_CPU",
+            kind="KIND_GPU" if self.assignment.reaches("onnxruntime") else "KIND_CPU",
             on_progress=self.on_progress,
         )
         return read_source(
@@ -192,12 +192,12 @@ class _Finder:
     ) -> ModelSource:
         """Return the model with its configuration completed from the model's own metadata; see ``find_model``."""
         options, config = self.options, repository / name / "config.pbtxt"
-        source = self.serving.read(repository, name, largest_batch)
-        counts, on_gpu = [instance_count(source.config)], self.serving.on_gpu(source.config)
+        source = self.assignment.read(repository, name, largest_batch)
+        counts, on_gpu = [instance_count(source.config)], self.assignment.on_gpu(source.config)
         if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
             raise BadInputError(f"{show_path(config)}: instance_group: {problem}")
         if options.target in PROGRAM_TARGETS:
-            missing = gpu_placement.missing_device(source.config, self.serving.gpu_count)
+            missing = gpu_placement.missing_device(source.config, self.assignment.gpu_count)
             # the nodes of a cluster have their own GPUs, and a GPU may work although NVML does not
             if missing and options.cluster is None and not nvml.survey().fault:
                 raise BadInputError(f"{show_path(config)}: {missing}")

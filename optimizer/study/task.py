@@ -230,10 +230,10 @@ def _common_queue(source: ModelSource) -> Fields:
 
 def serving_hardware(named: NamedModel, hardware: Hardware, options: RunOptions) -> Hardware:
     """Return the hardware that serves the model: ``hardware``, without its GPUs if none is used."""
-    serving = DeviceAssignment.of(options, hardware.gpus)
+    assignment = DeviceAssignment.of(options, hardware.gpus)
     section = named.profile.space if named.profile else None
     chooses_gpu = section is not None and has_gpu_choice(section.fields())
-    return hardware if chooses_gpu or serving.source_on_gpu(named.source) else replace(hardware, gpus=())
+    return hardware if chooses_gpu or assignment.source_on_gpu(named.source) else replace(hardware, gpus=())
 
 
 def _metric(metric: str, on_gpu: bool) -> str:
