@@ -7,17 +7,14 @@ import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import fill
 
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, named_file, one_line, quote
-from optimizer.model.profile_lookup import find_profile
+from optimizer.core.safe_text import named_file, one_line, quote
 from optimizer.options.command_line import Parser, add_json, add_results, value_of, values_of
-from optimizer.options.option_reader import latency_bounds_ms, run_options
-from optimizer.options.run_options import RunOptions
+from optimizer.options.option_reader import latency_bounds_ms
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_path, parse_value, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
@@ -44,9 +41,8 @@ from optimizer.results.autoscaling import (
     DEFAULT_UTILIZATION_TEXT,
     read_scaling_limits,
 )
-from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
-from optimizer.store.run_lookup import LATEST, folder_of_runs_error, list_command, newest_run, runs_in
+from optimizer.results.finished_run import FinishedRun
+from optimizer.study.planned_runs import PlannedRuns
 
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
@@ -293,7 +289,7 @@ def _hour_costs(texts: Sequence[str]) -> dict[str, float]:
 def main(argv: list[str]) -> int:
     """Run ``tune plan`` and return its exit code. Raises TuneError."""
     arguments = read_plan_arguments(argv)
-    runs = _find_runs(arguments)
+    runs = PlannedRuns(arguments.results, arguments.sla, print_message, progress_on_terminal).find(arguments.names)
     if not arguments.names_traffic:
         _refuse_shapes(runs)
     if any(run.problem.priorities for run in runs):
@@ -349,106 +345,3 @@ def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPl
 
     compile_simulator(print_message)
     return plan_by_simulation(question, runs)
-
-
-def _find_runs(arguments: PlanArguments) -> list[FinishedRun]:
-    """Return the runs that can be read. If there are several, print a line for each run that cannot."""
-    if len(arguments.names) == 1:
-        return [_find_run(arguments.names[0], arguments)]
-    runs, errors = [], []
-    for name in arguments.names:
-        try:
-            runs.append(_find_run(name, arguments))
-        except BadInputError as error:
-            errors.append(error)
-            print_message(f"left out: {error}")
-    if not runs:
-        raise errors[-1]
-    return runs
-
-
-def _find_run(name: str, arguments: PlanArguments) -> FinishedRun:
-    """Return the run in a folder, the newest run of all, or that of a model, preferably with a recommendation.
-
-    A model without a run is tuned first.
-    """
-    folders = (Path(name), Path(arguments.results) / name)
-    is_recorded = any(is_file(path / record) for path in folders for record in (RUN_FILE, SWEEP_FILE))
-    if is_recorded or name == LATEST:
-        return read_run(name, arguments.results)
-    if newest_run(name, arguments.results) is None:
-        if error := folder_of_runs_error(name, "RUN", RUN_FILE):
-            raise error
-        if not name.strip() or _is_run_name(name, arguments.results):
-            raise BadInputError(
-                f"{quote(name)}: no run.json there or in {one_line(arguments.results)}; give the folder of a run "
-                f"(`{list_command(arguments.results)}` lists runs)"
-            )
-    newest: FinishedRun | None = None
-    model, profile = _model_and_profile(name, arguments.results)
-    for folder in runs_in(arguments.results, model):
-        try:
-            run = read_run(folder.path, arguments.results)
-        except BadInputError as error:
-            print_message(f"left out: {error}")
-            continue
-        if profile is not None and not _was_tuned_with(run, profile):
-            continue
-        if run.outcome is not None and run.outcome.recommended is not None:
-            return run
-        newest = newest or run
-    return newest or _tune_model(name, arguments)
-
-
-def _model_and_profile(name: str, results: str) -> tuple[str, Path | None]:
-    """Return the name under which the model ``name`` has its runs, and the profile that these runs must have.
-
-    The name of a model with runs is kept, and needs no profile. A profile or a file gives the model its name, which
-    other profiles may give too. Raises BadInputError if there is no such model.
-    """
-    if newest_run(name, results) is not None:
-        return name, None
-    from optimizer.model.onnx_file import model_name
-    from optimizer.model.profile import load_profile
-    from optimizer.model.profile_schema import BuiltModel, OnnxModel
-
-    if (profile := _profile(RunOptions(name))) is None:
-        path = Path(name)
-        return path.absolute().name if is_folder(path) else model_name(path), None
-    model = load_profile(profile).model
-    if isinstance(model, OnnxModel):
-        return model_name(model.onnx), profile
-    return model.builder if isinstance(model, BuiltModel) else model.name, profile
-
-
-def _profile(options: RunOptions) -> Path | None:
-    """Return the file of the profile that ``options`` name; None if they name none. Raises BadInputError."""
-    from optimizer.study.model_finder import names_profile
-
-    return find_profile(options.model).resolve() if names_profile(options) else None
-
-
-def _was_tuned_with(run: FinishedRun, profile: Path) -> bool:
-    try:
-        return _profile(run.options) == profile
-    except BadInputError:  # its profile was removed
-        return False
-
-
-def _is_run_name(name: str, out: str) -> bool:
-    """Return whether ``name`` is ``<model>/<run>`` rather than a folder or file of a model."""
-    path = Path(name)
-    is_inside = path.resolve().is_relative_to(Path(out).resolve())
-    exists = is_folder(path) or is_file(path)
-    return ("/" in name and not exists and not path.suffix) or (is_folder(path) and is_inside)
-
-
-def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
-    from optimizer.study.tuning_run import tune
-
-    options = run_options(model, {**arguments.sla, "out": arguments.results})
-    print_message(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
-    with tune(options, None, progress_on_terminal()) as result:
-        if result.status == "interrupted":
-            raise KeyboardInterrupt
-    return read_run(result.record.folder.path, arguments.results)
