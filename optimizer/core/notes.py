@@ -586,20 +586,32 @@ class ConfirmationComplete(Note):
     """No further server can change a verdict of the confirmation."""
 
     def __str__(self) -> str:
-        return "the tests are complete: more servers cannot change the verdict; `tune verify --fresh` tests again"
+        return "the tests are complete: more servers cannot change the verdict"
 
 
 @dataclass(frozen=True, slots=True)
 class NextVerdictNeeds(Note):
-    """The next verdict of the confirmation needs ``servers`` more, which take about ``seconds``."""
+    """The next verdict of the confirmation needs ``servers`` more, which take about ``seconds``.
+
+    ``lacks_time`` says whether the session had less time left.
+    """
 
     servers: int
     seconds: float
+    lacks_time: bool
 
     def __str__(self) -> str:
         servers = _count(self.servers, "more fresh server")
-        needed = f"the next one needs {servers}, about {self.seconds:.0f} s"
-        return f"the tests are not complete: {needed}; `tune verify` continues them"
+        state = "the time ended before the tests were complete" if self.lacks_time else "the tests are not complete"
+        return f"{state}: the next verdict needs {servers}, about {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationLeftOut(Note):
+    """The run was to end with its search."""
+
+    def __str__(self) -> str:
+        return "nothing was tested on fresh servers, because of --no-confirmation"
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------
@@ -673,11 +685,6 @@ LASTING = (
     FewerCpusThanRayCounts,
     CpusUsedByOthers,
 )
-
-
-def has_complete_test(notes: Iterable[Note]) -> bool:
-    """Return whether ``notes`` say that no further server can change a verdict of the confirmation."""
-    return any(isinstance(note, ConfirmationComplete) for note in notes)
 
 
 def lasting_documents(notes: Iterable[Note]) -> list[dict[str, object]]:

@@ -36,11 +36,13 @@ class InconclusiveResult:
             is not stable.
         disturbed: The number of disturbed measurements, or of disturbed windows of the test.
         total: The number of measurements, or of windows of the test.
+        test: The test on fresh servers that is the reason; None for another one.
     """
 
     kind: InconclusiveKind
     disturbed: int
     total: int
+    test: ConfirmedLoad | None = None
 
 
 def inconclusive_result(
@@ -77,7 +79,7 @@ def inconclusive_result(
 
 def _inconclusive_test(kind: InconclusiveKind, tested: ConfirmedLoad) -> InconclusiveResult:
     """Return the result for a test that did not decide, with the number of its windows."""
-    return InconclusiveResult(kind, round(tested.judged.disturbed_share * tested.windows), tested.windows)
+    return InconclusiveResult(kind, round(tested.judged.disturbed_share * tested.windows), tested.windows, tested)
 
 
 def intervals_reach_bounds(tested: ConfirmedLoad, sla: Sla) -> bool:
@@ -174,7 +176,8 @@ def _latency_reason(
         return f"{alone_takes}, and {lowest}" if lowest_ms < quickest_ms else alone_takes
     met = [value for point, value in values if sla.is_met(point.measurement)]
     if met and confirmed:
-        why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")
+        reasons = (entry.judged.reason for entry in confirmed if entry.error)  # not of comparisons
+        why = next((f" ({reason})" for reason in reasons if reason), "")
         value = formatting.quantity(metric, min(met))
         return f"{quantile} was {value} in the search, but missed the bound on fresh servers{why}"
     together = ", and no load meets all bounds together" if len(sla) > 1 else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from objectives.intervals import ConfidenceInterval, ThroughputRatio
     from optimizer.confirmation.verdicts import ConfirmedLoad
     from optimizer.core.trial import Point
+    from optimizer.results.no_recommendation import InconclusiveResult
     from optimizer.results.recommendation import Outcome
 
 _METRIC_KEYS = (
@@ -108,7 +108,7 @@ def document(
         "dominated_by": judged_entry(outcome, outcome.front.dominating),
         "closest": judged_entry(outcome, outcome.closest),
         "no_recommendation_reason": outcome.no_recommendation_reason or None,
-        "inconclusive": asdict(outcome.inconclusive) if outcome.inconclusive else None,
+        "inconclusive": _inconclusive(outcome.inconclusive) if outcome.inconclusive else None,
         "trials": outcome.trials,
         "measurements": outcome.measurements,
         "confirmations": outcome.confirmations,
@@ -134,6 +134,11 @@ def entry(point: Point) -> dict[str, object]:
         ENERGY: json_value(METRICS["energy"].value(point.measurement)),
         **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
     }
+
+
+def _inconclusive(result: InconclusiveResult) -> dict[str, object]:
+    """Return why the verdict is UNDECIDED without a recommendation. The values of the test are in trials.csv."""
+    return {"kind": result.kind, "disturbed": result.disturbed, "total": result.total}
 
 
 def _priorities(measurement: Measurement) -> list[dict[str, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from objectives.sla import Constraint
     from optimizer.config.search_space import Problem
     from optimizer.confirmation.verdicts import ConfirmedLoad
+    from optimizer.core.trial import Point
     from optimizer.results.no_recommendation import InconclusiveResult
     from optimizer.results.recommendation import Outcome
 
@@ -134,9 +136,7 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
     missed = outcome.sla.missed(best.measurement)
     if not missed:
         return text
-    measured = " and ".join(
-        f"{formatting.short_metric(bound.metric)} {formatting.value_of(best, bound.metric)}" for bound in missed
-    )
+    measured = _measured(missed, best)
     expected = f"is expected to meet {formatting.bounds(missed)} at its usual speed"
     return f"{text}; it measured {measured} while the machine was slow, and {expected}"
 
@@ -144,21 +144,37 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
 def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
     """Return why an outcome without a recommendation is not FAIL."""
     counted = f"in {result.disturbed:,} of {result.total:,}"
-    disturbance = describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
-    return {
-        "search_disturbed": f"other processes or machines took more than {100 * DISTURBANCE_LIMIT:.0f} % of the CPUs "
-        f"{counted} measurements",
-        "closest_disturbed": f"the closest configuration may be faster: {disturbance}",
-        "test_disturbed": f"the machine was disturbed {counted} windows on fresh servers",
-        "test_undecided": outcome.no_recommendation_reason,
-        "unstable": outcome.no_recommendation_reason,
-    }[result.kind]
+    if (test := result.test) is not None:
+        is_given_up = bool(test.judged.unlikely)
+        if result.kind == "test_disturbed":
+            disturbed = f"the machine was disturbed {counted} windows on fresh servers"
+            return "; ".join(filter(None, (disturbed, _missing_servers(test, is_given_up=is_given_up))))
+        missed = _measured(outcome.sla.missed(test.point.measurement), test.point)
+        cause = undecided_test_cause(test, is_given_up=is_given_up)
+        if not missed:
+            return f"the test on fresh servers did not decide: {cause}"
+        return f"fresh servers had {missed}, but their test did not decide: {cause}"
+    if result.kind == "search_disturbed":
+        limit = f"{100 * DISTURBANCE_LIMIT:.0f} %"
+        return f"other processes or machines took more than {limit} of the CPUs {counted} measurements"
+    if result.kind == "closest_disturbed" and outcome.closest:
+        return f"the closest configuration may be faster: {describe_disturbance(outcome.closest.measurement)}"
+    return outcome.no_recommendation_reason
+
+
+def _measured(bounds: Iterable[Constraint], point: Point) -> str:
+    """Return the values of ``point`` for ``bounds``, such as ``p95 22.5 ms``."""
+    return " and ".join(
+        f"{formatting.short_metric(bound.metric)} {formatting.value_of(point, bound.metric)}" for bound in bounds
+    )
 
 
 def _advice_if_inconclusive(result: InconclusiveResult, *, is_complete: bool = False) -> str:
     """Return what to do if another measurement may find a configuration to recommend."""
-    action = "continue the test" if _has_test_to_continue(result, is_complete=is_complete) else "run again"
-    return action if result.kind == "test_undecided" else f"stop other programs on this machine, then {action}"
+    has_test = _has_test_to_continue(result, is_complete=is_complete)
+    if result.kind == "test_undecided":
+        return "continue the test" if has_test else "run again, because more servers cannot change the verdict"
+    return f"stop other programs on this machine, then {'continue the test' if has_test else 'run again'}"
 
 
 def _has_test_to_continue(result: InconclusiveResult, *, is_complete: bool) -> bool:
@@ -353,7 +369,8 @@ def step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, i
         return NextStep("run again with a larger --budget", run_again)
     if is_disturbed_test(outcome.confirmed or _last_tested(outcome)):
         return NextStep("stop other programs on this machine, then continue the test", verify_command(folder))
-    return NextStep("continue the test", verify_command(folder))
+    advice = "continue the test" if _last_tested(outcome) else "test it on fresh servers"
+    return NextStep(advice, verify_command(folder))
 
 
 def _deployment(folder: str | Path, *, can_serve: bool) -> NextStep:

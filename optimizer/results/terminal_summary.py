@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from optimizer.core.notes import DETAILS, Note, has_complete_test
+from optimizer.core.notes import DETAILS, Note
 from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.outcome_values import point_lines, priority_lines
 from optimizer.results.terminal_output import (
@@ -47,6 +47,7 @@ class RunDetails:
         config_path: The recommended configuration; None if there is none.
         report_path: The report page; None if none was written.
         can_serve: Whether ``tune serve`` can start the measured server.
+        is_test_complete: Whether no further server can change a verdict of the confirmation.
     """
 
     baseline: Candidate
@@ -59,6 +60,7 @@ class RunDetails:
     config_path: Path | None = None
     report_path: Path | None = None
     can_serve: bool = False
+    is_test_complete: bool = False
 
 
 def print_outcome(
@@ -93,7 +95,7 @@ def print_outcome(
         run.results_dir,
         run.command,
         run.longer_command,
-        is_complete=has_complete_test(run.notes),
+        is_complete=run.is_test_complete,
         can_serve=run.can_serve,
     )
     print_wrapped(console, "next", f"{step.advice}:")

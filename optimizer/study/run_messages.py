@@ -18,6 +18,7 @@ from optimizer.confirmation.windows import server_windows
 from optimizer.core.budget import RunMode
 from optimizer.core.notes import (
     ConfirmationComplete,
+    ConfirmationLeftOut,
     DisturbedWindowsCounted,
     DisturbedWindowsLeftOut,
     HighestConcurrency,
@@ -101,17 +102,37 @@ def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, opti
     ]
 
 
-def notes_on_end(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:
-    """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
-    notes: list[Note | None] = [
+def notes_on_search(result: StudyResult, record: RunRecord) -> list[Note | None]:
+    """Return notes for the user on the search of a study."""
+    return [
         _refusals_note(result.trials, record),
         SearchConverged(MIN_GAIN) if record.search_ended == "converged" else None,
     ]
-    if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
-        is_checked = choose_clients(record.environment.options, record.task).perf_analyzer_checks
-        test = next_verdict(plan, result.trials, record.task.problem, is_cross_checked=is_checked)
-        notes.append(NextVerdictNeeds(test.missing_servers, test.seconds) if test else ConfirmationComplete())
-    return notes
+
+
+def note_on_tests(result: StudyResult, record: RunRecord, outcome: Outcome, *, only_confirms: bool) -> Note | None:
+    """Return a note for the user on the tests that are left; None if the verdict does not need it.
+
+    Record whether all tests are complete.
+
+    Args:
+        result: How the session ended.
+        record: The record of the run.
+        outcome: The outcome of the run.
+        only_confirms: Whether the session only continued the confirmation, as that of ``tune verify`` does.
+    """
+    options, plan = record.environment.options, record.confirmation_plan()
+    is_shown = only_confirms or outcome.verdict is Verdict.UNDECIDED
+    if plan is None:
+        return ConfirmationLeftOut() if is_shown and outcome.recommended and not options.confirmation else None
+    is_checked = choose_clients(options, record.task).perf_analyzer_checks
+    test = next_verdict(plan, result.trials, record.task.problem, is_cross_checked=is_checked)
+    record.is_test_complete = test is None
+    if not is_shown:
+        return None
+    if test is None:
+        return ConfirmationComplete()
+    return NextVerdictNeeds(test.missing_servers, test.seconds, lacks_time=result.seconds_left < test.seconds)
 
 
 def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurrency | None:

@@ -19,7 +19,7 @@ from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_pl
 from optimizer.core import interrupts
 from optimizer.core.budget import SpentTime
 from optimizer.core.errors import TuneError
-from optimizer.core.notes import Note, has_complete_test, lasting_documents, present
+from optimizer.core.notes import Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.request_sizes import TokenRequests
 from optimizer.core.stopwatch import with_earlier_times
@@ -122,6 +122,7 @@ class RunRecord:
         planned: The document of the confirmation's plan, see ``write_plan``; empty before.
         earlier_times: The value of ``times`` in run.json of the sessions that are continued.
         spent: The time of the budget that these used.
+        is_test_complete: Whether no further server can change a verdict of the confirmation.
     """
 
     folder: RunFolder
@@ -136,6 +137,7 @@ class RunRecord:
     planned: dict[str, Any] = field(default_factory=dict)
     earlier_times: object = None
     spent: SpentTime = field(default_factory=SpentTime)
+    is_test_complete: bool = False
 
     def add_notes(self, notes: Iterable[Note | None]) -> None:
         """Add those of ``notes`` that are not None and that the record lacks."""
@@ -156,11 +158,6 @@ class RunRecord:
             return read_plan_document(self.planned) if self.planned else None
         except ValueError as error:
             raise self.folder.no_record(error) from None
-
-    @property
-    def is_test_complete(self) -> bool:
-        """Whether no further server can change a verdict of the confirmation."""
-        return has_complete_test(self.notes)
 
     def write_plan(self, plan: ConfirmationPlan) -> None:
         """Write ``plan`` to run.json, which keeps the status and the result of an earlier session.

@@ -132,11 +132,19 @@ class StudySetup:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """How a study ended. ``continued_by`` names the confirming worker if other workers continue the study."""
+    """How a study ended.
+
+    Attributes:
+        trials: All trials, with their confirmations.
+        search_ended: Why the search ended.
+        continued_by: The confirming worker if other workers continue the study; otherwise empty.
+        seconds_left: The time of the budget that was left; negative if the last measurement exceeded it.
+    """
 
     trials: list[Trial]
     search_ended: SearchEnd
     continued_by: str = ""
+    seconds_left: float = 0.0
 
 
 def run_locally(setup: StudySetup) -> StudyResult:
@@ -182,7 +190,8 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
         if setup.mode is not RunMode.SEARCH and not continued_by:
             with stopwatch.confirming():
                 trials = executor.confirm(trials, budget, record.confirmation_plan(), record.write_plan)
-    return StudyResult(trials, search_ended, continued_by)
+        seconds_left = budget.seconds_left()
+    return StudyResult(trials, search_ended, continued_by, seconds_left)
 
 
 def _shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]:

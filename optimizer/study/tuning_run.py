@@ -30,7 +30,14 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import choose_clients
-from optimizer.study.run_messages import action_of, notes_on_end, notes_on_measurements, notes_on_outcome, start_line
+from optimizer.study.run_messages import (
+    action_of,
+    note_on_tests,
+    notes_on_measurements,
+    notes_on_outcome,
+    notes_on_search,
+    start_line,
+)
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.study import StudyResult, StudySetup, check_stored_study, run_locally
 from optimizer.study.task import Task
@@ -170,6 +177,9 @@ class _Session:
             trials = result.trials if result else table.read()
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)
             record.add_notes([*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)])
+            if result is not None and not result.continued_by:
+                only_confirms = self.mode is RunMode.CONFIRM
+                record.add_notes([note_on_tests(result, record, outcome, only_confirms=only_confirms)])
             status = _status(result, outcome)
             recorded = self._recorded_status(status, outcome)
             ended = RunResult(
@@ -246,7 +256,7 @@ class _Session:
             result = self.cluster.run(setup) if self.cluster else run_locally(setup)
             if not (only_confirms and record.search_ended):
                 record.search_ended = result.search_ended
-            record.add_notes(notes_on_end(result, record, self.confirm_seconds))
+            record.add_notes(notes_on_search(result, record))
             return result
         except KeyboardInterrupt:
             interrupts.acknowledge()

@@ -58,7 +58,9 @@ EXAMPLES: tuple[Note, ...] = (
     notes.LessThanInSearch(1597.0, 405.0),
     notes.UntestedServedMore(3, 2597.0),
     notes.ConfirmationComplete(),
-    notes.NextVerdictNeeds(2, 14.0),
+    notes.ConfirmationLeftOut(),
+    notes.NextVerdictNeeds(2, 14.0, lacks_time=True),
+    notes.NextVerdictNeeds(2, 14.0, lacks_time=False),
 )
 
 

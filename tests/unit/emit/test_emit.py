@@ -738,7 +738,9 @@ def test_the_refusal_names_the_command_that_can_still_change_the_verdict(is_comp
     run = write_run(tmp_path, is_confirmed=False)
     change_info(run, confirmation_complete=is_complete)
     expected = (
-        "make a separate test, .*: `tune verify --fresh" if is_complete else "continue the test: `tune verify .*3m`"
+        "make a separate test, .*: `tune verify --fresh"
+        if is_complete
+        else "test it on fresh servers: `tune verify .*3m`"
     )
     with pytest.raises(BadInputError, match=expected):
         emit.main([str(run)])

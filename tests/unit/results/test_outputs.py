@@ -21,7 +21,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import write_json
 from optimizer.core.interfaces import ProgressObserver
-from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
+from optimizer.core.notes import OutputsNotCompared
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results import outcome_values, result_document, summary
@@ -262,12 +262,11 @@ class TestText:
         lines = printed_outcome(outcome()).splitlines()
         assert lines[0] == "dlrm: UNDECIDED at 12,300 infer/s, p95 18.2 ms (SLA: p95 <= 20 ms)"
         assert lines[1] == "cause         it was not tested on fresh servers"
-        assert lines[-2:] == ["next          continue the test:", " " * 14 + "tune verify results/dlrm/1 --budget 3m"]
+        command = "tune verify results/dlrm/1 --budget 3m"
+        assert lines[-2:] == ["next          test it on fresh servers:", " " * 14 + command]
 
     def test_a_test_that_is_complete_is_made_again(self) -> None:
-        assert printed_outcome(outcome(), notes=[ConfirmationComplete()]).endswith(
-            " tune verify --fresh results/dlrm/1\n"
-        )
+        assert printed_outcome(outcome(), is_test_complete=True).endswith(" tune verify --fresh results/dlrm/1\n")
 
     def test_the_command_for_programs_makes_a_separate_test_too(self) -> None:
         assert summary.next_command(outcome(), "r", "tune longer") == "tune verify r --budget 3m"
@@ -467,7 +466,7 @@ class TestHtml:
         page = self.page(tmp_path, outcome(), example_trials())
         answer = "dlrm: UNDECIDED at 12,300 infer/s, p95 18.2 ms (SLA: p95 &lt;= 20 ms)"
         assert f'<header class="banner undecided">\n<h1 class="answer undecided">{answer}</h1>' in page
-        assert "<p>Cause: it was not tested on fresh servers.</p>\n<p>Next: continue the test:</p>" in page
+        assert "<p>Cause: it was not tested on fresh servers.</p>\n<p>Next: test it on fresh servers:</p>" in page
         assert f"tune verify {tmp_path}/dlrm/1 --budget 3m" in page
         for text in ("not confirmed", "out of [memory]", "perf_analyzer timed out", "1,234,567", NOTE, "--sla-p95"):
             assert text in page

@@ -410,7 +410,10 @@ def test_a_test_on_fresh_servers_is_not_corrected_for_the_speed_of_the_machine()
     assert not result.sla.is_met(result.confirmed_loads[0].point.measurement)
     assert result.recommended is None
     assert result.verdict is Verdict.UNDECIDED, "more servers may still pass"
-    assert "2 of 4 fresh servers" in summary.undecided_cause(result)
+    assert summary.undecided_cause(result) == (
+        "fresh servers had p95 22.7 ms, but their test did not decide: the test was given up after 2 of 4 servers, "
+        "because p95 <= 20 ms (22.7 ms from 22.6 effective requests) was not likely to pass in the time that was left"
+    )
     step = summary.next_step(result, "r", "tune known")
     assert (step.advice, step.command) == ("continue the test", "tune verify r --budget 3m")
     result = drifted(slow(16.0, 1.0), confirmed=[slow(p95_ms, 1.0) for p95_ms in (70.0, 75.0)])
@@ -721,6 +724,76 @@ def test_a_disturbed_test_of_the_only_configuration_is_no_fail(disturbed: int, v
         assert summary.next_command(result, "r", "tune longer", is_complete=True) == "", (
             "no further server can change the verdict"
         )
+
+
+@pytest.mark.parametrize(
+    ("servers_ms", "disturbed", "begin", "end"),
+    [
+        (
+            [26.0] * 2,
+            4,
+            "the machine was disturbed in 8 of 16 windows on fresh servers; the test was given up after 2 of 4 "
+            "servers, because p95 <= 20 ms (26.0 ms from ",
+            " was not likely to pass in the time that was left",
+        ),
+        (
+            [16.0, 25.0, 14.0, 26.0],
+            0,
+            "fresh servers had p95 23.1 ms, but their test did not decide: 0.14 to 44 % of the requests are slower ",
+            "; p95 needs about 104 effective requests, and these were 40.6",
+        ),
+    ],
+    ids=["disturbed", "too few effective requests"],
+)
+def test_a_test_without_a_recommendation_says_why_it_did_not_decide(
+    servers_ms: list[float], disturbed: int, begin: str, end: str
+) -> None:
+    result = outcome(*servers_ms, disturbed=disturbed)
+    assert (result.recommended, result.verdict) == (None, Verdict.UNDECIDED)
+    cause = summary.undecided_cause(result)
+    assert cause.startswith(begin), cause
+    assert cause.endswith(end), cause
+    document = result_document.document(result, wall_seconds=1, results_dir="r")
+    assert isinstance(document["inconclusive"], dict)
+    assert document["inconclusive"].keys() == {"kind", "disturbed", "total"}
+
+
+def test_the_reason_of_a_fail_is_that_of_the_test_and_not_of_a_comparison() -> None:
+    def measured(error: float) -> tuple[ConfirmationWindow, ...]:
+        return tuple(ConfirmationWindow(n, LOAD, measurement(1000.0, 40.0), error) for n in range(LOOKS[0]))
+
+    search = ((LOAD, measurement(1000.0, 10.0)),)
+    trials = [
+        Trial(0, BASELINE, search, confirmations=measured(0.0)),
+        Trial(1, BEST, search, confirmations=measured(ERROR)),
+    ]
+    result = assess(trials, known_problem(), BASELINE, PLAIN)
+    assert result.verdict is Verdict.FAIL
+    assert re.match(
+        r"p95 was 10\.0 ms in the search, but missed the bound on fresh servers \(p95 <= 20 ms: ",
+        result.no_recommendation_reason,
+    )
+
+
+def test_a_complete_test_is_run_again_with_the_reason() -> None:
+    result = outcome(16.0, 25.0, 14.0, 26.0)
+    step = summary.next_step(result, "r", "tune known", is_complete=True)
+    assert step == summary.NextStep("run again, because more servers cannot change the verdict", "tune known")
+    step = summary.next_step(result, "r", "tune known")
+    assert step == summary.NextStep("continue the test", "tune verify r --budget 3m")
+
+
+@pytest.mark.parametrize(
+    ("result", "advice"),
+    [
+        (outcome(), "test it on fresh servers"),
+        (outcome(*[10.0] * 4, error=0.0), "test it on fresh servers"),
+        (outcome(10.0), "continue the test"),
+    ],
+    ids=["not measured there", "compared only", "begun"],
+)
+def test_only_a_test_that_has_begun_continues(result: Outcome, advice: str) -> None:
+    assert summary.next_step(result, "r", "tune known") == summary.NextStep(advice, "tune verify r --budget 3m")
 
 
 def test_a_command_that_needs_a_recommendation_names_the_disturbance() -> None:

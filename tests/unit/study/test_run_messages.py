@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
+from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import (
@@ -25,6 +27,8 @@ from optimizer.confirmation.server_plan import (
 from optimizer.core.budget import Budget, RunMode
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.notes import (
+    ConfirmationComplete,
+    ConfirmationLeftOut,
     DisturbedWindowsCounted,
     DisturbedWindowsLeftOut,
     HighestConcurrency,
@@ -48,7 +52,7 @@ from optimizer.study.run_messages import (
     _untested_served_more,
     _usual_states,
     action_of,
-    notes_on_end,
+    note_on_tests,
     notes_on_measurements,
     start_line,
 )
@@ -202,6 +206,20 @@ def test_the_speed_is_compared_over_all_sessions() -> None:
     assert SpeedVaried(1.6) in notes_on_measurements([trial])
 
 
+def confirming_record(
+    problem: Problem, plan: ConfirmationPlan | None, values: Mapping[str, object] = MappingProxyType({})
+) -> SimpleNamespace:
+    """Return the part of a record that the notes on the tests read, of a run with this plan and these options."""
+    source = SimpleNamespace(concurrent=(), is_streaming=False)
+    return SimpleNamespace(
+        environment=SimpleNamespace(options=run_options("drawn", {n: v for n, v in values.items() if v})),
+        task=SimpleNamespace(problem=problem, source=source, sequence_length=None, input_data="random"),
+        search_ended="budget",
+        confirmation_plan=lambda: plan,
+        is_test_complete=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("protocol", "cross_check_seconds"),
     [
@@ -216,13 +234,40 @@ def test_the_time_of_the_next_verdict_includes_the_check_by_perf_analyzer(
     measurer = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     confirmer = Confirmer(problem, server, measurer, Budget(0.0), searched(server, LOADS), store_plan=plans.append)
     trials = confirmer.run(COMPARISONS)
-    source = SimpleNamespace(concurrent=(), is_streaming=False)
-    record = SimpleNamespace(
-        environment=SimpleNamespace(options=run_options("drawn", {"protocol": protocol})),
-        task=SimpleNamespace(problem=problem, source=source, sequence_length=None, input_data="random"),
-        search_ended="budget",
-        confirmation_plan=lambda: plans[-1],
-    )
-    *_, note = notes_on_end(StudyResult(trials, "budget"), cast("RunRecord", record), confirm_seconds=60.0)
+    record = confirming_record(problem, plans[-1], {"protocol": protocol})
+    outcome = assess(trials, problem, *COMPARISONS)
+    assert outcome.verdict is Verdict.UNDECIDED
     server_seconds = START_SECONDS + WINDOWS * MIN_WINDOW_SECONDS + cross_check_seconds
-    assert note == NextVerdictNeeds(LOOKS[0], LOOKS[0] * server_seconds)
+    needed_seconds = LOOKS[0] * server_seconds
+    for seconds_left, only_confirms in ((-1.0, False), (0.0, True), (needed_seconds, False)):
+        result = StudyResult(trials, "budget", seconds_left=seconds_left)
+        note = note_on_tests(result, cast("RunRecord", record), outcome, only_confirms=only_confirms)
+        assert note == NextVerdictNeeds(LOOKS[0], needed_seconds, lacks_time=seconds_left < needed_seconds)
+        assert not record.is_test_complete
+
+
+def test_only_a_verdict_that_needs_them_has_a_note_on_the_tests_that_are_left(tmp_path: Path) -> None:
+    """After a PASS, only ``tune verify`` says whether another load can be tested."""
+    problem, server, plans = drawn_problem(), RandomServer(), list[ConfirmationPlan]()
+    measurer = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
+    confirmer = Confirmer(problem, server, measurer, Budget(1e6), searched(server, LOADS), store_plan=plans.append)
+    result = StudyResult(confirmer.run(COMPARISONS), "converged", seconds_left=1.0)
+    passed = assess(result.trials, problem, *COMPARISONS)
+    assert passed.verdict is Verdict.PASS
+    record = cast("RunRecord", confirming_record(problem, plans[-1]))
+    assert note_on_tests(result, record, passed, only_confirms=False) is None
+    assert record.is_test_complete
+    assert note_on_tests(result, record, passed, only_confirms=True) == ConfirmationComplete()
+
+
+@pytest.mark.parametrize("no_confirmation", [False, True])
+def test_a_recommendation_that_no_confirmation_left_untested_has_a_note(no_confirmation: bool) -> None:
+    problem, trials = drawn_problem(), searched(RandomServer(), LOADS)
+    record = cast("RunRecord", confirming_record(problem, None, {"no-confirmation": no_confirmation}))
+    result, outcome = StudyResult(trials, "converged"), assess(trials, problem, *COMPARISONS)
+    note = note_on_tests(result, record, outcome, only_confirms=False)
+    assert note == (ConfirmationLeftOut() if no_confirmation else None)
+    assert not record.is_test_complete
+    tight = replace(problem, sla=Sla.from_bounds({"p95": 0.1}))
+    failed = assess(trials, tight, *COMPARISONS)
+    assert note_on_tests(result, record, failed, only_confirms=False) is None
