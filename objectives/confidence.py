@@ -62,6 +62,11 @@ class ConstraintVerdict:
     served_nothing: bool = False
 
 
+NOTHING_COUNTED = ConstraintVerdict(
+    Verdict.UNDECIDED, "no request was counted", excess=UNSERVED_EXCESS, served_nothing=True
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SequentialTest:
     """The error of a test that looks at growing data, and how much more it may measure.
@@ -98,6 +103,11 @@ class MissCounts:
     slope: float
     distance: float
     other_shares: Windows = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no request in any window, so that no share is known."""
+        return not any(windows.any() for windows in self.requests)
 
     @property
     def overdispersion(self) -> float:
@@ -269,6 +279,8 @@ def judge_share(
         test: The test of this configuration and load.
         verb: The verb of the counted requests in the reason.
     """
+    if counts.is_empty:
+        return NOTHING_COUNTED
     servers, estimate = len(counts.requests), _ShareEstimate.of(counts, allowed, spread)
     effective, excess = estimate.effective, estimate.missing_distance(test.error) / counts.slope
     if servers < LOOKS[0]:

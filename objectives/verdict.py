@@ -11,6 +11,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.confidence import (
+    NOTHING_COUNTED,
     ConstraintVerdict,
     MissCounts,
     SequentialTest,
@@ -326,6 +327,8 @@ def _judge_counted(
     allowed = bound.bound / 100
     other_shares = _other_shares([[window for window, _ in server] for server in counts_by_server])
     counts = MissCounts(requests, misses, misses, 1.0, -math.inf, other_shares)
+    if counts.is_empty:
+        return NOTHING_COUNTED
     spread = share_spread(counts, allowed, PRIOR_FAILED_STD)
     judged = judge_share(counts, allowed, spread, test, "fail")
     reason, needed = judged.reason, needed_requests(bound, test.error)

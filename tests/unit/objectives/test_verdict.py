@@ -233,6 +233,18 @@ def test_an_overloaded_window_counts() -> None:
     assert judged(measured).verdict is Verdict.FAIL
 
 
+@pytest.mark.parametrize("metric", ["p95", "ttft-p95", "error-rate"])
+@pytest.mark.parametrize("count", [1, LOOKS[0]])
+def test_a_load_without_a_request_is_undecided(metric: str, count: int) -> None:
+    """The server paused in all windows that count."""
+    paused = Measurement(0.0, requests=0, failed_requests=0, stable=True)
+    result = judged([[paused] * 3 for _ in range(count)], Sla.from_bounds({metric: 20.0}))
+    assert result.verdict is Verdict.UNDECIDED
+    assert result.reason.endswith(": no request was counted")
+    assert not result.is_promising
+    assert result.excess > 0, "a lower load is tested"
+
+
 def test_a_load_is_likely_to_pass_if_its_latency_is_lower_by_the_excess() -> None:
     shift = judged(servers(14.0)).excess
     assert judged(servers(14.0 * math.exp(-shift))).verdict is Verdict.PASS
