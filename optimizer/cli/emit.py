@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from optimizer.cli.output import check_decided
 from optimizer.core.errors import BadInputError
-from optimizer.core.files import output_error
+from optimizer.core.files import output_error, replace_file
 from optimizer.core.safe_text import exists, quote, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, value_of
 from optimizer.results.autoscaling import (
@@ -239,7 +239,11 @@ def _files(arguments: argparse.Namespace, recommendations: list[Recommendation])
 
 
 def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
-    """Write all files, or none if one exists and ``force`` is not set."""
+    """Write all files, or none if one exists and ``force`` is not set.
+
+    After a full disk each file has its old content, the new one, or does not exist. A server would load an empty
+    config.pbtxt.
+    """
     existing = [name for name in files if exists(folder / name)]
     if existing and not force:
         raise BadInputError(f"{show_path(folder / existing[0])} exists; give another --out, or --force")
@@ -247,7 +251,7 @@ def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            replace_file(path, text)
             if text.startswith("#!"):
                 path.chmod(0o755)
         except OSError as error:

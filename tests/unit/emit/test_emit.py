@@ -6,6 +6,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,18 @@ from tests.emitted_files import (
     recommendation_of,
 )
 from tests.run_folders import CANDIDATE, CLOSED, MEASURED, OPEN, change_info, config_text, write_run
+
+LIMITED = """\
+import resource, sys
+from optimizer.cli import emit
+from optimizer.core.errors import TuneError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+try:
+    emit.main(sys.argv[1:])
+except TuneError as error:
+    print(error)
+"""
 
 
 def container(run: Path, **more: Any) -> dict[str, Any]:
@@ -668,6 +682,17 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert "dlrm" in emitted(SAMPLE, tmp_path, "--force")["config.pbtxt"]
     (tmp_path / "file").write_text("")
     assert "cannot write" in refusal(SAMPLE, "--out", tmp_path / "file")
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:
+    """The limit for the size of a file stands for a full disk."""
+    folder, command = tmp_path / "out", [sys.executable, "-c", LIMITED, str(SAMPLE), "--force", "--out"]
+    message = f"cannot write {folder / 'config.pbtxt'}: File too large; give another place with --out\n"
+    assert subprocess.check_output([*command, str(folder)], text=True) == message
+    assert list(folder.iterdir()) == []
+    (folder / "config.pbtxt").write_text("old")
+    assert subprocess.check_output([*command, str(folder)], text=True) == message
+    assert (folder / "config.pbtxt").read_text() == "old"
 
 
 def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
