@@ -106,13 +106,12 @@ def _estimate(metric: Metric, point: Point | None, confirmed: ConfirmedLoad | No
         return None
     if confirmed is None:
         return Estimate(metric.name, value, unsure="not measured again on fresh servers")
-    if confirmed.disturbance:
-        return Estimate(metric.name, value, unsure=confirmed.disturbance)
     interval = confirmed.interval(metric.name)
     if interval is None or interval.is_unknown or not math.isfinite(interval.high):
-        return Estimate(metric.name, value, unsure=f"the interval of {metric.name} is not known")
+        unsure = confirmed.disturbance or f"the interval of {metric.name} is not known"
+        return Estimate(metric.name, value, unsure=unsure)
     other_cpu_share = confirmed.point.measurement.other_cpu_share
-    return Estimate(metric.name, value, interval.low, interval.high, other_cpu_share=other_cpu_share)
+    return Estimate(metric.name, value, interval.low, interval.high, confirmed.disturbance, other_cpu_share)
 
 
 def _circumstances(run: FinishedRun) -> dict[str, str]:

@@ -79,7 +79,7 @@ def _compare_estimates(old: Estimate, new: Estimate, since: str) -> Change:
     share, interval = _improvement(old, new), _improvement_interval(old, new)
     signed = f"{_signed(share)} since {since}"
     if interval is None:
-        when, why = ("then", old.unsure) if old.low is None else ("now", new.unsure)
+        when, why = ("then", old.unsure) if old.unsure or old.low is None else ("now", new.unsure)
         return Change("undecided", since, f"{signed}, which may be noise ({when}: {why or 'no interval'})", share)
     if disturbance := _different_disturbance(old, new):
         return Change("undecided", since, f"{signed}, which may be noise ({disturbance})", share)
@@ -116,7 +116,12 @@ def _improvement(old: Estimate, new: Estimate) -> float:
 
 
 def _improvement_interval(old: Estimate, new: Estimate) -> ConfidenceInterval | None:
-    """Return the interval of the improvement, with both values anywhere in their intervals; None if it is unknown."""
+    """Return the interval of the improvement, with both values anywhere in their intervals; None if it is unknown.
+
+    The intervals of a disturbed confirmation do not hold for a quiet machine, so they are not compared.
+    """
+    if old.unsure or new.unsure:
+        return None
     if old.low is None or old.high is None or new.low is None or new.high is None:
         return None
     if min(old.low, new.low) <= 0:

@@ -30,8 +30,9 @@ ChangeKind = Literal["new", "lost", "gained", "noise", "undecided", "incomparabl
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric of a recommendation with its confidence interval. Without one, ``unsure`` is the reason.
+    """A metric of a recommendation with its confidence interval.
 
+    ``unsure`` is the reason if there is no interval, or one that is shown but not compared with another batch.
     ``other_cpu_share`` is the share of the CPU time that other processes or machines took, 0 to 1.
     """
 
@@ -243,7 +244,8 @@ class BatchFolder:
         path = Path(batch)
         path = path.parent if path.name == FILE else path
         if not is_file(path / FILE):
-            raise BadInputError(f"{flag} {quote(batch)}: no {FILE} there; give the folder of a batch")
+            problem = f"its name is not {FILE}; rename it, or" if is_file(path) else f"no {FILE} there;"
+            raise BadInputError(f"{flag} {quote(batch)}: {problem} give the folder of a batch")
         return cls(path)
 
     @classmethod

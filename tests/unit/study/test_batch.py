@@ -29,7 +29,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner, describe_entry, expected_improvement
 from optimizer.study.batch.changes import compare_entries
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
-from optimizer.study.batch.reports import gain_words, junit, print_batch, write_index
+from optimizer.study.batch.reports import estimate_words, gain_words, junit, print_batch, write_index
 from optimizer.study.batch.suite import Suite, read_suite
 from tests.run_folders import change_info
 
@@ -135,7 +135,9 @@ def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> 
     assert exit_code(batch) == 0
 
 
-def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, folder: BatchFolder) -> None:
+def test_a_confirmation_that_was_disturbed_has_its_interval_and_the_reason_not_to_compare_it(
+    tmp_path: Path, folder: BatchFolder
+) -> None:
     (entry,) = run(suite_of(tmp_path, "a"), SampleRuns(), folder).entries
     assert entry.recommended is not None
     assert entry.recommended.low is not None
@@ -147,10 +149,13 @@ def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, fol
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    estimate = describe_entry(entry, read_run(folder.path / entry.folder)).recommended
+    disturbed = describe_entry(entry, read_run(folder.path / entry.folder))
+    estimate = disturbed.recommended
     assert estimate is not None
-    assert (estimate.low, estimate.high) == (None, None)
     assert estimate.unsure == "100 % of its windows were disturbed"
+    assert f" at {estimate_words(disturbed)}, " in disturbed.headline, "the table has the number of the first line"
+    assert "±" in estimate_words(disturbed)
+    assert compare_entries(entry, disturbed, "2026-11-01").kind == "undecided"
 
 
 def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Path, folder: BatchFolder) -> None:

@@ -50,6 +50,14 @@ def test_a_loss_is_reported_with_its_interval() -> None:
     assert change.share == pytest.approx(-0.06)
 
 
+def test_intervals_of_disturbed_confirmations_are_not_compared() -> None:
+    quiet, slower = entry(100.0), entry(50.0)
+    assert slower.recommended is not None
+    disturbed = replace(slower, recommended=replace(slower.recommended, unsure="31 % were disturbed"))
+    assert change_text(quiet, disturbed) == "-50 % since 2026-11-01, which may be noise (now: 31 % were disturbed)"
+    assert change_text(disturbed, quiet) == "+100 % since 2026-11-01, which may be noise (then: 31 % were disturbed)"
+
+
 def test_a_loss_within_the_intervals_is_noise() -> None:
     assert change_text(entry(100.0, 5.0), entry(94.0, 2.0)) == "-6 % since 2026-11-01, within noise"
 
