@@ -336,7 +336,7 @@ def _busy_reasons(stages: StageBreakdown) -> tuple[str, ...]:
     subject = "The instance" if count == 1 else f"The {count} instances"
     if candidate.server_processes > 1:
         subject += f" of {candidate.server_processes} server processes"
-    batches = f", on batches of {size:,.3g} samples" if size else ""
+    batches = f", on batches of {size:,.3g} sample{'' if f'{size:.3g}' == '1' else 's'}" if size else ""
     return (f"{subject} computed {formatting.percent(stages.busy_share)} of the time{batches}.",)
 
 

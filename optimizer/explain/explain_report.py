@@ -17,6 +17,7 @@ from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, ChangeKind, Forecast, 
 from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.finished_run import remark
 from optimizer.results.formatting import percent, signed_percent
+from optimizer.results.recommendation import Outcome
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 from optimizer.results.terminal_output import plain_table, print_table, wrap
 
@@ -139,10 +140,10 @@ def _no_bound_binds(explanation: Explanation) -> str:
             "None: no measurement had more throughput. Among the tried configurations and loads, the capacity of the "
             "server is the limit."
         )
-    stable = [point for point in faster if point.measurement.stable]
-    fastest = max(stable or faster, key=lambda point: point.throughput_infer_per_sec)
+    reliable = [point for point in faster if _is_reliable(point, outcome)]
+    fastest = max(reliable or faster, key=lambda point: point.throughput_infer_per_sec)
     shown = _measured(explanation, fastest)
-    if not stable:
+    if not reliable:
         return f"Only an unstable measurement had more throughput, so none is known to bind: {shown}."
     missed = problem.sla.missed(fastest.measurement)
     if missed:
@@ -151,10 +152,15 @@ def _no_bound_binds(explanation: Explanation) -> str:
     return "None: no measurement beyond a bound had more throughput."
 
 
+def _is_reliable(point: Point, outcome: Outcome) -> bool:
+    """Return whether ``point`` was stable in the search or has intervals from fresh servers, as in best_within."""
+    return point.measurement.stable or outcome.confirmation_of(point) is not None
+
+
 def _more_within(explanation: Explanation) -> Iterator[str]:
     """Yield the measurement within the bounds that had more throughput than the recommendation, and why it lost."""
     outcome, subject, sla = explanation.outcome, explanation.subject.point, explanation.run.problem.sla
-    within = [point for point in outcome.points if point.measurement.stable and sla.is_met(point.measurement)]
+    within = [point for point in outcome.points if _is_reliable(point, outcome) and sla.is_met(point.measurement)]
     fastest = max(within, key=lambda point: point.throughput_infer_per_sec, default=subject)
     if fastest.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
         return

@@ -75,6 +75,14 @@ def test_the_bottleneck_follows_from_stage_times(
     assert f"The 2 instances computed {100 * busy:.0f} % of the time" in " ".join(result.reasons)
 
 
+@pytest.mark.parametrize(("size", "batches"), [(1.0, "1 sample"), (1.002, "1 sample"), (1.5, "1.5 samples")])
+def test_the_size_of_batches_has_its_unit(size: float, batches: str) -> None:
+    point, trials = measured(0.5, queue_ms=9.0, compute_infer_ms=5.0)
+    small = replace(point, measurement=replace(point.measurement, mean_batch_size=size))
+    stages = break_down_stages(small, trials)
+    assert f"of the time, on batches of {batches}." in " ".join(find_bottleneck(stages, None).reasons)
+
+
 def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
     stages = break_down_stages(
         *measured(0.5, network_ms=4.0, queue_ms=1.0, compute_infer_ms=3.0, compute_output_ms=2.0)
@@ -417,6 +425,25 @@ def test_explain_and_plan_show_the_same_throughput() -> None:
     assert source.measured == explanation.subject.point
     assert "measured: 18,300 ± 1,800 infer/s" in explanation_text(explanation)
     assert "46 concurrent requests of 4 samples, 18,300 ± 1,800 infer/s" in capacity_sentence(source, source.measured)
+
+
+@pytest.mark.parametrize("is_tested", [True, False])
+def test_a_disturbed_measurement_with_more_throughput_counts_if_it_is_from_fresh_servers(is_tested: bool) -> None:
+    """The forecasts of other bounds count it too, with the same numbers."""
+    explanation = explain(read_run(SAMPLE))
+    point, outcome = explanation.subject.point, explanation.outcome
+    rate = 1.4 * point.throughput_infer_per_sec
+    load, faster = LoadPoint(4, 60), replace(point.measurement, throughput_infer_per_sec=rate, stable=False)
+    disturbed = replace(point, load=load, measurement=faster)
+    confirmed = [replace(entry, point=disturbed) for entry in outcome.confirmed_loads if entry.point == point]
+    more = replace(
+        outcome,
+        points=(*outcome.points, disturbed),
+        confirmed_loads=(*outcome.confirmed_loads, *(confirmed if is_tested else ())),
+    )
+    shown = " ".join(explanation_text(replace(explanation, outcome=more)).split())
+    named = "Another measurement within the bounds had more throughput: "
+    assert (named in shown and "because its test at this load ended" in shown) == is_tested
 
 
 def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faster_unstable_one() -> None:
