@@ -171,7 +171,9 @@ def parse_bounds(text: str) -> ValueRange:
         bounds: ValueRange = (int(low), int(high))
     else:
         bounds = (_number(low), _number(high))
-    if not dots or not bounds[0] <= bounds[1] or not all(map(math.isfinite, bounds)):
+    if dots and bounds[0] > bounds[1]:
+        raise ValueError("the lower bound is above the upper one; write LOW..HIGH, such as 0..30521")
+    if not dots or not all(map(math.isfinite, bounds)):
         raise ValueError("write LOW..HIGH, such as 0..30521")
     return bounds
 

@@ -109,7 +109,7 @@ def _compose(text: str, file: str, hint: str) -> yaml.Node:
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         why = ", ".join(part for part in (error.context, error.problem) if part)
         if error.problem and "'\\t'" in error.problem:
-            why = "YAML allows no tab here; write blanks"
+            why = "YAML allows no tab here; write spaces"
         raise BadInputError(f"{one_line(file)}{where}: {one_line(why, _MAX_PROBLEM_CHARACTERS)}") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]

@@ -332,15 +332,15 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
     ``largest_batch`` becomes max_batch_size if the model has a batch dimension. Raises BadInputError if the file
     cannot be served, EnvironmentFault if the repository cannot be written.
     """
+    if not file.exists():
+        similar = similar_models(file)
+        advice = f"did you mean {' or '.join(similar)}?" if similar else "check the path"
+        raise BadInputError(f"{show_path(file)}: no such file; {advice}")
     if file.suffix in TORCH_ENDINGS:
         raise BadInputError(
             f"{show_path(file)}: a PyTorch file does not contain its tensors' dims; make it the model.pt (or "
             "model.pt2) of a folder NAME/1, write NAME/config.pbtxt and name that folder (see docs/pytorch.md)"
         )
-    if not file.exists():
-        similar = similar_models(file)
-        advice = f"did you mean {' or '.join(similar)}?" if similar else "check the path"
-        raise BadInputError(f"{show_path(file)}: no such file; {advice}")
     model = read_onnx(file)
     weights = external_files(model, file)
     name = model_name(file)

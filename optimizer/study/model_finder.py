@@ -154,8 +154,12 @@ class _Finder:
             source = replace(source, varies_model_json=True)
         for name in section.models:
             if name not in source.models or name == source.tuned_model:
-                served = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
-                problem = f"not a model served with it, which are: {served}"
+                served = ", ".join(other for other in source.models if other != source.tuned_model)
+                problem = (
+                    f"not a model served with it, which are: {served}"
+                    if served
+                    else f"no other model is served with {source.name}; leave it out"
+                )
                 raise profile.fault("space", "models", name, problem=problem)
         return NamedModel(source, batch, profile)
 

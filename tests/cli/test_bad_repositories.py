@@ -301,12 +301,14 @@ def test_a_model_folder_is_checked_like_a_repository(called_tune: Tune, sandbox:
     ("name", "words"),
     [
         ("gone.onnx", ("gone.onnx: ", "no such file")),
+        ("gone.pt", ("gone.pt: ", "no such file")),
         ("net.pt", ("net.pt: ", "does not contain its tensors' dims", "NAME/config.pbtxt", "docs/pytorch.md")),
     ],
 )
 def test_a_file_that_is_not_a_model_is_reported(
     name: str, words: tuple[str, ...], called_tune: Tune, sandbox: Sandbox
 ) -> None:
+    (sandbox.working_folder / "net.pt").touch()
     assert_says(tune_without_server(called_tune, sandbox, "--sla-p95", "20ms", name), words)
 
 

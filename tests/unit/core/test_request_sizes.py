@@ -124,6 +124,11 @@ def test_invalid_bounds_are_refused(text: str) -> None:
         parse_bounds(text)
 
 
+def test_exchanged_bounds_are_named() -> None:
+    with pytest.raises(ValueError, match="^the lower bound is above the upper one; write LOW"):
+        parse_bounds("5..1")
+
+
 @pytest.mark.parametrize(
     "text",
     ["x", ":5", "x:", "x:0", "x:-1", "x:5..3", "x:5*0", "x:2147483648", "x:1.5", "x:3,", "x:" + "1|" * 64 + "1"],

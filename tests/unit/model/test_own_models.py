@@ -132,6 +132,8 @@ def read_bare(file: Path, cache: Path) -> ModelSource:
 
 def test_the_error_about_a_missing_file_has_one_piece_of_advice(tmp_path: Path) -> None:
     missing, cache = tmp_path / "net.onx", tmp_path / "cache"
+    with pytest.raises(BadInputError, match=r"/net\.pt: no such file; check the path$"):
+        read_bare(tmp_path / "net.pt", cache)
     with pytest.raises(BadInputError, match=rf"^{missing}: no such file; check the path$"):
         read_bare(missing, cache)
     (tmp_path / "net.onnx").touch()

@@ -209,6 +209,15 @@ def test_without_a_profile_the_instances_and_batching_of_each_step_vary(tmp_path
     assert task.problem.space.parameter_values(task.baseline) is not None
 
 
+def test_a_model_that_is_served_alone_has_no_choices_of_others(tmp_path: Path) -> None:
+    write_ensemble(tmp_path / "models", milliseconds=5)
+    profile = tmp_path / "first.yaml"
+    profile.write_text("model: {repository: models, name: first}\nspace: {models: {z: {max_batch_size: [2]}}}\n")
+    message = r"first.yaml:2: space.models.z: no other model is served with first; leave it out$"
+    with pytest.raises(BadInputError, match=message):
+        prepare_task(RunOptions(str(profile)), LAPTOP, print)
+
+
 def test_profile_sets_the_choices_of_each_model(tmp_path: Path) -> None:
     write_ensemble(tmp_path / "models", milliseconds=5)
     profile = tmp_path / "chain.yaml"

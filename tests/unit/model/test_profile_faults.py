@@ -47,7 +47,7 @@ FAULTS = [
         "model: {builder: mlp\nsla: x",
         "p.yaml:2:4: while parsing a flow mapping, expected ',' or '}', but got ':'",
     ),
-    (MODEL + "\tsla: x", "p.yaml:2:1: YAML allows no tab here; write blanks"),
+    (MODEL + "\tsla: x", "p.yaml:2:1: YAML allows no tab here; write spaces"),
     (
         "profile_models: [m]\nlatency_budget: 20\n",
         "p.yaml:1: this is a configuration of Model Analyzer; give it with --from-model-analyzer FILE",
@@ -303,7 +303,7 @@ FAULTS = [
     ),
     (
         MODEL + "request: {ranges: {ids: [9, 0]}}",
-        "p.yaml:2: request.ranges.ids: [9, 0]: write LOW..HIGH, such as 0..30521",
+        "p.yaml:2: request.ranges.ids: [9, 0]: the lower bound is above the upper one; write LOW..HIGH, such as 0..30521",
     ),
     (MODEL + "request: {string_data: 3}", "p.yaml:2: request.string_data: 3 is not text; write it in quotes"),
     (MODEL + "load: {max_concurrency: 0}", "p.yaml:2: load.max_concurrency: 0 is not at least 1"),
