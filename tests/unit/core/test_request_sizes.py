@@ -125,7 +125,7 @@ def test_invalid_bounds_are_refused(text: str) -> None:
 
 
 def test_exchanged_bounds_are_named() -> None:
-    with pytest.raises(ValueError, match="^the lower bound is above the upper one; write LOW"):
+    with pytest.raises(ValueError, match=r"^the lower bound is above the upper one; write LOW"):
         parse_bounds("5..1")
 
 

@@ -303,7 +303,8 @@ FAULTS = [
     ),
     (
         MODEL + "request: {ranges: {ids: [9, 0]}}",
-        "p.yaml:2: request.ranges.ids: [9, 0]: the lower bound is above the upper one; write LOW..HIGH, such as 0..30521",
+        "p.yaml:2: request.ranges.ids: [9, 0]: the lower bound is above the upper one; write LOW..HIGH, such as "
+        "0..30521",
     ),
     (MODEL + "request: {string_data: 3}", "p.yaml:2: request.string_data: 3 is not text; write it in quotes"),
     (MODEL + "load: {max_concurrency: 0}", "p.yaml:2: load.max_concurrency: 0 is not at least 1"),
