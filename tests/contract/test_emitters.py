@@ -82,7 +82,7 @@ class EmitterContract:
         words = self.options("s3://bucket/models")
         with pytest.raises(BadInputError, match="the verdict is UNDECIDED: ") as caught:
             emitted(run, out, *words)
-        step = f"continue the test: `tune verify {run} --budget 3m`; --force emits it nevertheless"
+        step = f"test it on fresh servers: `tune verify {run} --budget 3m`; --force emits it nevertheless"
         assert str(caught.value).endswith(step)
         assert not out.exists()
         assert "# WARNING: the verdict is UNDECIDED" in "".join(emitted(run, out, *words, "--force").values())
