@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import resource
@@ -45,6 +46,7 @@ def main() -> NoReturn:
                 code = _run(sys.argv[1:])
         except Exception as error:
             code = _report_unexpected(error)
+    gc.freeze()  # else Python searches all objects for garbage before it ends, which takes 0.6 s after a run
     sys.exit(code)
 
 

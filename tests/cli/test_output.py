@@ -191,3 +191,24 @@ def test_an_error_that_a_library_has_lost_is_a_lack_of_memory_only_close_to_a_li
         assert is_out_of_memory(lost)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+# -- the end ----------------------------------------------------------------------------------------------------
+
+
+def test_a_command_ends_without_a_search_for_garbage() -> None:
+    """Python searches all objects that are not frozen when it ends."""
+    program = """
+        import atexit, gc, sys
+        from optimizer.cli.main import main
+
+        atexit.register(lambda: print(len(gc.get_objects()) < gc.get_freeze_count()))
+        main()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), "--version"],
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ended.stdout.splitlines()[-1] == b"True"
