@@ -309,7 +309,8 @@ class LoadClientGenerator:
     def _message_count(self, load: LoadPoint, generated: int) -> int:
         """Return how many distinct requests are sent in turn: ``generated``, or those with all entries of a file.
 
-        A data file may have many small entries and a few large ones, so its limit is that of all its bytes.
+        A data file may have many small entries and a few large ones, so its limit is that of all its bytes. Its
+        entries take as many passes as give MAX_GENERATED requests, or fewer if the requests repeat earlier.
         """
         if self.input_data in GENERATED_DATA:
             return generated
@@ -319,7 +320,9 @@ class LoadClientGenerator:
         entries = max(1, math.floor(share * entries))
         if self._mixes_sizes:
             return entries * math.ceil(generated / entries)
-        return entries // math.gcd(entries, round(load.request_batch_size))
+        size = round(load.request_batch_size)
+        passes = min(size // math.gcd(entries, size), math.ceil(MAX_GENERATED * size / entries))
+        return math.ceil(passes * entries / size)
 
     def _request_classes(self, load: LoadPoint, count: int) -> RequestClasses:
         """Return ``count`` requests of the load for each priority, of the same sizes, ordered by priority."""

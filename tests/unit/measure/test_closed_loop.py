@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from objectives import latency_sketch
 from objectives.confidence import SequentialTest, Verdict
@@ -293,6 +294,30 @@ def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, loa
             if len(sent_values) == 301:
                 break
     assert len(sent_values) == 301
+
+
+@pytest.mark.parametrize(
+    ("entry_count", "request_batch_size", "message_count"),
+    [
+        (3, 2, 3),  # they repeat after two passes
+        (1031, 8, 258),  # two passes; they would repeat after 1,031 requests, which are eight passes
+        (1031, 1, 1031),
+    ],
+)
+def test_a_data_file_gives_few_requests_with_all_entries(
+    generator: ClosedLoopGenerator, entry_count: int, request_batch_size: int, message_count: int, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(entry_count)]}))
+    with FakeInferenceServer(lambda feeds: {"y": feeds["x"]}).serving() as endpoint:
+        load = replace(LOAD, request_batch_size=request_batch_size)
+        messages = replace(generator, input_data=str(data))._messages_for(endpoint, load).serialized
+    assert len(messages) == message_count
+    sent = [np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32)[::2] for m in messages]
+    times_sent = np.bincount(np.concatenate(sent).astype(int), minlength=entry_count)
+    assert len(times_sent) == entry_count
+    assert times_sent.min() >= 1
+    assert times_sent.max() - times_sent.min() <= 1
 
 
 def test_a_large_first_entry_leaves_no_others_out(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
