@@ -19,7 +19,7 @@ from optimizer.options import server_options
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.values import parse_cpus
 from optimizer.results import summary
-from optimizer.results.finished_run import FinishedRun, how_to_finish, why_unfinished
+from optimizer.results.finished_run import FinishedRun, how_to_finish, nothing_recommended, why_unfinished
 from optimizer.results.recommendation import Outcome
 from optimizer.results.summary import NextStep
 from optimizer.results.verification import passed_separately
@@ -210,7 +210,7 @@ def _recommended_point(run: FinishedRun, action: str) -> tuple[Point, Outcome]:
     if reason := why_unfinished(run):
         raise BadInputError(f"{folder}: {reason} and has no final recommendation; {how_to_finish(run)}")
     if run.outcome is None or run.outcome.recommended is None:
-        raise summary.nothing_recommended(folder, run.problem, action, run.outcome)
+        raise nothing_recommended(run, action)
     return run.outcome.recommended, run.outcome
 
 

@@ -20,8 +20,10 @@ from optimizer.core.load_shapes import MAX_PERIOD_SECONDS, RequestTimes, is_load
 from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequests, parse_priorities
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
+from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import MAX_CPU_COUNT
+from optimizer.results import formatting, summary
 from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
 from optimizer.store.run_folder import ENDED, RunFolder
 from optimizer.store.run_lookup import find_run
@@ -191,6 +193,24 @@ def how_to_finish(run: FinishedRun) -> str:
         return "give the run of the worker that ended the study"
     command = resume_command(run)
     return f"continue it with `{command}`" if command else "wait until it ends"
+
+
+def nothing_recommended(run: FinishedRun, action: str) -> BadInputError:
+    """Return the error for ``action``, which needs a recommendation, on a run that has ended without one."""
+    path, outcome = show_path(run.folder.path), run.outcome
+    if outcome is not None and outcome.inconclusive is not None:
+        step = summary.next_step(
+            outcome, run.folder.path, command_line(run.options), is_complete=run.is_test_complete
+        )
+        return BadInputError(
+            f"{path}: the run is UNDECIDED and recommends nothing to {action}: "
+            f"{one_line(summary.undecided_cause(outcome))}; {step.advice}: `{one_line(step.command)}`"
+        )
+    goal = formatting.bounds(run.problem.sla) or "the SLA"
+    return BadInputError(
+        f"{path}: no configuration met {goal}, so there is nothing to {action}; "
+        "tune again with a wider bound, smaller requests or more hardware"
+    )
 
 
 def remark(run: FinishedRun) -> str:

@@ -14,7 +14,6 @@ from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
 from objectives.verdict import estimand, needed_requests
-from optimizer.core.errors import BadInputError
 from optimizer.core.notes import UsualStatesJudged
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
@@ -169,7 +168,7 @@ def _measured(bounds: Iterable[Constraint], point: Point) -> str:
     )
 
 
-def _advice_if_inconclusive(result: InconclusiveResult, *, is_complete: bool = False) -> str:
+def _advice_if_inconclusive(result: InconclusiveResult, *, is_complete: bool) -> str:
     """Return what to do if another measurement may find a configuration to recommend."""
     has_test = _has_test_to_continue(result, is_complete=is_complete)
     if result.kind == "test_undecided":
@@ -383,20 +382,6 @@ def _deployment(folder: str | Path, *, can_serve: bool) -> NextStep:
         "deploy it; --format writes files for Docker, Kubernetes or KServe",
         f"tune emit {run}{into}",
         serve if can_serve else None,
-    )
-
-
-def nothing_recommended(folder: Path, problem: Problem, action: str, outcome: Outcome | None) -> BadInputError:
-    """Return the error for ``action``, which needs a recommendation, on a run that has none."""
-    goal = formatting.bounds(problem.sla) or "the SLA"
-    if outcome is not None and outcome.inconclusive is not None:
-        return BadInputError(
-            f"{show_path(folder)}: the run is UNDECIDED and recommends nothing to {action}: "
-            f"{one_line(undecided_cause(outcome))}; {_advice_if_inconclusive(outcome.inconclusive)}"
-        )
-    return BadInputError(
-        f"{show_path(folder)}: no configuration met {goal}, so there is nothing to {action}; "
-        "tune again with a wider bound, smaller requests or more hardware"
     )
 
 

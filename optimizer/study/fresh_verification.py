@@ -23,8 +23,8 @@ from optimizer.options.command_line import command_line, option_words
 from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
-from optimizer.results import summary, verification
-from optimizer.results.finished_run import refuse_missing_rows
+from optimizer.results import verification
+from optimizer.results.finished_run import nothing_recommended, read_run, refuse_missing_rows
 from optimizer.results.recommendation import assess
 from optimizer.results.verification import Repetition, VerificationResult
 from optimizer.store.run_folder import RunFolder
@@ -61,7 +61,7 @@ def verify_fresh(
     trials = _read_trials(run, task, has_same_files=options.target != "remote")
     before = assess(trials, problem, task.baseline, task.dynamic_batching)
     if before.recommended is None:
-        raise summary.nothing_recommended(run.path, problem, "verify", before)
+        raise nothing_recommended(read_run(run.path), "verify")
     is_checked = choose_clients(options, task).perf_analyzer_checks
     server_plans = verification.verification_candidates(
         before.recommended, trials, problem, is_cross_checked=is_checked

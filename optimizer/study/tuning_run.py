@@ -23,8 +23,7 @@ from optimizer.core.safe_text import is_file, show_path
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
-from optimizer.results import summary
-from optimizer.results.finished_run import read_run, refuse_missing_rows
+from optimizer.results.finished_run import nothing_recommended, read_run, refuse_missing_rows
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -135,7 +134,7 @@ def continue_confirmation(
         raise BadInputError(f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`")
     is_tested = any(trial.confirmations for trial in recorded.trials)
     if recorded.status == "none" and not is_tested:
-        raise summary.nothing_recommended(run.path, recorded.problem, "verify", recorded.outcome)
+        raise nothing_recommended(recorded, "verify")
     is_planned = isinstance(recorded.info.get("confirmation_plan"), dict)
     if not is_planned and is_tested:
         raise BadInputError(

@@ -40,8 +40,8 @@ from optimizer.plan.fleet import Fleet, estimate_rate
 from optimizer.plan.measured_capacity import derive_capacity
 from optimizer.plan.replica import RATE_REQUESTS, Replica, fit_replica
 from optimizer.plan.traffic import PoissonTraffic
-from optimizer.results import formatting, summary
-from optimizer.results.finished_run import FinishedRun, how_to_finish, why_unfinished
+from optimizer.results import formatting
+from optimizer.results.finished_run import FinishedRun, how_to_finish, nothing_recommended, why_unfinished
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import SimulationResult
 
@@ -290,7 +290,7 @@ def derive_expectation(run: FinishedRun) -> Expectation:
         raise BadInputError(f"{path}: {reason} and has no recommendation to watch; {how_to_finish(run)}")
     outcome = run.outcome
     if outcome is None or outcome.recommended is None:
-        raise summary.nothing_recommended(run.folder.path, run.problem, "watch", outcome)
+        raise nothing_recommended(run, "watch")
     point, confirmed = outcome.recommended, outcome.confirmed
     fresh_servers = windows_of(confirmed.point, run.trials) if confirmed else []
     servers = fresh_servers or [[point.measurement]]

@@ -22,8 +22,9 @@ from optimizer.cli.output import INTERRUPTED, exit_code
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
+from optimizer.options.command_line import command_line
 from optimizer.results import outcome_values, result_document, summary
-from optimizer.results.finished_run import read_run
+from optimizer.results.finished_run import nothing_recommended, read_run
 from optimizer.results.recommendation import Outcome, assess
 from tests.conftest import known_problem, measurement
 
@@ -798,7 +799,15 @@ def test_only_a_test_that_has_begun_continues(result: Outcome, advice: str) -> N
 
 def test_a_command_that_needs_a_recommendation_names_the_disturbance() -> None:
     result = searched(24.0, shares=(0.5,))
-    error = summary.nothing_recommended(Path("r"), known_problem(), "emit", result)
-    assert str(error).startswith("r: the run is UNDECIDED and recommends nothing to emit: other processes")
-    quiet = summary.nothing_recommended(Path("r"), known_problem(), "emit", searched(24.0, shares=(0.0,)))
+    run = read_run(SAMPLE)
+    error = str(nothing_recommended(replace(run, outcome=result), "emit"))
+    assert error.startswith(f"{SAMPLE}: the run is UNDECIDED and recommends nothing to emit: other processes")
+    assert error.endswith(f"; {RERUN}: `{command_line(run.options)}`")
+    undecided = replace(run, outcome=outcome(16.0, 25.0, 14.0, 26.0))
+    assert str(nothing_recommended(undecided, "emit")).endswith(
+        f"; continue the test: `tune verify {SAMPLE} --budget 3m`"
+    )
+    complete = replace(undecided, info={**run.info, "confirmation_complete": True})
+    assert str(nothing_recommended(complete, "emit")).endswith(f"the verdict: `{command_line(run.options)}`")
+    quiet = nothing_recommended(replace(run, outcome=searched(24.0, shares=(0.0,))), "emit")
     assert "no configuration met p95 <= 20 ms" in str(quiet)
