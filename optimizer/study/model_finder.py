@@ -94,11 +94,12 @@ class _Finder:
         """Return the model of Model Analyzer's ``file``, with a profile that has its settings."""
         from optimizer.model.model_analyzer.reader import build_profile, read_model_analyzer
 
-        mapped, repository = read_model_analyzer(file, self.options.model), Path(self.options.model_repository or ".")
-        on_gpu = self.assignment.stored_on_gpu(repository, mapped.model)
+        imported = read_model_analyzer(file, self.options.model)
+        repository = Path(self.options.model_repository or ".")
+        on_gpu = self.assignment.stored_on_gpu(repository, imported.model)
         read = partial(self.assignment.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
-        profile = build_profile(mapped, self.options, read).for_hardware(gpu=on_gpu)
-        return replace(self._of_profile(profile), notes=tuple(map(str, mapped.notes)))
+        profile = build_profile(imported, self.options, read).for_hardware(gpu=on_gpu)
+        return replace(self._of_profile(profile), notes=tuple(map(str, imported.notes)))
 
     def of_repository(self, repository: Path, name: str) -> NamedModel:
         """Return the model ``name`` in ``repository``, with the other models that the options name."""
