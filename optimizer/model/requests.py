@@ -125,13 +125,13 @@ class RequestBatching:
 class Requests:
     """The requests as a load generator takes them.
 
-    ``input_data`` is ``random``, ``zero`` or the absolute path of perf_analyzer's JSON; ``shapes`` are its
-    ``name:d1,d2``. ``unbounded``: inputs whose random integers cover their whole type. ``is_random``: whether the
-    user gave no bounds for the random numbers of an input. ``largest``: the largest shape of each input with dynamic
-    dims. ``note``: a remark for the user.
+    ``input_data`` is the absolute path of perf_analyzer's JSON; ``shapes`` are its ``name:d1,d2``. ``unbounded``:
+    inputs whose random integers cover their whole type. ``is_random``: whether the user gave no bounds for the random
+    numbers of an input. ``largest``: the largest shape of each input with dynamic dims. ``note``: a remark for the
+    user.
     """
 
-    input_data: str = "random"
+    input_data: str
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
     is_random: bool = False
@@ -144,8 +144,6 @@ class Requests:
         perf_analyzer prepares them in about a second. In an open loop, tune's own client keeps them in memory.
         Raises BadInputError or EnvironmentFault.
         """
-        if self.input_data in GENERATED_DATA:
-            return self
         path = Path(self.input_data)
         if batching.open_loop:
             return self._limited_to_memory(path, batching.samples, cache)

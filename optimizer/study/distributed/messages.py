@@ -20,7 +20,7 @@ from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial
 from optimizer.measure.load_search import LoadSearchRules
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_types import MetricFunction
-from optimizer.options.run_options import GENERATED_DATA, RunOptions, is_distribution
+from optimizer.options.run_options import RunOptions, is_distribution
 from optimizer.study.task import Task
 
 
@@ -249,18 +249,17 @@ def unpack(bundle: TaskBundle, folder: Path) -> tuple[Task, str]:
 
 def _moved(task: Task, place: Relocate, repository: Path) -> Task:
     """Return ``task`` with each file at the path that ``place`` returns, and its models in ``repository``."""
-
-    def text(sent: str) -> str:
-        return sent if sent in GENERATED_DATA else str(place(Path(sent)))
-
     input_data = task.source.input_data
     source = replace(task.source, repository=repository, input_data=None if input_data is None else place(input_data))
     return replace(
         task,
         source=source,
-        input_data=text(task.input_data),
+        input_data=str(place(Path(task.input_data))),
         score=None if task.score is None else _score(task.score, place),
-        concurrent={name: replace(sent, input_data=text(sent.input_data)) for name, sent in task.concurrent.items()},
+        concurrent={
+            name: replace(sent, input_data=str(place(Path(sent.input_data))))
+            for name, sent in task.concurrent.items()
+        },
     )
 
 
