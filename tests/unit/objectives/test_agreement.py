@@ -127,6 +127,37 @@ def test_a_value_over_its_bound_without_a_clear_difference_contradicts_nothing()
     agreement = compare_load_generators([pair(latency_ratio=1.04)] * 9, Sla.from_bounds({"p95": 10.2}), ERROR)
     assert agreement.ratios[1].value > 10.2
     assert agreement.disagreement == agreement.contradiction == ""
+    assert agreement.excess == 0
+
+
+@pytest.mark.parametrize(
+    ("throughput_ratio", "latency_ratio", "bounds", "excess"),
+    [
+        (1.0, 1.3, {"p95": 12.0}, math.log(13 / 12)),
+        (0.8, 1.0, {"throughput": 900.0}, math.log(900 / 800)),
+        (0.8, 1.3, {"throughput": 900.0, "p95": 12.0}, math.log(900 / 800)),
+        (0.8, 1.3, {"p95": 14.0}, 0.0),
+        (1.3, 0.7, {"throughput": 1400.0, "p95": 6.0}, 0.0),  # perf_analyzer's values are the better ones
+    ],
+)
+def test_the_excess_is_the_distance_of_worse_values_to_their_bounds(
+    throughput_ratio: float, latency_ratio: float, bounds: dict[str, float], excess: float
+) -> None:
+    pairs = [pair(throughput_ratio, latency_ratio)] * LOOKS[-1]
+    agreement = compare_load_generators(pairs, Sla.from_bounds(bounds), ERROR)
+    assert agreement.disagreement
+    assert agreement.excess == pytest.approx(excess)
+
+
+def test_the_own_value_is_that_of_all_windows_together() -> None:
+    windows = (measured(100, 10), measured(100, 10), replace(measured(400, 30), requests=8000))
+    agreement = compare_load_generators([ServerPair(windows, measured(200, 26))] * MIN_PAIRS, SLA, ERROR)
+    assert [ratio.ratio for ratio in agreement.ratios] == pytest.approx([1.0, 1.0])
+
+
+def test_a_metric_that_perf_analyzer_does_not_report_has_no_ratio() -> None:
+    pairs = [pair(latency_avg_ms=None)] * 4
+    assert [ratio.metric for ratio in compare_load_generators(pairs, SLA, ERROR).ratios] == ["throughput"]
 
 
 def test_disturbed_and_lost_measurements_have_no_pair() -> None:
@@ -147,3 +178,4 @@ def test_too_few_pairs_have_no_ratio(pairs: int) -> None:
     assert agreement.ratios == ()
     assert agreement.disagreement == agreement.contradiction == ""
     assert agreement.reason == "perf_analyzer timed out"
+    assert agreement.excess == 0

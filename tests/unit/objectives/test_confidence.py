@@ -9,6 +9,7 @@ from scipy import special
 
 from objectives.arrays import FloatArray
 from objectives.confidence import (
+    PROMISING_STANDARD_ERRORS,
     ConstraintVerdict,
     MissCounts,
     SequentialTest,
@@ -20,12 +21,21 @@ from objectives.confidence import (
     judge_mean,
     judge_share,
     latency_variance,
+    mean_bounds,
+    next_look,
     overdispersion,
     quantile_share_bound,
     share_spread,
 )
+from objectives.metrics import Measurement
 from objectives.sequential import LOOKS, look_error
-from objectives.server_spread import PRIOR_DEGREES_OF_FREEDOM, PRIOR_STD, ServerSpread, pool_server_spread
+from objectives.server_spread import (
+    PRIOR_DEGREES_OF_FREEDOM,
+    PRIOR_STD,
+    ServerSpread,
+    pool_server_spread,
+    server_spreads,
+)
 from objectives.verdict import MAX_SLOPE, SLOPE_LEVELS
 
 SPREAD = ServerSpread(0.03**2, 9.0)
@@ -69,6 +79,9 @@ def test_what_the_speed_probe_explains_is_no_difference_between_servers() -> Non
     assert adjusted.slope == pytest.approx(0.9, abs=0.05)
     assert adjusted.variance**0.5 == pytest.approx(0.03, rel=0.2)
     assert adjusted.degrees_of_freedom == raw.degrees_of_freedom - 1, "the slope takes one degree of freedom"
+    squares = float(np.square(speeds - speeds.mean(axis=1, keepdims=True)).sum())
+    assert adjusted.slope_variance == pytest.approx(adjusted.variance / squares), "that of a least-squares slope"
+    assert not adjusted.excludes_disturbance
 
 
 def test_what_other_processes_explain_is_no_difference_between_servers() -> None:
@@ -81,6 +94,32 @@ def test_what_other_processes_explain_is_no_difference_between_servers() -> None
     assert adjusted.variance**0.5 == pytest.approx(0.03, rel=0.2)
     assert adjusted.degrees_of_freedom == raw.degrees_of_freedom - 1
     assert adjusted.slope == 0, "that of the speed probe"
+    assert (adjusted.excludes_disturbance, raw.excludes_disturbance) == (True, False)
+
+
+def test_other_processes_explain_differences_of_latencies_only() -> None:
+    """The throughputs of an interval are at the same speed of the machine, but not at the same share of others."""
+    random = np.random.default_rng(0)
+    shares = np.where(random.random(40) < 0.5, 0.0, 0.5)
+    servers = [
+        [Measurement(100 * math.exp(-share), latency_p95_ms=9 * math.exp(share), other_cpu_share=share)] * 2
+        for share in shares.tolist()
+    ]
+    spreads = server_spreads([servers], ["latency-p95"])
+    assert {name: spread.excludes_disturbance for name, spread in spreads.items()} == {
+        "throughput": False,
+        "latency-p95": True,
+    }
+    streamed = replace(servers[0][0], output_tokens_per_sec=9.0)
+    assert "output-throughput" in server_spreads([[*servers, [streamed]]])
+
+
+def test_the_bounds_of_a_mean_have_the_variance_of_the_means_of_windows() -> None:
+    """Two windows that differ by 0.2 have the variance 0.02, so that of their mean is 0.01."""
+    logs, spread = [np.array([0.9, 1.1])] * 4, ServerSpread(0.0, 9.0)
+    half = 2.8214 * 0.1 / 2  # Student's t with 9 degrees of freedom at 99 %
+    assert mean_bounds(logs, spread, 0.01) == pytest.approx((1 - half, 1 + half), rel=1e-4)
+    assert mean_bounds(logs, replace(spread, excludes_disturbance=True), 0.01) == pytest.approx((1, 1))
 
 
 def test_bursts_within_servers_hide_no_difference_between_servers() -> None:
@@ -172,6 +211,25 @@ def test_the_bounds_are_those_of_clopper_and_pearson() -> None:
     assert high == 1
 
 
+@pytest.mark.parametrize("degrees_of_freedom", [5, 1e12])
+@pytest.mark.parametrize("effective", [3.0, 100.0])
+def test_the_bounds_of_a_share_rise_with_it_and_mirror_those_of_the_rest(
+    effective: float, degrees_of_freedom: float
+) -> None:
+    shares = np.linspace(0, 1, 501)
+    low, high = np.transpose(
+        [clopper_pearson_bounds(float(share), effective, degrees_of_freedom, 0.01) for share in shares]
+    )
+    assert np.all(np.diff(low[1:]) > 0), "also for less than one effective request over the bound"
+    assert np.all((low <= shares) & (shares <= high))
+    assert low == pytest.approx(1 - high[::-1])
+
+
+def test_the_next_look_has_at_least_as_many_servers() -> None:
+    assert [next_look(servers) for servers in (1, LOOKS[0], LOOKS[0] + 1)] == [LOOKS[0], LOOKS[0], LOOKS[1]]
+    assert next_look(LOOKS[-1] + 1) == LOOKS[-1]
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.PASS), (0.02, Verdict.PASS), (0.3, Verdict.FAIL)])
 def test_a_clear_share_is_decided_at_the_first_look(share: float, verdict: Verdict) -> None:
     assert judge_share(counts(share), 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is verdict
@@ -229,9 +287,24 @@ def test_a_mean_far_over_its_bound_is_given_up_before_the_first_look() -> None:
         judged = judge_mean(logs, math.log(bound), SPREAD, SequentialTest(0.005, max_servers), higher_is_better=False)
         return judged.is_promising
 
+    judged = judge_mean(logs, math.log(20.0), SPREAD, SequentialTest(0.005, 4), higher_is_better=False)
+    assert (judged.verdict, judged.reason) == (Verdict.UNDECIDED, "2 of 4 fresh servers were measured")
     assert is_promising(10.0, 4)
     assert not is_promising(10.0, 3), "the time allows no look"
     assert not is_promising(7.0, 28)
+
+
+@pytest.mark.parametrize("nearer", [-1e-6, 1e-6])
+def test_before_the_first_look_a_mean_is_promising_if_that_look_could_pass_with_a_slightly_lower_one(
+    nearer: float,
+) -> None:
+    """More servers also add degrees of freedom to the variance between servers."""
+    logs, noise = [np.zeros(1)] * 2, PROMISING_STANDARD_ERRORS * math.sqrt(SPREAD.variance / 2)
+    later = replace(SPREAD, degrees_of_freedom=SPREAD.degrees_of_freedom + LOOKS[0] - 2)
+    _, high = mean_bounds([np.zeros(1)] * LOOKS[0], later, look_error(0.005, LOOKS[0]))
+    bound = high - noise - nearer
+    judged = judge_mean(logs, bound, SPREAD, SequentialTest(0.005, LOOKS[0]), higher_is_better=False)
+    assert judged.is_promising is (nearer < 0)
 
 
 def test_servers_that_differ_pass_far_inside_the_bound() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from objectives.confidence import SequentialTest, Verdict
+from objectives.confidence import UNSERVED_EXCESS, SequentialTest, Verdict, fewest_requests
 from objectives.intervals import throughput_interval, throughput_ratio
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
+from objectives.sequential import LOOKS
 from objectives.server_spread import server_spreads
 from objectives.sla import Sla
 from objectives.verdict import SlaVerdict, count_misses, judge_sla
@@ -60,12 +62,25 @@ def test_many_failures_fail_with_the_interval() -> None:
 
 
 def test_a_share_at_the_bound_is_undecided() -> None:
-    assert judge([10] * 6).verdict is Verdict.UNDECIDED
+    judged = judge([10] * 6)
+    assert judged.verdict is Verdict.UNDECIDED
+    assert "are needed" not in judged.reason, "the requests are enough"
+
+
+def test_the_interval_contains_the_share_of_all_requests() -> None:
+    """1,000 of 3,000 requests fail in each window."""
+    sla = Sla.from_bounds({"error-rate": 0.5})
+    reason = judge([1000] * 6, sla).reason
+    low, high = map(float, re.findall(r"([\d.]+) %", reason)[1:3])
+    assert low < 100 / 3 < high < 40
+    assert judge_sla([[NOTHING_SERVED] * 8] * 6, sla, {}, SequentialTest(0.01)).verdict is Verdict.FAIL
 
 
 def test_few_requests_do_not_prove_a_small_rate() -> None:
     judged = judge([0] * 4, Sla.from_bounds({"error-rate": 0.001}), windows=2)
     assert judged.verdict is Verdict.UNDECIDED
+    assert judged.reason.endswith(f"at least {fewest_requests(1e-5, 0.01):,} are needed")
+    assert "are needed" not in judge([0] * 3, Sla.from_bounds({"error-rate": 0.001}), windows=2).reason
 
 
 def test_servers_that_differ_carry_less_information() -> None:
@@ -79,6 +94,7 @@ def test_uncounted_failures_are_undecided() -> None:
     servers = [[plain] * 8] * 6
     judged = judge_sla(servers, SLA, server_spreads([servers], SLA.bounded_latencies), SequentialTest(0.01))
     assert judged.verdict is Verdict.UNDECIDED
+    assert pool_measurements(servers[0]).errors is None
     assert "failed requests were not counted" in judged.reason
 
 
@@ -117,9 +133,9 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned_if_servers_differ(differing: 
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_a_share_far_inside_passes_on_the_first_servers(failed: int) -> None:
     measured = [[counted(failed)] * 8] * 4
-    assert (
-        judge_sla(measured, Sla.from_bounds({"error-rate": 1.0}), {}, SequentialTest(0.005)).verdict is Verdict.PASS
-    )
+    judged = judge_sla(measured, Sla.from_bounds({"error-rate": 1.0}), {}, SequentialTest(0.005))
+    assert judged.verdict is Verdict.PASS
+    assert judged.excess < 0, "a higher load may be tested"
 
 
 def counted(failed: int) -> Measurement:
@@ -194,7 +210,8 @@ def test_a_server_that_served_nothing_fails_a_throughput() -> None:
     sla = Sla.from_bounds({"throughput": 1.0})
     servers = [[served_window] * 8] * 5 + [[NOTHING_SERVED] * 8]
     spreads = server_spreads([servers], sla.bounded_latencies)
-    assert judge_sla(servers, sla, spreads, SequentialTest(0.01, 9)).verdict is Verdict.FAIL
+    judged = judge_sla(servers, sla, spreads, SequentialTest(0.01, 9))
+    assert (judged.verdict, judged.excess) == (Verdict.FAIL, UNSERVED_EXCESS)
     interval = throughput_interval(servers, spreads["throughput"])
     assert interval.low == 0
     assert 100 < interval.high < 120
@@ -212,18 +229,21 @@ def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:
     assert judged.verdict is Verdict.UNDECIDED
     assert "no request was served in 6 of 48 windows" in judged.reason
     assert not judged.is_promising
+    assert judged.excess > 0, "a lower load is tested"
 
 
 def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
     """The client stopped early, so that unanswered requests are not among the failed ones."""
     overloaded_window = replace(window(np.random.default_rng(0), 0), overloaded=True, stable=False)
     sla = Sla.from_bounds({"error-rate": 0.5})
-    for count, verdict in ((6, Verdict.FAIL), (2, Verdict.UNDECIDED)):
+    for count, verdict in ((LOOKS[0], Verdict.FAIL), (LOOKS[0] - 1, Verdict.UNDECIDED)):
         servers = [[overloaded_window] * 8] * count
         judged = judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), SequentialTest(0.01, 9))
         assert judged.verdict is verdict
         assert "the server was overloaded, and requests stayed unanswered" in judged.reason
         assert not judged.is_promising
+        partly = [[*[window(np.random.default_rng(0), 0)] * 7, overloaded_window]] * count
+        assert judge_sla(partly, sla, {}, SequentialTest(0.01, 9)).verdict is verdict
 
 
 def test_a_window_that_served_nothing_keeps_the_percentiles_of_the_others() -> None:
@@ -232,7 +252,7 @@ def test_a_window_that_served_nothing_keeps_the_percentiles_of_the_others() -> N
     assert pooled.latency_sketch
     assert pooled.latency_p95_ms == pytest.approx(served_window.latency_p95_ms, rel=0.01)
     assert (pooled.requests, pooled.errors) == (served_window.requests, 12)
-    assert pool_measurements([NOTHING_SERVED]).errors == 9
+    assert (pool_measurements([NOTHING_SERVED]).requests, pool_measurements([NOTHING_SERVED]).errors) == (None, 9)
 
 
 def test_a_window_that_served_nothing_has_only_its_failures() -> None:

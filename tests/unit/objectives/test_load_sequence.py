@@ -208,10 +208,16 @@ def test_before_the_first_look_the_time_of_a_lower_load_is_reserved() -> None:
             return super().judge(load, error, max_servers)
 
     most = list[tuple[int, int, int]]()
-    Recording(lambda load, _: judged(Verdict.UNDECIDED), possible=14).measure(sequence_of((-0.6, -0.5, -0.4)))
+    tester = Recording(lambda load, _: judged(Verdict.UNDECIDED), possible=14)
+    tester.measure(sequence_of((-0.6, -0.5, -0.4)))
     assert most[:4] == [(2, 1, 10), (2, 2, 10), (2, 3, 10), (2, 4, 14)]
     assert most[4:8] == [(1, 1, 6), (1, 2, 6), (1, 3, 6), (1, 4, 10)]
-    assert most[8:] == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6)], "no lower load can follow"
+    assert most[8:] == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6)], "there is no lower load"
+    of_three_loads = most.copy()
+    most.clear()
+    tester.possible, tester.deployed = 14, []
+    tester.measure(sequence_of((-0.7, -0.6, -0.5, -0.4)))
+    assert most == [(load + 1, *rest) for load, *rest in of_three_loads], "no error is left for a fourth load"
 
 
 def test_a_load_is_not_given_up_because_the_time_ends_before_its_first_look() -> None:
@@ -238,6 +244,8 @@ def test_a_finished_sequence_takes_no_verdict() -> None:
     assert (sequence.current, sequence.passed) == (None, 0)
     with pytest.raises(ValueError, match="over"):
         sequence.finish_failed(0.1)
+    with pytest.raises(ValueError, match="over"):
+        sequence.finish_passed(0.1)
 
 
 def test_a_hopeless_load_is_given_up_before_the_first_look() -> None:

@@ -67,6 +67,7 @@ def test_absence_is_never_success() -> None:
     points = [spot(100, None), spot(90, 10, stable=False), spot(None, 10), spot(math.nan, 10)]
     assert SLA.best_point(points, (THROUGHPUT,)) is None
     assert SLA.best_point([], (THROUGHPUT,)) is None
+    assert SLA.best_point(points, (THROUGHPUT,), unstable=True) == points[1]
 
 
 def test_ties_go_to_the_next_objective_then_to_the_lower_latency() -> None:

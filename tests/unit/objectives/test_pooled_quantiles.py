@@ -17,8 +17,8 @@ from objectives import latency_sketch
 from objectives.arrays import FloatArray
 from objectives.intervals import latency_interval_ms
 from objectives.latency_sketch import MIN_LATENCY_MS, RELATIVE_ACCURACY, count_over, parse_counts, sketch_latencies
-from objectives.metrics import Measurement
-from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
+from objectives.metrics import LATENCY, QUANTILES, Measurement
+from objectives.pooled_windows import misses_over, pool_measurements, pooled_quantile_ms
 from objectives.server_spread import ServerSpread
 from objectives.verdict import count_misses
 
@@ -132,6 +132,36 @@ def test_the_interval_of_one_server_has_the_p95_of_servers_that_differ_more_than
     assert contained / runs >= 0.97, "99 % are planned"
 
 
+def exponential(mean_ms: float, levels: Sequence[str]) -> Measurement:
+    """Return a window with exponential latencies, of which only the quantiles ``levels`` are known."""
+    quantiles_ms = {f"latency_{name}_ms": -mean_ms * math.log(1 - QUANTILES[name]) for name in levels}
+    return Measurement(100.0, requests=1000, stable=True, **quantiles_ms)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("levels", [("p50",), ("p50", "p90"), ("p50", "p90", "p95", "p99")])
+@pytest.mark.parametrize("level", [0.6, 0.9, 0.97, 0.99])
+def test_the_quantiles_of_exponential_latencies_are_exact_between_and_beyond_the_known_ones(
+    levels: Sequence[str], level: float
+) -> None:
+    fast, slow = exponential(1.0, levels), exponential(3.0, levels)
+    quantile_ms = pooled_quantile_ms([fast, slow], level)
+    assert 500 * (math.exp(-quantile_ms) + math.exp(-quantile_ms / 3)) == pytest.approx(1000 * (1 - level), rel=5e-3)
+    misses = [misses_over(window, quantile_ms, LATENCY) for window in (fast, slow)]
+    assert misses == pytest.approx([1000 * math.exp(-quantile_ms), 1000 * math.exp(-quantile_ms / 3)])
+
+
+def test_pooled_windows_are_stable_if_all_are_and_overloaded_or_crashed_if_one_is() -> None:
+    one = replace(exponential(1.0, ("p50",)), begin_unix_seconds=10.0, end_unix_seconds=11.0)
+    later = replace(one, begin_unix_seconds=11.5, end_unix_seconds=12.5)
+    pooled = pool_measurements([later, one])
+    assert (pooled.begin_unix_seconds, pooled.end_unix_seconds) == (10.0, 12.5)
+    assert (pooled.stable, pooled.overloaded, pooled.server_crashed, pooled.errors) == (True, False, False, None)
+    assert not pool_measurements([one, replace(later, stable=False)]).stable
+    assert not pool_measurements([one, Measurement(stable=True)]).stable, "a lost window has no throughput"
+    assert pool_measurements([one, replace(later, overloaded=True)]).overloaded
+    assert pool_measurements([one, replace(later, server_crashed=True)]).server_crashed
+
+
 def test_misses_are_exact_where_they_were_counted() -> None:
     latencies_of_windows = draw_windows(4)
     windows = [measured(latencies_ms, sketched=True) for latencies_ms in latencies_of_windows]
@@ -157,6 +187,13 @@ def test_counts_are_read_back() -> None:
 def test_counts_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="such as 20:13 10:155"):
         parse_counts(text)
+
+
+def test_the_share_over_a_bound_falls_from_1_to_0() -> None:
+    sketch = sketch_latencies(np.random.default_rng(0).lognormal(np.log(8.0), 0.6, 500))
+    shares = [latency_sketch.share_over(sketch, bound_ms) for bound_ms in (0.0, 1e-3, *np.linspace(4, 20, 9), 1e3)]
+    assert shares == sorted(shares, reverse=True)
+    assert (shares[0], shares[1], shares[-1]) == (1, 1, 0)
 
 
 def test_a_sketch_of_many_requests_is_small() -> None:
@@ -201,6 +238,7 @@ def forge(**changes: object) -> str:
         forge(positiveValues__contiguousBinCounts=[1e300]),
         forge(positiveValues__contiguousBinIndexOffset=10**6),
         forge(zeroCount=4.0),
+        f"!{forge()}",
         "A" * 100_000,
     ],
 )

@@ -31,3 +31,4 @@ def test_the_spent_error_approaches_the_whole_error() -> None:
     assert spent == sorted(spent)
     assert spent[:2] == [0, 0]
     assert spent[-1] == pytest.approx(0.01)
+    assert spent_error(0.01, LOOKS[0]) == 0.005, "half of the error is spent at the first look"

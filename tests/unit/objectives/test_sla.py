@@ -34,6 +34,21 @@ def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
         parse_duration_ms(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (" ", "the time is missing"),
+        ("-20ms", "a time is never negative"),
+        ("20d", "the unit is none of us, ms, s, m, min, h"),
+        ("20Ms", "the unit is none of us, ms, s, m, min, h"),
+        ("1,5ms", "this is not a number with a unit of time"),
+    ],
+)
+def test_the_fault_of_a_duration_is_named(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=f"^{fault}; write a positive time such as 20ms"):
+        parse_duration_ms(text)
+
+
 @pytest.mark.parametrize("text", ["20", " 20 ", "0.02"])
 def test_a_missing_unit_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=rf"^a unit is missing: {text.strip()}ms\?$"):
@@ -88,6 +103,11 @@ def test_a_lower_bound_is_met_from_itself(rate: float, met: bool) -> None:
     assert (violation <= 0) is met
 
 
+@pytest.mark.parametrize("score", [-0.5, 0.0, 0.5])
+def test_the_violation_of_a_bound_of_0_is_in_the_unit_of_the_metric(score: float) -> None:
+    assert Constraint("score", 0.0).violation(Measurement(score=score)) == -score
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_metric_that_is_missing_or_no_number_never_meets_a_bound(metric: str) -> None:
     nothing = Measurement(stable=True)
@@ -134,6 +154,12 @@ def test_the_tightest_latency_bound_and_that_of_one_metric() -> None:
     assert Sla().judged_latency == "latency-p95"
     assert (both.throughput_floor, both.latencies.throughput_floor) == (5.0, 0.0)
     assert both.without("throughput", "latency-p95") == Sla.from_bounds({"p99": 30.0})
+    assert Sla.parse(["p95 <= 20 ms", "p95 <= 10 ms", "p95 <= 30 ms"]).latency_bound_ms("latency-p95") == 10.0
+
+
+def test_the_latency_levels_are_those_of_the_quantiles_of_the_latency() -> None:
+    sla = Sla.from_bounds({"p99": 30.0, "avg": 9.0, "ttft-p90": 5.0, "throughput": 5.0, "p95": 20.0})
+    assert sla.latency_levels == (0.99, 0.95)
 
 
 def test_the_share_of_the_bound_is_that_of_the_latency_closest_to_its_own() -> None:
@@ -178,4 +204,5 @@ def test_a_lowered_bound_is_below_the_given_one_and_above_0(log_fall: float) -> 
     given_sla = Sla.from_bounds({"p95": 20.006, "throughput": 400.0})
     lowered = given_sla.with_lower_latencies(log_fall)
     assert 0 < lowered.latency_bound_ms("latency-p95") <= 20.006
+    assert lowered.latency_bound_ms("latency-p95") == pytest.approx(20.006 * math.exp(-log_fall), rel=1e-3)
     assert lowered.throughput_floor == 400.0

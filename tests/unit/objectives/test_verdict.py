@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import special
 
+from objectives.arrays import FloatArray
 from objectives.confidence import SequentialTest, Verdict
-from objectives.intervals import latency_interval_ms, order_statistic_levels, throughput_interval
+from objectives.intervals import (
+    UNBOUNDED,
+    ConfidenceInterval,
+    ThroughputRatio,
+    latency_interval_ms,
+    order_statistic_levels,
+    throughput_interval,
+    throughput_ratio,
+)
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
-from objectives.server_spread import ServerSpread, server_spreads
+from objectives.server_spread import ServerSpread, has_log, metric_logs, server_spreads
 from objectives.sla import CONFIDENCE, Sla
 from objectives.verdict import (
     MAX_EXCLUDED_SHARE,
     SlaVerdict,
     count_misses,
     counted_windows,
+    is_disturbed,
     judge_sla,
 )
 
 BOUND_MS = 20.0
 ERROR = SequentialTest(0.01, 28)
+SEVERITY = (Verdict.PASS, Verdict.UNDECIDED, Verdict.FAIL)
 P95 = Sla.from_bounds({"p95": BOUND_MS})
 
 
 def window(middle_ms: float, seed: int, throughput: float = 1000.0, *, sketched: bool = True) -> Measurement:
     """Return a window of 500 requests with lognormal latencies; 4.8 % are over the bound at a middle of 12.2 ms."""
     latencies_ms = np.random.default_rng(seed).lognormal(math.log(middle_ms), 0.3, 500)
+    return measured_window(latencies_ms, throughput, sketched=sketched)
+
+
+def measured_window(latencies_ms: FloatArray, throughput: float = 1000.0, *, sketched: bool) -> Measurement:
     levels = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
     quantiles_ms: Any = {f"latency_{name}_ms": float(np.quantile(latencies_ms, at)) for name, at in levels.items()}
     measured = Measurement(
         throughput,
         float(latencies_ms.mean()),
         **quantiles_ms,
-        requests=500,
+        requests=len(latencies_ms),
         stable=True,
     )
     if not sketched:
@@ -123,6 +141,56 @@ def test_all_constraints_have_to_pass() -> None:
     result = judged(servers(9.0), both)
     assert result.verdict is Verdict.FAIL
     assert result.reason.startswith("throughput >= 1300")
+
+
+@pytest.mark.parametrize("middle_ms", [9.0, 12.5, 18.0])
+def test_a_verdict_on_several_bounds_is_the_worst_of_those_on_each(middle_ms: float) -> None:
+    measured = servers(middle_ms)
+    bounds = {"throughput": 990.0, "p50": 25.0, "p95": BOUND_MS, "p99": 26.0, "avg": 15.0}
+    sla = Sla.from_bounds(bounds)
+    alone = [judged(measured, Sla((constraint,))) for constraint in sla]
+    together = judged(measured, sla)
+    assert together.verdict is max((one.verdict for one in alone), key=SEVERITY.index)
+    assert together.excess == max(one.excess for one in alone[1:]), "a lower load changes latencies"
+    assert together.is_promising is all(one.is_promising or one.verdict is Verdict.PASS for one in alone)
+    assert together.unlikely == tuple(constraint for one in alone for constraint in one.unlikely)
+    assert together.effective_by_metric == {name: n for one in alone for name, n in one.effective_by_metric.items()}
+    deciding = [one for one in alone if one.verdict is together.verdict]
+    assert together.reason == "; ".join(one.reason for one in deciding)
+    known = [one.effective_requests for one in deciding if one.effective_requests]
+    assert together.effective_requests == min(known, default=0.0)
+
+
+def test_the_excess_of_a_bound_on_the_throughput_alone_is_that_of_the_throughput() -> None:
+    missed = judged(servers(9.0), Sla.from_bounds({"throughput": 1300.0}))
+    assert missed.excess == pytest.approx(math.log(1.3))
+
+
+def test_without_an_sla_a_load_passes_at_the_first_look() -> None:
+    before, at_look = judged(servers(9.0, LOOKS[0] - 1), Sla()), judged(servers(9.0), Sla())
+    assert (before.verdict, before.is_promising) == (Verdict.UNDECIDED, True)
+    assert at_look.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("metric", "field", "values", "verdict"),
+    [
+        ("memory", "gpu_memory_bytes", (1e9, 2e9), Verdict.PASS),
+        ("memory", "gpu_memory_bytes", (1e9, 3e9), Verdict.UNDECIDED),
+        ("memory", "gpu_memory_bytes", (3e9, 3e9), Verdict.FAIL),
+        ("memory", "gpu_memory_bytes", (1e9, None), Verdict.UNDECIDED),
+        ("memory", "gpu_memory_bytes", (None, None), Verdict.UNDECIDED),
+        ("score", "score", (2e9, 3e9), Verdict.PASS),
+        ("score", "score", (1e9, 3e9), Verdict.UNDECIDED),
+        ("score", "score", (1e9, 1e9), Verdict.FAIL),
+    ],
+)
+def test_each_window_has_to_meet_a_bound_on_another_metric(
+    metric: str, field: str, values: tuple[float | None, float | None], verdict: Verdict
+) -> None:
+    window_values: list[dict[str, Any]] = [{field: value} for value in values]
+    measured = [[replace(window(9.0, 0), **changes) for changes in window_values]] * LOOKS[0]
+    assert judged(measured, Sla.from_bounds({metric: 2e9})).verdict is verdict
 
 
 def test_fewer_servers_than_the_first_look_are_undecided() -> None:
@@ -215,6 +283,27 @@ def test_few_disturbed_windows_do_not_count(disturbed: list[int], kept: int) -> 
     counted = counted_windows(windows, bool)
     assert sum(map(len, counted)) == kept
     assert all(counted)
+    assert counted_windows([*windows, []], bool) == counted, "a server without windows does not count"
+
+
+@pytest.mark.parametrize("disturbed", range(8))
+def test_a_verdict_says_whether_disturbed_windows_count(disturbed: int) -> None:
+    """Two of ten windows are the limit, at which they do not count."""
+    measured = disturbed_in([[window(9.0, n) for n in range(10)]] * LOOKS[0], disturbed)
+    counted = counted_windows(measured, is_disturbed)
+    assert judged(measured).counts_disturbed is (counted == measured and disturbed > 0)
+
+
+@pytest.mark.parametrize(("level", "sketched"), [(0.5, True), *itertools.product((0.9, 0.95, 0.99), (True, False))])
+def test_the_slope_and_the_distance_are_those_of_the_distribution_in_any_unit(level: float, sketched: bool) -> None:
+    """The normal quantile of the share over a bound rises by 1 / 0.3 with the log of a latency with deviation 0.3."""
+    for middle in (1e-3, 9.0, 1e4):
+        latencies = np.random.default_rng(0).lognormal(math.log(middle), 0.3, (4, 4000))
+        windows = [measured_window(own, sketched=sketched) for own in latencies]
+        counts = count_misses([windows], 2 * middle, level)
+        assert counts.slope == pytest.approx(1 / 0.3, rel=0.15)
+        expected = math.log(2) - 0.3 * NormalDist().inv_cdf(level)
+        assert counts.distance == pytest.approx(expected, abs=0.02)
 
 
 def test_unanswered_requests_of_an_overloaded_server_count() -> None:
@@ -245,8 +334,9 @@ def test_a_load_without_a_request_is_undecided(metric: str, count: int) -> None:
     assert result.excess > 0, "a lower load is tested"
 
 
-def test_a_load_is_likely_to_pass_if_its_latency_is_lower_by_the_excess() -> None:
-    shift = judged(servers(14.0)).excess
+@pytest.mark.parametrize("count", [1, 2, LOOKS[0]])
+def test_a_load_is_likely_to_pass_if_its_latency_is_lower_by_the_excess(count: int) -> None:
+    shift = judged(servers(14.0, count)).excess
     assert judged(servers(14.0 * math.exp(-shift))).verdict is Verdict.PASS
     assert judged(servers(14.0 * math.exp(-shift / 2))).verdict is Verdict.UNDECIDED
     assert judged(servers(9.0)).excess < 0, "it may rise"
@@ -255,6 +345,52 @@ def test_a_load_is_likely_to_pass_if_its_latency_is_lower_by_the_excess() -> Non
 def test_windows_without_requests_count_as_slow() -> None:
     empty = Measurement(10.0, stable=True, requests=7)
     assert count_misses([[empty]], BOUND_MS, 0.95).misses[0].tolist() == [7.0]
+
+
+def test_without_effective_requests_a_latency_has_no_interval() -> None:
+    assert latency_interval_ms(servers(9.0), "latency-p95", 0.0, ServerSpread(0.01, 9.0)) == UNBOUNDED
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_unknown", "is_measurable"),
+    [
+        (0.9, 1.1, False, False),
+        (1.01, 1.1, False, True),
+        (0.9, 0.99, False, True),
+        (-math.inf, math.inf, True, False),
+        (math.nan, 0.9, True, True),
+        (1.1, math.nan, True, True),
+        (0.9, math.inf, False, False),
+    ],
+)
+def test_an_interval_is_unknown_or_shows_a_difference(
+    low: float, high: float, is_unknown: bool, is_measurable: bool
+) -> None:
+    interval = ConfidenceInterval(low, high)
+    assert interval.is_unknown is is_unknown
+    assert ThroughputRatio(1.0, interval).is_measurable is is_measurable
+
+
+def test_an_unknown_throughput_has_no_ratio_and_no_log() -> None:
+    unknown, spread = [[replace(window(9.0, 0), throughput_infer_per_sec=None)]], ServerSpread(0.01, 9.0)
+    assert throughput_ratio(servers(9.0), unknown, spread) is throughput_ratio(unknown, servers(9.0), spread) is None
+    assert not has_log(unknown[0], "throughput")
+    assert has_log(servers(9.0)[0], "throughput")
+
+
+@pytest.mark.parametrize("metric", ["throughput", "latency-avg"])
+def test_the_logs_of_a_mean_are_linear_in_it(metric: str) -> None:
+    """The mean over servers of the logs is the log of the mean, and that of a server has its distance to it."""
+    random = np.random.default_rng(0)
+    measured, means = list[list[Measurement]](), list[float]()
+    for count in (8, 3, 1, 5):
+        values, requests = random.lognormal(3.0, 0.5, count), random.integers(1, 500, count)
+        weights = requests if metric == "latency-avg" else None
+        means.append(float(np.average(values, weights=weights)))
+        measured.append([Measurement(v, v, requests=int(n)) for v, n in zip(values, requests, strict=True)])
+    logs = metric_logs([*measured, [Measurement()]], metric)
+    mean = float(np.mean(means))
+    assert [own.mean() for own in logs] == pytest.approx([math.log(mean) + own / mean - 1 for own in means])
 
 
 def test_the_throughput_interval_has_the_variance_between_servers() -> None:
@@ -273,6 +409,16 @@ def test_a_column_of_the_load_generator_bounds_p95(requests: int, column: float)
 def test_too_few_requests_bound_nothing() -> None:
     assert order_statistic_levels(89, 0.95, CONFIDENCE)[1] == math.inf
     assert order_statistic_levels(90, 0.95, CONFIDENCE)[1] == 1
+
+
+@pytest.mark.parametrize("requests", [90, 161, 400, 2600])
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_the_order_statistics_are_the_nearest_ones_that_bound_the_quantile(requests: int, level: float) -> None:
+    low, high = order_statistic_levels(requests, level, CONFIDENCE)
+    above_low, above_high = round(requests * (1 - low)), round(requests * (1 - high))
+    chance = [float(special.bdtr(above, requests, 1 - level)) for above in range(-1, requests + 1)]
+    assert chance[above_low] < CONFIDENCE <= chance[above_low + 1]
+    assert chance[above_high + 1] <= 1 - CONFIDENCE < chance[above_high + 2]
 
 
 def test_order_statistics_bound_the_quantile() -> None:
