@@ -121,7 +121,7 @@ def latency_interval_ms(
         return UNBOUNDED
     windows = [window for server in servers for window in server]
     low, high = order_statistic_levels(effective_requests, level, confidence)
-    if logs and (not low or high > 1):
+    if logs and high > 1:
         quantile_ms = pooled_quantile_ms(windows, level, timing)
         factor = math.exp(fresh_server_range(logs, spread, 1 - confidence))
         return ConfidenceInterval(quantile_ms / factor, quantile_ms * factor)

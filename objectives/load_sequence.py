@@ -140,8 +140,8 @@ class LoadSequence:
         """
         for number, (index, error) in enumerate(tested):
             if number and self.current is not None:
-                is_higher, has_inherited = index > self.current, math.isclose(error, self.current_error)
-                indices = self._pass() if is_higher and has_inherited else self._fail(lacks_throughput=is_higher)
+                has_passed = math.isclose(error, self.current_error)  # the higher load has inherited the error
+                indices = self._pass() if has_passed else self._fail(lacks_throughput=index > self.current)
                 self.current = index if index in indices else None
             if self.current != index or not math.isclose(error, self.current_error):
                 raise ValueError(f"the test of load {index} with error {error:g} is not one of this sequence")

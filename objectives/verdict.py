@@ -165,7 +165,7 @@ def judge_sla(
     combined = replace(combined, disturbed_share=len(disturbed) / len(windows))
     if not judged and len(counted) < LOOKS[0]:
         reason = servers_missing(len(counted))
-        return replace(combined, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
+        return replace(combined, verdict=Verdict.UNDECIDED, reason=reason)
     if combined.counts_disturbed and combined.verdict is not Verdict.PASS:
         cause = next((window.reason for window in disturbed if window.reason), "the windows disagree")
         reason = f"{len(disturbed)} of {len(windows)} windows were disturbed: {cause}"
@@ -340,7 +340,7 @@ def _judge_counted(
 
 def _judge_each_window(values: Sequence[float | None], bound: Constraint) -> ConstraintVerdict:
     known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known or len(known) < len(values):
+    if len(known) < len(values):
         return ConstraintVerdict(Verdict.UNDECIDED, "it is unknown")
     higher = METRICS[bound.metric].better == "higher"
     met = [value >= bound.bound if higher else value <= bound.bound for value in known]
