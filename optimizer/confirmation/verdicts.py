@@ -299,4 +299,4 @@ def _rise_ms(servers: Sequence[Sequence[Measurement]], timing: Timing) -> float:
         if third == 0:
             return 0.0
         rises.append((sum(means[-third:]) - sum(means[:third])) / third)
-    return sum(rises) / len(rises) if rises and min(rises) > 0 else 0.0
+    return sum(rises) / len(rises) if min(rises) > 0 else 0.0
