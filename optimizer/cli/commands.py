@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import exists, format_value, quote
+from optimizer.core.safe_text import exists, format_value, one_line, quote
 
 if TYPE_CHECKING:
     from optimizer.options.command_line import Parser
@@ -56,6 +58,7 @@ More     tune run --help, tune COMMAND --help; `tune doctor` locates docs/
 """
 DISTRIBUTION: Final = "tritune"
 _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with these, MODEL may be any name
+_COMMON_FLAGS: Final = ("--json", "--no-color", "-v", "--verbose")  # none takes a value
 _MIN_SIMILARITY: Final = 0.7
 COMPLETION_FLAG: Final = "--print-completion"
 SHELLS: Final = ("bash", "zsh", "tcsh", "fish")
@@ -79,6 +82,14 @@ def version_line(distribution: str = DISTRIBUTION) -> str:
         return f"{distribution} {metadata.version(distribution)}"
     except metadata.PackageNotFoundError:
         return f"{distribution} of an unknown version: the package is not installed (pip install .)"
+
+
+def refuse_options_before_command(argv: Sequence[str]) -> None:
+    """Raise BadInputError if a command follows options, such as ``--json runs``, and would be taken as a model."""
+    words = list(dropwhile(lambda word: word in _COMMON_FLAGS, argv))
+    if words and words[0] in COMMANDS and words != list(argv):
+        line = shlex.join(["tune", *words, *argv[: -len(words)]])
+        raise BadInputError(f"{argv[0]} {words[0]}: options follow the command; write `{one_line(line)}`")
 
 
 def refuse_misspelt_command(argv: Sequence[str]) -> None:

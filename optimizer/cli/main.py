@@ -19,6 +19,7 @@ from optimizer.cli.commands import (
     overview,
     print_completion_script,
     refuse_misspelt_command,
+    refuse_options_before_command,
     requested_words,
     version_line,
 )
@@ -131,6 +132,7 @@ def _dispatch(argv: list[str]) -> int:
         if first.partition("=")[0] == COMPLETION_FLAG:
             return print_completion_script(argv)
         if first not in COMMANDS:
+            refuse_options_before_command(argv)
             refuse_misspelt_command(argv)
         command, arguments = (first, argv[1:]) if first in COMMANDS else ("run", argv)
         return int(import_module(f"optimizer.cli.{command}").main(arguments))

@@ -8,7 +8,7 @@ import pytest
 
 from objectives.quantiles import PERCENTILE_RULE
 from optimizer.cli import report
-from optimizer.cli.commands import refuse_misspelt_command
+from optimizer.cli.commands import refuse_misspelt_command, refuse_options_before_command
 from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.errors import BadInputError
@@ -138,6 +138,25 @@ def test_a_misspelt_command_is_proposed(words: list[str], command: str) -> None:
         f"no command or model '{words[0]}'; did you mean {command}? `tune --help` lists the commands, `tune models` "
         "the models"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--json", "runs"], "tune runs --json"),
+        (["--no-color", "-v", "explain", "my run"], "tune explain 'my run' --no-color -v"),
+    ],
+)
+def test_a_command_behind_options_is_not_a_model(words: list[str], command: str) -> None:
+    with pytest.raises(BadInputError, match=f"options follow the command; write `{command}`$"):
+        refuse_options_before_command(words)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["runs", "--json"], ["--json"], ["--json", "dlrm"], ["--out", "runs", "dlrm"], ["-v", "--json"]]
+)
+def test_options_of_a_run_may_come_first(words: list[str]) -> None:
+    refuse_options_before_command(words)
 
 
 def test_a_model_may_have_a_name_like_a_command(folder: Path) -> None:
