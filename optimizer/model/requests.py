@@ -160,7 +160,7 @@ class Requests:
     def _limited_to_memory(self, path: Path, together: int, cache: Path) -> Requests:
         """Return evenly chosen groups of ``together`` samples: MAX_SENT_ENTRIES, or about MAX_SENT_BYTES if fewer."""
         size, count = path.stat().st_size, input_data.count_entries(path)
-        if size <= input_data.MAX_SENT_BYTES and count <= input_data.MAX_SENT_ENTRIES:
+        if count == 1 or (size <= input_data.MAX_SENT_BYTES and count <= input_data.MAX_SENT_ENTRIES):
             return self
         entries = input_data.read_entries(path)
         groups = [entries[first : first + together] for first in range(0, count, together)]

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -18,7 +20,8 @@ from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import RefusedRequestsLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.model.input_data import MAX_SENT_ENTRIES
+from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
+from optimizer.model.requests import RequestBatching, RequestOptions, prepare_requests
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.load_generators import LoadGenerators, PerfAnalyzerReason, choose_clients, make_load_generators
@@ -91,6 +94,18 @@ def test_perf_analyzer_confirms_several_models_and_large_data(tmp_path: Path) ->
     assert perf_analyzer_reason(OPTIONS, task_with(data_file(tmp_path, MAX_SENT_ENTRIES))) is None
     large_data = data_file(tmp_path, MAX_SENT_ENTRIES + 1)
     assert perf_analyzer_reason(OPTIONS, task_with(large_data)) is PerfAnalyzerReason.INPUT_DATA
+
+
+def test_the_own_client_confirms_with_one_large_sample(tmp_path: Path) -> None:
+    """Random requests of a large input are one sample, whose file is larger than several samples may be."""
+    options = RequestOptions(shapes=(f"x:{MAX_SENT_BYTES // 4}",))
+    text = 'name: "m" max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: -1 }'
+    model = text_format.Parse(text, ModelConfig())
+    for open_loop in (False, True):
+        requests = prepare_requests(options, model, RequestBatching(8, open_loop), tmp_path)
+        assert Path(requests.input_data).stat().st_size > MAX_SENT_BYTES
+        assert (count_entries(Path(requests.input_data)), requests.note) == (1, None)
+        assert perf_analyzer_reason(OPTIONS, task_with(requests.input_data)) is None
 
 
 @pytest.fixture
