@@ -171,6 +171,16 @@ class Requests:
         return replace(self, input_data=str(stored), note=OpenLoopSampleLimit(len(sample), count))
 
 
+class InputOptionError(BadInputError):
+    """A shape or a range of RequestOptions does not fit the model; ``text`` is the option as it is written there."""
+
+    def __init__(self, kind: Literal["shape", "range"], text: str, problem: str) -> None:
+        super().__init__(f"{kind} {one_line(text, 60)}: {problem}")
+        self.kind = kind
+        self.text = text
+        self.problem = problem
+
+
 def prepare_requests(
     options: RequestOptions,
     config: ModelConfig,
@@ -382,7 +392,7 @@ class _Inputs:
                     raise ValueError(f"{name} has dims {list(dims)}; write sizes that fit, such as {example}")
                 self.shapes[name] = _ShapeOption(text, shape)
         except ValueError as error:
-            raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None
+            raise InputOptionError("shape", text, one_line(str(error), 200)) from None
 
     def _add_tokens(self, tokens: TokenRequests) -> None:
         """Give the prompt's input its lengths."""
@@ -409,7 +419,7 @@ class _Inputs:
                 ValueGenerator(bounds=bounds).check(self.tensors[name])
                 self.bounds[name] = bounds
         except ValueError as error:
-            raise BadInputError(f"range {one_line(text, 60)}: {one_line(str(error), 200)}") from None
+            raise InputOptionError("range", text, one_line(str(error), 200)) from None
 
 
 def _shape_texts(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:

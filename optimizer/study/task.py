@@ -31,7 +31,7 @@ from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, o
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice, too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
-from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.model.requests import InputOptionError, RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional
 from optimizer.study.model_finder import NamedModel, find_model
@@ -403,6 +403,19 @@ def make_requests(
     except ParameterError as error:  # an input in the section tokens, which only a profile has
         assert named.profile is not None
         raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None
+    except InputOptionError as error:
+        raise _located(error, named) from None
+
+
+def _located(error: InputOptionError, named: NamedModel) -> BadInputError:
+    """Return the error with the line of the profile that has the option; as it is if the command line has it."""
+    if named.profile is not None:
+        request = named.profile.request
+        given: Mapping[str, object] = request.shapes if error.kind == "shape" else request.ranges
+        for names, value in given.items():
+            if f"{names}:{value}" == error.text:
+                return named.profile.fault("request", f"{error.kind}s", names, problem=error.problem)
+    return error
 
 
 def token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:

@@ -58,6 +58,25 @@ def test_a_size_of_the_profile_is_refused_with_its_line(size: str, said: str, tm
         prepare_task(RunOptions(str(profile)), TWO_CPUS, print)
 
 
+@pytest.mark.parametrize(
+    ("request_section", "said"),
+    [
+        ("shapes: {x: [3, 3]}", r"p\.yaml:3: request\.shapes\.x: x has dims \[\d+\]; write sizes that fit"),
+        ("shapes: {z: 3}", r"p\.yaml:3: request\.shapes\.z: the model's inputs are x$"),
+        ("ranges: {z: 0..3}", r"p\.yaml:3: request\.ranges\.z: the model's inputs are x$"),
+    ],
+)
+def test_an_input_of_the_profile_is_refused_with_its_line(request_section: str, said: str, tmp_path: Path) -> None:
+    model = write_sleeper(tmp_path / "models", 1.0).name
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"model: {{repository: models, name: {model}}}\nrequest:\n  {request_section}\n")
+    with pytest.raises(BadInputError, match=said):
+        prepare_task(RunOptions(str(profile)), TWO_CPUS, print)
+    profile.write_text(f"model: {{repository: models, name: {model}}}\n")
+    with pytest.raises(BadInputError, match=r"^shape z:3: the model's inputs are x$"):
+        prepare_task(RunOptions(str(profile), shapes=("z:3",)), TWO_CPUS, print)
+
+
 @pytest.mark.parametrize(("size", "said"), SIZE_CASES)
 def test_a_size_of_the_command_line_is_refused_with_its_option(size: str, said: str, tmp_path: Path) -> None:
     model = write_sleeper(tmp_path / "models", 1.0).name
