@@ -88,6 +88,23 @@ def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
     assert measured_concurrencies(9) == [10, 10, 10]
 
 
+def test_a_lost_measurement_at_the_lowest_load_is_not_repeated() -> None:
+    lost = [(LoadPoint(1, 1), Measurement(reason="the load generator timed out"))]
+    assert ConcurrencySearch(lost, LoadSearchRules(1, 256, P95_20MS)).next_load() is None
+
+
+@pytest.mark.parametrize(("high", "following"), [(102, None), (107, None), (108, 104)])
+def test_the_search_ends_if_the_loads_around_the_bound_differ_by_less_than_the_resolution(
+    high: int, following: int | None
+) -> None:
+    measured = [
+        (LoadPoint(1, load), Measurement(1000.0, latency_p95_ms=p95_ms, stable=True))
+        for load, p95_ms in ((100, 10.0), (high, 29.6))
+    ]
+    load = ConcurrencySearch(measured, LoadSearchRules(1, 256, P95_20MS)).next_load()
+    assert load == (None if following is None else LoadPoint(1, following))
+
+
 def test_without_a_throughput_objective_the_lowest_sufficient_load_is_searched() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, first_load=40, finds_lowest_load=True)
     assert [load.concurrency for load, _ in sweep(saturating_server(2.0), rules)] == [1]

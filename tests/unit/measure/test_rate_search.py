@@ -78,6 +78,29 @@ def test_an_overload_shows_the_capacity() -> None:
     assert (first, second) == (8000, 900)
 
 
+@pytest.mark.parametrize(
+    ("at_low", "at_high", "expected"),
+    [
+        ((5.0, 100.0), (40.0, 200.0), 159.0),  # proportional to the cube of the rate
+        ((19.0, 100.0), (60.0, 200.0), 141.0),  # near the capacity latency grows faster, so not below the middle
+        ((5.0, 100.0), (10.0, 200.0), 141.0),  # the higher one was not stable
+        ((5.0, 100.0), (4000.0, 150.0), 135.0),  # below the capacity, which the answered requests show
+        ((5.0, 140.0), (4000.0, 150.0), 167.0),  # the capacity is hardly above the lower rate
+    ],
+)
+def test_between_two_rates_the_latency_is_interpolated_as_a_power_of_the_rate(
+    at_low: tuple[float, float], at_high: tuple[float, float], expected: float
+) -> None:
+    """The pairs are the p95 in ms and the answered requests per second."""
+    low, high = at_low[1], 200.0
+    measured = [
+        (LoadPoint(1, request_rate=low), Measurement(at_low[1], latency_p95_ms=at_low[0], stable=True)),
+        (LoadPoint(1, request_rate=high), Measurement(at_high[1], latency_p95_ms=at_high[0], stable=False)),
+    ]
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), max_loads=12)
+    assert RateSearch(measured, rules).next_load() == LoadPoint(1, request_rate=expected)
+
+
 def test_a_deployment_that_cannot_beat_the_best_is_given_up() -> None:
     assert len(sweep(1000, first_load=900, to_beat=900.0)) == 1
     assert len(sweep(1000, first_load=900, to_beat=500.0)) > 1
