@@ -68,6 +68,20 @@ def test_the_spread_of_the_deployments_is_that_of_the_run() -> None:
     assert equal.slowness_estimate.quantile(0.99).slowness < different.slowness_estimate.quantile(0.99).slowness
 
 
+def test_forecast_latencies_are_those_that_were_measured_and_each_bound_counts() -> None:
+    trials = [measured(number, 1.0, (6, 16)) for number in range(3)]
+    replica = fitted(*trials)
+    simulated = replica.serve_closed_loop(16, Slowdown())
+    p95_ms, p99_ms = (replica.latency_ms(simulated, f"latency-{name}") for name in ("p95", "p99"))
+    assert p95_ms == pytest.approx(trials[0].measurements[1][1].latency_p95_ms, rel=0.1)
+    slower = replace(replica, latency_ratio=1.3 * replica.latency_ratio)
+    assert slower.latency_ms(simulated, "latency-p95", 1.1) == pytest.approx(1.3 * 1.1 * p95_ms)
+    for p95_share, p99_share in ((1.01, 1.01), (1.01, 0.99), (0.99, 1.01)):
+        bounded = replace(replica, sla=Sla.from_bounds({"p95": p95_share * p95_ms, "p99": p99_share * p99_ms}))
+        assert bounded.meets(simulated) is (min(p95_share, p99_share) > 1)
+        assert not bounded.meets(simulated, latency_factor=1.02)
+
+
 def test_small_batches_of_a_slow_deployment_take_the_usual_time() -> None:
     """Only the slow deployment measured a low load; its service times are brought to the usual speed."""
     slow = measured(0, 1.3, (1, 16))
