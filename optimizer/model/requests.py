@@ -180,6 +180,9 @@ class InputOptionError(BadInputError):
         self.text = text
         self.problem = problem
 
+    def __reduce__(self) -> tuple[type[InputOptionError], tuple[str, str, str]]:
+        return type(self), (self.kind, self.text, self.problem)
+
 
 def prepare_requests(
     options: RequestOptions,

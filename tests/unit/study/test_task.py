@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,9 @@ def test_an_input_of_the_profile_is_refused_with_its_line(request_section: str, 
     with pytest.raises(BadInputError, match=said):
         prepare_task(RunOptions(str(profile)), TWO_CPUS, print)
     profile.write_text(f"model: {{repository: models, name: {model}}}\n")
-    with pytest.raises(BadInputError, match=r"^shape z:3: the model's inputs are x$"):
+    with pytest.raises(BadInputError, match=r"^shape z:3: the model's inputs are x$") as caught:
         prepare_task(RunOptions(str(profile), shapes=("z:3",)), TWO_CPUS, print)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "workers send errors to each other"
 
 
 @pytest.mark.parametrize(("size", "said"), SIZE_CASES)
