@@ -15,7 +15,7 @@ from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import needed_requests
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
-from optimizer.confirmation.load_predictions import COMPARED_LOADS, predict_loads
+from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.server_plan import MAX_WINDOW_SECONDS, WINDOWS, plan_server
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point
@@ -185,6 +185,21 @@ class TestPredictedLoads:
         rates = [other.request_rate for other in predictions.loads]
         assert load in predictions.loads
         assert max(b / a for a, b in pairwise(rates)) < 1.04
+
+
+def test_predictions_are_shifted_by_the_difference_at_the_measured_load(problem: Problem) -> None:
+    loads = tuple(LoadPoint(1, concurrency) for concurrency in (8, 16, 32))
+    predictions = LoadPredictions(loads, (-0.6, -0.2, 0.2), (100.0, 150.0, 180.0), highest_first=1)
+    measured = Measurement(135.0, latency_p95_ms=BOUND_MS * math.exp(-0.1), stable=True)
+    point = Point(0, FAST, loads[1], measured)
+    corrected = predictions.corrected(point, problem)
+    assert corrected is not None
+    assert corrected.log_latency_ratios == pytest.approx((-0.5, -0.1, 0.3))
+    assert corrected.throughput_infer_per_sec == pytest.approx((90.0, 135.0, 162.0))
+    assert corrected.corrected(point, problem) == corrected
+    assert predictions.corrected(replace(point, load=LoadPoint(1, 12)), problem) is None, "it has no prediction"
+    for unknown in (replace(measured, throughput_infer_per_sec=0.0), replace(measured, latency_p95_ms=None)):
+        assert predictions.corrected(replace(point, measurement=unknown), problem) is None
 
 
 def test_streams_need_time_before_and_after_their_windows() -> None:
