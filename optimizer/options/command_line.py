@@ -16,7 +16,7 @@ from objectives.sla import UNITS
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import QUOTE_LENGTH, one_line, quote
 from optimizer.options.option_reader import flag_advice, written_values
-from optimizer.options.run_options import DEFAULTS, Option, RunOptions, ValueType
+from optimizer.options.run_options import DEFAULTS, EXHAUSTIVE_SEARCHES, Option, RunOptions, ValueType
 from optimizer.options.table import OPTIONS, SLA
 from optimizer.options.values import parse_latency_bound, parse_optional, parse_path, parse_value
 
@@ -274,6 +274,17 @@ def command_with_larger_budget(options: RunOptions) -> str:
     """
     budget_seconds = max(2 * options.budget_seconds, MIN_PROPOSED_SECONDS)
     return command_line(replace(options, budget_seconds=budget_seconds, max_trials=None))
+
+
+def search_again_command(options: RunOptions, *, run: str | None = None, **changes: Any) -> str:
+    """Return the command of a new search with ``options`` and ``changes``, outside of the shared study of the run.
+
+    It learns from the trials of the folder ``run``. An exhaustive search takes no warm start.
+    """
+    warm_start = None if options.search in EXHAUSTIVE_SEARCHES else run
+    return command_line(
+        replace(options, **{"warm_start": warm_start, "storage": None, "study_name": None, **changes})
+    )
 
 
 def option_words(values: Mapping[str, str | list[str] | bool]) -> list[str]:

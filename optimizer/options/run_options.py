@@ -32,7 +32,7 @@ DEFAULT_OBJECTIVES = ("throughput",)
 SIMULATED_OBJECTIVES = ("throughput", "goodput", "output-throughput")
 DISTRIBUTIONS: Final = (*STEADY_DISTRIBUTIONS, *SHAPES)
 TRACE_ENDING: Final = ".csv"
-GENERATED_DATA: Final = ("random", "zero")  # input data without a file, which a load generator makes up
+GENERATED_DATA: Final = ("random", "zero")  # values of --input-data that are no file
 
 
 def is_distribution(request_times: str) -> bool:

@@ -105,7 +105,7 @@ def undecided_cause(outcome: Outcome) -> str:
 def undecided_test_cause(confirmed: ConfirmedLoad, *, is_given_up: bool = False) -> str:
     """Return why the test ``confirmed`` on fresh servers did not decide, without a full stop.
 
-    ``is_given_up`` says whether another load of the configuration was tested after it.
+    ``is_given_up`` says whether it was not likely to pass in the time that was left, so that it ended early.
     """
     if confirmed.judged.counts_disturbed:
         disturbed = f"the machine was disturbed in {100 * confirmed.judged.disturbed_share:.0f} % of the windows"

@@ -165,7 +165,7 @@ class Repetition:
     Attributes:
         command: Repeats the test on the same server.
         longer_command: The same with a larger budget.
-        search_command: Searches on this server, and learns from the trials of the run.
+        search_command: Searches on this server, and learns from the trials of the run if its search can.
     """
 
     command: str

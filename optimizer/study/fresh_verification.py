@@ -6,7 +6,6 @@ import math
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from objectives.sequential import LOOKS
@@ -19,7 +18,7 @@ from optimizer.core.safe_text import show_path
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
-from optimizer.options.command_line import command_line, option_words
+from optimizer.options.command_line import option_words, search_again_command
 from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
@@ -107,7 +106,7 @@ def repetition_of(run: RunFolder, options: RunOptions, seconds: float) -> Repeti
     return Repetition(
         command=shlex.join([*words, path]),
         longer_command=shlex.join([*words, *longer, path]),
-        search_command=command_line(replace(options, warm_start=path)),
+        search_command=search_again_command(options, run=path),
     )
 
 

@@ -238,7 +238,10 @@ def _for_server_process(checker: PerfAnalyzer, number: int) -> PerfAnalyzer:
 
 
 def is_too_large(task: Task) -> bool:
-    """Return whether the file of requests has more entries than the own client keeps in memory: it keeps one."""
+    """Return whether the own client cannot keep all entries of the file of requests in memory.
+
+    It keeps a single entry of any size.
+    """
     if task.input_data in GENERATED_DATA:
         return False
     file = Path(task.input_data)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.explain.bottleneck import SATURATED
-from optimizer.options.command_line import command_line
+from optimizer.options.command_line import search_again_command
 from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, RunOptions, is_trace
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
@@ -156,10 +156,9 @@ def repeat_search(expectation: Expectation) -> NextStep:
     An exhaustive search takes no warm start.
     """
     run = expectation.run
-    if run.options.search in EXHAUSTIVE_SEARCHES:
-        return _search_step(expectation, "search again", _search_command(run.options))
-    command = _search_command(run.options, warm_start=str(run.folder.path))
-    return _search_step(expectation, "search again", command, WARM_START_SAVING)
+    command = search_again_command(run.options, run=str(run.folder.path))
+    remark = "" if run.options.search in EXHAUSTIVE_SEARCHES else WARM_START_SAVING
+    return _search_step(expectation, "search again", command, remark)
 
 
 def search_for_size(expectation: Expectation, request_samples: float) -> NextStep:
@@ -172,7 +171,7 @@ def search_for_size(expectation: Expectation, request_samples: float) -> NextSte
         advice = (
             "record a new trace, whose requests have the present sizes, in place of the old one, and search again"
         )
-        return _search_step(expectation, advice, _search_command(options), NO_WARM_START)
+        return _search_step(expectation, advice, search_again_command(options), NO_WARM_START)
     size = nearest_other_size(expectation.request_samples, request_samples)
     if size == expectation.request_samples or problem.kind is ModelKind.STATEFUL:  # of one sample in Triton
         return repeat_search(expectation)
@@ -180,7 +179,7 @@ def search_for_size(expectation: Expectation, request_samples: float) -> NextSte
     if size > largest:
         advice = f"raise the largest max_batch_size of the search, {largest:,}, to {size:,} or more, and search again"
         return _search_step(expectation, f"{advice} with --request-batch-size {size}", "", NO_WARM_START)
-    command = _search_command(options, request_batch_size=size)
+    command = search_again_command(options, request_batch_size=size)
     return _search_step(expectation, "search again", command, NO_WARM_START)
 
 
@@ -218,11 +217,6 @@ def _search_step(expectation: Expectation, advice: str, command: str, remark: st
     took = "" if seconds is None else f" in {formatting.duration(seconds)}"
     clauses = [f"{advice}: the earlier search took {trials}{took}, with its confirmation", *filter(None, [remark])]
     return NextStep("; ".join(clauses), command)
-
-
-def _search_command(options: RunOptions, **changes: Any) -> str:
-    """Return the command of a search with ``options`` and ``changes``, outside of the shared study of the run."""
-    return command_line(replace(options, **{"warm_start": None, "storage": None, "study_name": None, **changes}))
 
 
 # -- another number of replicas --------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from optimizer.cli.run import read_run_arguments
 from optimizer.cli.verify import read_verify_arguments
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
@@ -43,3 +45,24 @@ def test_the_proposed_commands_measure_the_same_server(
     assert words[-1] == options.model
     assert words[words.index("--warm-start") + 1] == str(folder)
     assert ("--url triton:8001" in proposed.search_command) is (options.url == "triton:8001")
+
+
+@pytest.mark.parametrize(
+    ("stored", "has_warm_start"),
+    [
+        (replace(EMBEDDED, search="grid"), False),
+        (replace(EMBEDDED, storage="postgresql://user:secret@host/studies", study_name="shared"), True),
+    ],
+    ids=["exhaustive search", "shared study"],
+)
+def test_the_proposed_search_is_one_that_tune_accepts(
+    stored: RunOptions, has_warm_start: bool, tmp_path: Path
+) -> None:
+    """An exhaustive search refuses --warm-start, and the shared study of the run has ended."""
+    folder = write_run(tmp_path / "run", options=stored)
+    proposed = repetition_of(RunFolder(folder), RunFolder(folder).read_options(), 44.6)
+    options = read_run_arguments(shlex.split(proposed.search_command)[1:]).options
+    assert (options.warm_start == str(folder)) is has_warm_start
+    assert options == replace(
+        stored, warm_start=options.warm_start, model=options.model, storage=None, study_name=None
+    )
