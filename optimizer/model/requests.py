@@ -103,6 +103,11 @@ class RequestBatching:
     seed: int = 0
     mixed: bool = False
 
+    @property
+    def max_prepared_samples(self) -> int:
+        """The number of samples that perf_analyzer prepares for such requests in about a second."""
+        return max(MIN_SAMPLES, MAX_PREPARED_SAMPLES // self.samples)
+
     def check(self, source: str, samples: Sequence[InputSample]) -> None:
         """Raise BadInputError if these requests cannot be formed from consecutive samples of ``source``."""
         shapes = [tuple(array.shape for array in sample.values()) for sample in samples]
@@ -147,7 +152,7 @@ class Requests:
         path = Path(self.input_data)
         if batching.open_loop:
             return self._limited_to_memory(path, batching.samples, cache)
-        limit = max(MIN_SAMPLES, MAX_PREPARED_SAMPLES // batching.samples)
+        limit = batching.max_prepared_samples
         if batching.samples == 1 or path.stat().st_size <= limit * MIN_ENTRY_BYTES:
             return self
         entries = input_data.read_entries(path)
@@ -349,6 +354,8 @@ class _Inputs:
         has_mix = self.tokens is not None or any(option.shape.fixed is None for option in self.shapes.values())
         together = batching.samples if has_mix else 1  # samples of one shape fill requests of any size
         fewest, most, aim_bytes = 1, MAX_GENERATED_SAMPLES, GENERATED_BYTES
+        if not batching.open_loop:
+            most = min(most, batching.max_prepared_samples)
         if has_mix:
             fewest, most, aim_bytes = MIN_MIXED_REQUESTS, MAX_MIXED_REQUESTS, MIXED_BYTES
         shapes = self._draw_shapes(most, batching.seed)

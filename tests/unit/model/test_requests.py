@@ -105,6 +105,16 @@ def test_large_random_samples_are_few_whatever_the_size_of_a_request(tmp_path: P
         assert Path(result.input_data).stat().st_size < 1.5 * GENERATED_BYTES
 
 
+@pytest.mark.parametrize(("open_loop", "count"), [(False, 64), (True, MAX_GENERATED_SAMPLES)])
+def test_random_samples_are_as_few_as_perf_analyzer_prepares(open_loop: bool, count: int, tmp_path: Path) -> None:
+    """None of them is left out, so no note advises another load."""
+    options = RequestOptions(shapes=("ids,mask:1",))
+    result = prepare_requests(options, config(), RequestBatching(8192, open_loop), tmp_path)
+    assert len(data.read_entries(Path(result.input_data))) == count
+    assert Path(result.input_data).name.startswith("random-")
+    assert result.note is None
+
+
 def test_a_mix_of_shapes_has_the_same_length_in_inputs_named_together(tmp_path: Path) -> None:
     result = samples(RequestOptions(shapes=LENGTHS), tmp_path)
     assert all(item["ids"].shape == item["mask"].shape for item in result)
