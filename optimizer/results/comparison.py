@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime", "perf_analyzer")
 MAX_VALUE_LENGTH, MAX_NUMBER = 200, 1e18  # limits of values in run.json, which may come from anywhere
 MAX_INTERVAL_RATIO = 100.0  # the upper end of an interval over its lower end; a wider one says nothing
 MAX_RATIO = 1e6  # one throughput over another
+_GENERATED_FILE = re.compile(r"(random|zero)-[0-9a-f]{16}\.json")  # the name that prepare_requests gives to it
 
 
 def is_regression(share: float, high: float, limit: float) -> bool:
@@ -248,11 +250,15 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
 
 
 def compare_conditions(first: FinishedRun, second: FinishedRun) -> tuple[Aspect, ...]:
-    """Return the aspects of the conditions of two runs."""
+    """Return the aspects of the conditions of two runs. Two seeds make no difference."""
     prints = [parse_fingerprint(run.info.get("fingerprint")) for run in (first, second)]
     if None in prints:  # a value of a fingerprint is compared with one of another fingerprint only
         prints = [None, None]
     values = [_values_by_aspect(run, fingerprint) for run, fingerprint in zip((first, second), prints, strict=True)]
+    if first.options.seed != second.options.seed:  # it only changes the values of generated requests
+        for of_run in values:
+            generated = _GENERATED_FILE.fullmatch(of_run["requests"]["data"] or "")
+            of_run["requests"]["data"] = generated[1] if generated else of_run["requests"]["data"]
     required = {
         "machine": "hardware",
         "server": "version",

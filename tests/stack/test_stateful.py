@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from optimizer.config import model_config
@@ -16,6 +17,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import SequenceOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.model.builders.request_data import write_input_data
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import FOUND, Tune
 from tests.repositories import STATES, write_sums
@@ -63,16 +65,21 @@ def test_a_model_that_mixes_up_states_is_rejected(
         check.check(endpoint)
 
 
-def test_perf_analyzer_sends_sequences_of_the_same_length(perf_analyzer: PerfAnalyzer, tmp_path: Path) -> None:
-    log = tmp_path / "steps"
+@pytest.mark.parametrize("samples", [LENGTH - 3, LENGTH + 3])
+def test_perf_analyzer_sends_sequences_of_the_same_length(
+    perf_analyzer: PerfAnalyzer, tmp_path: Path, samples: int
+) -> None:
+    """Their length is not that of the data file, to which perf_analyzer sets it by default."""
+    log, data = tmp_path / "steps", tmp_path / "data.json"
     write_sums(tmp_path / "models", log)
     source = read_repository_model(tmp_path / "models", "sums", gpu=False)
+    write_input_data(data, {source.config.input[0].name: np.ones((samples, 1), np.float32)})
     load = LoadPoint(1, concurrency=6)
     with (
         contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))) as target,
         target.deploy(Candidate(8)) as endpoint,
     ):
-        replace(perf_analyzer, input_data="random", sequence_length=LENGTH).measure(endpoint, load, 1.5)
+        replace(perf_analyzer, input_data=str(data), sequence_length=LENGTH).measure(endpoint, load, 1.5)
     lengths: list[int] = []
     steps: dict[str, int] = {}
     for line in log.read_text().splitlines():

@@ -451,6 +451,21 @@ def test_another_version_of_the_record_is_refused(a: Path, tmp_path: Path) -> No
     assert "use the version that wrote it" in refused(b, a)
 
 
+def test_generated_requests_of_two_seeds_are_no_difference(tmp_path: Path) -> None:
+    """The name of the file is a hash of its values. With the same seed it differs only if the requests do."""
+    names = ("random-0123456789abcdef.json", "random-fedcba9876543210.json", "zero-0123456789abcdef.json")
+    runs = [
+        change_info(
+            run_at(tmp_path / name, 1000.0, options=RunOptions("doubler", seed=seed)), "problem", input_data=name
+        )
+        for seed, name in enumerate(names)
+    ]
+    assert difference_warning(compared(runs[0], runs[1])) == ""
+    assert "requests differ" in difference_warning(compared(runs[1], runs[2]))
+    change_info(runs[1], "options", seed=0)
+    assert "requests differ" in difference_warning(compared(runs[0], runs[1]))
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
