@@ -586,7 +586,7 @@ class ConfirmationComplete(Note):
     """No further server can change a verdict of the confirmation."""
 
     def __str__(self) -> str:
-        return "the tests are complete: more servers cannot change the verdict"
+        return "the tests on fresh servers are complete"
 
 
 @dataclass(frozen=True, slots=True)

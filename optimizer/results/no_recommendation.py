@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from objectives.confidence import Verdict
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement
 from objectives.sla import Constraint, Sla
 from objectives.verdict import is_disturbed
@@ -83,11 +84,19 @@ def _inconclusive_test(kind: InconclusiveKind, tested: ConfirmedLoad) -> Inconcl
 
 
 def intervals_reach_bounds(tested: ConfirmedLoad, sla: Sla) -> bool:
-    """Return whether the test did not decide, and the interval of each bounded latency reaches its bound."""
+    """Return whether the test did not decide, and each interval of a bounded metric reaches the bound.
+
+    Latencies and throughputs have intervals.
+    """
     if tested.judged.verdict is not Verdict.UNDECIDED or sla.share_of_bound(tested.point.measurement) == math.inf:
         return False
-    intervals = [(tested.interval(bound.metric), bound.bound) for bound in sla.latencies]
-    return all(interval is None or interval.low <= bound_ms for interval, bound_ms in intervals)
+    return all(_reaches(tested.interval(bound.metric), bound) for bound in sla)
+
+
+def _reaches(interval: ConfidenceInterval | None, bound: Constraint) -> bool:
+    if interval is None:
+        return True
+    return interval.high >= bound.bound if METRICS[bound.metric].better == "higher" else interval.low <= bound.bound
 
 
 def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:

@@ -284,7 +284,7 @@ def next_command(outcome: Outcome, folder: str | Path, longer: str, *, is_comple
 
     The command continues the test or makes a separate one. After a run that measured only the baseline it is
     ``longer``, which repeats the run with a larger budget. Without a recommendation and without a test to continue it
-    is empty, because only a new run on a quiet machine helps.
+    is empty, because only a new run helps.
     """
     if outcome.verdict is not Verdict.UNDECIDED:
         return ""
@@ -361,12 +361,14 @@ def step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, i
     if outcome.confirmed and outcome.confirmed.crash:
         logs = f"{shlex.quote(show_path(folder))}/logs"
         return NextStep(f"find the cause of the crash in {logs}, then make a separate test", fresh_command(folder))
+    is_disturbed = is_disturbed_test(outcome.confirmed or _last_tested(outcome))
     if is_complete:
-        advice = "make a separate test, because more servers cannot change the verdict"
-        return NextStep(advice, fresh_command(folder))
+        because = "because more servers cannot change the verdict"
+        first = "stop other programs on this machine, then " if is_disturbed else ""
+        return NextStep(f"{first}make a separate test, {because}", fresh_command(folder))
     if _only_baseline_measured(outcome):
         return NextStep("run again with a larger --budget", run_again)
-    if is_disturbed_test(outcome.confirmed or _last_tested(outcome)):
+    if is_disturbed:
         return NextStep("stop other programs on this machine, then continue the test", verify_command(folder))
     advice = "continue the test" if _last_tested(outcome) else "test it on fresh servers"
     return NextStep(advice, verify_command(folder))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 RUNNERS_UP = 2  # configurations that are measured again for comparison
-TOO_SHORT = "the time ended before its first fresh server was measured; give a larger --budget"
+TOO_SHORT = "the time ended before its first fresh server was measured"
 FOLDER, FILE = "verify", "verify.json"  # each verification has a folder of its own below that of the run
 MAX_BYTES = 1 << 20  # of verify.json, which may come from anywhere
 _TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys that identify a tested point
@@ -303,10 +303,12 @@ def next_step(result: VerificationResult) -> NextStep:
         return NextStep(f"remove the cause (see {logs}), then repeat the test", repetition.command)
     if tested.crash or tested.has_lost:
         return NextStep(f"find the cause in {logs}, then repeat the test", repetition.command)
-    if not verified.is_undecided or tested.servers >= LOOKS[-1]:
+    if not verified.is_undecided:
         return search
     if summary.is_disturbed_test(tested):
         return NextStep("stop other programs on this machine, then repeat the test", repetition.longer_command)
+    if tested.servers >= LOOKS[-1]:
+        return search
     return NextStep("repeat the test with a larger --budget", repetition.longer_command)
 
 

@@ -196,6 +196,9 @@ def test_a_disturbed_test_continues_after_other_programs_were_stopped(servers: i
     step = summary.next_step(outcome(*[19.5] * servers, disturbed=4), "r", "tune known")
     advice = "stop other programs on this machine, then continue the test"
     assert (step.advice, step.command) == (advice, "tune verify r --budget 3m")
+    step = summary.next_step(outcome(*[19.5] * servers, disturbed=4), "r", "tune known", is_complete=True)
+    advice = "stop other programs on this machine, then make a separate test, because more servers cannot change"
+    assert (step.advice, step.command) == (f"{advice} the verdict", "tune verify --fresh r")
 
 
 SHARED = replace(known_problem(), cpu_count=2)  # other programs may take a part of its CPUs
@@ -757,6 +760,20 @@ def test_a_test_without_a_recommendation_says_why_it_did_not_decide(
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert isinstance(document["inconclusive"], dict)
     assert document["inconclusive"].keys() == {"kind", "disturbed", "total"}
+
+
+@pytest.mark.parametrize(("infer_per_sec", "verdict"), [(500.0, Verdict.FAIL), (990.0, Verdict.UNDECIDED)])
+def test_too_little_throughput_on_few_servers_is_undecided_only_near_the_bound(
+    infer_per_sec: float, verdict: Verdict
+) -> None:
+    windows = tuple(
+        ConfirmationWindow(server, LOAD, measurement(infer_per_sec, 10.0), ERROR)
+        for server in range(2)
+        for _ in range(8)
+    )
+    trial = Trial(0, BEST, ((LOAD, measurement(1100.0, 10.0)),), confirmations=windows)
+    bounded = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "throughput": 1000.0}))
+    assert assess([trial], bounded, BASELINE, PLAIN).verdict is verdict
 
 
 def test_the_reason_of_a_fail_is_that_of_the_test_and_not_of_a_comparison() -> None:

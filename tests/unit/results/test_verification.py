@@ -15,6 +15,7 @@ from rich.console import Console
 from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
+from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
@@ -153,7 +154,8 @@ def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem,
     assert not verification.measured
     assert verification.verdict is Verdict.UNDECIDED
     assert "could not be measured: the time ended before its first fresh server" in verification.reason
-    assert "give a larger --budget" in dict(verification.failed)[BASELINE]
+    assert dict(verification.failed)[BASELINE] == "the time ended before its first fresh server was measured"
+    assert next_steps(verification, problem) == LONGER
 
 
 REPETITION = Repetition("tune verify --fresh r/1", "tune verify --fresh --budget 60s r/1", "tune --warm-start r/1 m")
@@ -290,8 +292,9 @@ def judged(problem: Problem, *servers: Measurement, crash: str = "") -> Verifica
         ([19.5] * LOOKS[0], True, " % of the requests are slower than 20 ms, and 5 % may be", LONGER),
         ([19.5] * LOOKS[0], False, "the machine was disturbed in 100 % of the windows", LONGER_AND_QUIET),
         ([19.95] * LOOKS[-1], True, " % of the requests are slower than 20 ms, and 5 % may be", SEARCH),
+        ([19.95] * LOOKS[-1], False, "the machine was disturbed in 100 % of the windows", LONGER_AND_QUIET),
     ],
-    ids=["no server", "two servers", "given up", "share near the limit", "disturbed", "all servers"],
+    ids=["no server", "two servers", "given up", "share near the limit", "disturbed", "all servers", "all disturbed"],
 )
 def test_an_undecided_test_has_its_cause_and_a_next_step(
     latencies_ms: list[float], stable: bool, cause: str, step: list[str], problem: Problem
@@ -300,6 +303,14 @@ def test_an_undecided_test_has_its_cause_and_a_next_step(
     assert verification.verdict is Verdict.UNDECIDED
     assert cause in verification.reason
     assert next_steps(verification, problem) == step
+
+
+@pytest.mark.parametrize(("infer_per_sec", "verdict"), [(500.0, Verdict.FAIL), (990.0, Verdict.UNDECIDED)])
+def test_the_interval_of_the_throughput_shows_whether_a_short_test_may_pass(
+    infer_per_sec: float, verdict: Verdict, problem: Problem
+) -> None:
+    bounded = replace(problem, sla=Sla.from_bounds({"p95": 20.0, "throughput": 1000.0}))
+    assert judged(bounded, *[measurement(infer_per_sec, 10.0)] * 2).verdict is verdict
 
 
 def test_the_cause_of_a_crash_is_found_before_the_test_is_repeated(problem: Problem) -> None:
