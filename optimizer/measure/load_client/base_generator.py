@@ -310,7 +310,7 @@ class LoadClientGenerator:
         """Return how many distinct requests are sent in turn: ``generated``, or those with all entries of a file.
 
         A data file may have many small entries and a few large ones, so its limit is that of all its bytes. Its
-        entries take as many passes as give MAX_GENERATED requests, or fewer if the requests repeat earlier.
+        entries take as many passes as give ``generated`` requests, or fewer if the requests repeat earlier.
         """
         if self.input_data in GENERATED_DATA:
             return generated
@@ -321,7 +321,7 @@ class LoadClientGenerator:
         if self._mixes_sizes:
             return entries * math.ceil(generated / entries)
         size = round(load.request_batch_size)
-        passes = min(size // math.gcd(entries, size), math.ceil(MAX_GENERATED * size / entries))
+        passes = min(size // math.gcd(entries, size), math.ceil(generated * size / entries))
         return math.ceil(passes * entries / size)
 
     def _request_classes(self, load: LoadPoint, count: int) -> RequestClasses:

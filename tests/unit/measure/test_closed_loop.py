@@ -38,6 +38,7 @@ from optimizer.measure.load_client.closed_loop import (
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import SATURATED_CPU_SHARE, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
+from optimizer.model.input_data import MAX_SENT_BYTES, to_json
 from optimizer.store.trials_table import TrialsTable
 from tests.inference_server import Array, FakeInferenceServer
 from tests.load_clients import KeptRecords, SimulatedNetwork, run_in_this_process
@@ -318,6 +319,18 @@ def test_a_data_file_gives_few_requests_with_all_entries(
     assert len(times_sent) == entry_count
     assert times_sent.min() >= 1
     assert times_sent.max() - times_sent.min() <= 1
+
+
+def test_large_requests_from_a_few_entries_have_the_limit_of_generated_ones(
+    generator: ClosedLoopGenerator, tmp_path: Path
+) -> None:
+    """41 entries give 41 different requests of 32 samples, which would take 105 MB."""
+    data = tmp_path / "data.json"
+    data.write_bytes(to_json([{"x": np.full(20_000, number, np.float32)} for number in range(41)]))
+    with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
+        load = replace(LOAD, request_batch_size=32)
+        messages = replace(generator, input_data=str(data))._messages_for(endpoint, load).serialized
+    assert MAX_SENT_BYTES / 2 < sum(map(len, messages)) < 1.5 * MAX_SENT_BYTES
 
 
 def test_a_large_first_entry_leaves_no_others_out(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
