@@ -50,6 +50,7 @@ MIN_ENTRY_BYTES = 10  # smallest size of an entry in perf_analyzer's JSON
 # perf_analyzer reads the file at each of its starts and registers each sample in shared memory, so samples of one
 # shape are few; a mix needs more for its shares
 MAX_GENERATED_SAMPLES, GENERATED_BYTES = 128, 2 << 20
+PREPARED_BYTES = 128 << 20  # of the requests that begin with each sample, which perf_analyzer copies there
 MAX_MIXED_REQUESTS, MIN_MIXED_REQUESTS, MIXED_BYTES = 256, 8, 8 << 20
 EXAMPLE_SIZE, EXAMPLE_SIZES = "128", "16..128"  # of a variable dimension, in errors
 
@@ -356,6 +357,7 @@ class _Inputs:
         fewest, most, aim_bytes = 1, MAX_GENERATED_SAMPLES, GENERATED_BYTES
         if not batching.open_loop:
             most = min(most, batching.max_prepared_samples)
+            aim_bytes = min(aim_bytes, PREPARED_BYTES // batching.samples)
         if has_mix:
             fewest, most, aim_bytes = MIN_MIXED_REQUESTS, MAX_MIXED_REQUESTS, MIXED_BYTES
         shapes = self._draw_shapes(most, batching.seed)

@@ -105,6 +105,17 @@ def test_large_random_samples_are_few_whatever_the_size_of_a_request(tmp_path: P
         assert Path(result.input_data).stat().st_size < 1.5 * GENERATED_BYTES
 
 
+@pytest.mark.parametrize(("open_loop", "count"), [(False, 1), (True, 3)])
+def test_large_requests_of_large_random_samples_fit_into_shared_memory(
+    open_loop: bool, count: int, tmp_path: Path
+) -> None:
+    """perf_analyzer copies a whole request there for each sample: 462 MB for three images in requests of 256."""
+    image = config(MODEL.replace("dims: [ 2, 2 ]", "dims: [ 3, 224, 224 ]"))
+    options = RequestOptions(shapes=("ids,mask:1",))
+    result = prepare_requests(options, image, RequestBatching(256, open_loop), tmp_path)
+    assert len(data.read_entries(Path(result.input_data))) == count
+
+
 @pytest.mark.parametrize(("open_loop", "count"), [(False, 64), (True, MAX_GENERATED_SAMPLES)])
 def test_random_samples_are_as_few_as_perf_analyzer_prepares(open_loop: bool, count: int, tmp_path: Path) -> None:
     """None of them is left out, so no note advises another load."""
