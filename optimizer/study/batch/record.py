@@ -85,6 +85,7 @@ class EntryRecord:
         baseline: The same of the baseline.
         headline: The result in one sentence.
         verdict: PASS, FAIL or UNDECIDED; empty before the first step.
+        is_test_complete: Whether no further server can change a verdict of the confirmation.
         speedup: Gain in throughput over the baseline on fresh servers; None if it is unknown.
         speedup_interval: Interval of the gain.
         missed_in_usual_states: Which of the recommendation and the baseline (``compared``) is the reason of a missing
@@ -111,6 +112,7 @@ class EntryRecord:
     baseline: Estimate | None = None
     headline: str = ""
     verdict: str = ""
+    is_test_complete: bool = False
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
     missed_in_usual_states: ComparedSide | None = None

@@ -136,11 +136,15 @@ def _has_changes(batch: BatchRecord) -> bool:
     return any(entry.change is not None for entry in batch.entries)
 
 
-def _continue_command(folder: BatchFolder, entry: EntryRecord) -> str:
-    """Return the command that continues the test of an UNDECIDED entry; empty if there is no test to continue."""
+def _test_command(folder: BatchFolder, entry: EntryRecord) -> str:
+    """Return the command that continues the test of an UNDECIDED entry, or makes a separate one if it is complete.
+
+    It is empty if nothing is recommended.
+    """
     if not entry.is_undecided or entry.recommended is None:
         return ""
-    return summary.verify_command(folder.path / entry.folder)
+    command = summary.fresh_command if entry.is_test_complete else summary.verify_command
+    return command(folder.path / entry.folder)
 
 
 def _page_style(batch: BatchRecord) -> str:
@@ -170,7 +174,7 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
         "configuration": entry.configuration if entry.recommended else entry.reason or entry.headline,
         "missing_gain": missing_gain_words(entry),
         "cause": entry.headline if entry.is_undecided and entry.recommended else "",
-        "command": _continue_command(folder, entry),
+        "command": _test_command(folder, entry),
     }
 
 
@@ -253,7 +257,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
         _print_line(console, f"{label}: in the earlier batch, and no longer in the suite")
     _print_line(console)
     for entry in batch.entries:
-        if command := _continue_command(folder, entry):
+        if command := _test_command(folder, entry):
             print_unbroken(console, f"next    {command}")
     print_unbroken(console, f"index   {show_path(folder.index)}")
 

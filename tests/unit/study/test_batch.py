@@ -475,6 +475,21 @@ def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, fol
     assert "prefers-color-scheme: dark" in page
 
 
+def test_an_undecided_entry_whose_test_is_complete_has_a_separate_test_as_the_next_step(
+    mixed: BatchRecord, folder: BatchFolder
+) -> None:
+    path = change_info(folder.path / mixed.entries[-1].folder, confirmation_complete=True)
+    described = describe_entry(mixed.entries[-1], read_run(path))
+    batch = replace(mixed, entries=(replace(described, verdict="UNDECIDED"),), gone=())
+    command = f"tune verify --fresh {path}"
+    console = Console(width=80)
+    with console.capture() as captured:
+        print_batch(console, batch, folder)
+    assert f"next    {command}" in captured.get().splitlines()
+    write_index(folder, batch)
+    assert f"<code>{command}</code>" in folder.index.read_text()
+
+
 def test_an_entry_without_a_recommendation_is_undecided_if_its_run_is(
     mixed: BatchRecord, folder: BatchFolder
 ) -> None:
