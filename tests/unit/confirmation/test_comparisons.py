@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from objectives.load_sequence import MARGIN
@@ -16,9 +17,10 @@ from objectives.sla import Sla
 from objectives.verdict import needed_requests
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
-from optimizer.confirmation.server_plan import MAX_WINDOW_SECONDS, WINDOWS, plan_server
+from optimizer.confirmation.server_plan import COMPARED_SERVERS, MAX_WINDOW_SECONDS, WINDOWS, plan_server
+from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import assess
 from tests.conftest import known_problem, measurement
@@ -200,6 +202,28 @@ def test_predictions_are_shifted_by_the_difference_at_the_measured_load(problem:
     assert predictions.corrected(replace(point, load=LoadPoint(1, 12)), problem) is None, "it has no prediction"
     for unknown in (replace(measured, throughput_infer_per_sec=0.0), replace(measured, latency_p95_ms=None)):
         assert predictions.corrected(replace(point, measurement=unknown), problem) is None
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "following"),
+    [(0.1, 8), (-0.1, None), (-2 * MARGIN + 0.02, None), (-2 * MARGIN - 0.02, 32)],
+    ids=["over the bound", "close to it", "just close to it", "far inside it"],
+)
+def test_another_load_is_compared_only_if_the_last_one_missed_the_sla_or_was_far_inside_it(
+    log_ratio: float, following: int | None, problem: Problem
+) -> None:
+    """Twice the margin that the first load is expected to have is far."""
+    loads = tuple(LoadPoint(1, concurrency) for concurrency in (8, 16, 32))
+    predictions = LoadPredictions(loads, (-0.5, -0.2, 0.0), (100.0, 200.0, 400.0))
+    trial, server = Trial(0, FAST), RandomServer()
+    mean_ms = BOUND_MS * math.exp(log_ratio)
+    for number in range(1, COMPARED_SERVERS + 1):
+        for _ in range(WINDOWS):
+            window = server.measured(np.linspace(0.99, 1.0, 200) * mean_ms, 200.0)
+            trial = trial.with_confirmation(ConfirmationWindow(number, loads[1], window))
+    measured = judge_confirmations([trial], problem)
+    load = predictions.next_compared_load(measured, problem)
+    assert (None if load is None else load.concurrency) == following
 
 
 def test_streams_need_time_before_and_after_their_windows() -> None:

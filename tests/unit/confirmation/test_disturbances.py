@@ -6,14 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import multivariate_t
 
 from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.disturbances import DisturbanceCorrection, fit_disturbance_correction
+from optimizer.confirmation.disturbances import (
+    POINT_NOISE,
+    PRIOR_POINTS,
+    DisturbanceCorrection,
+    fit_disturbance_correction,
+)
 from optimizer.confirmation.machine_states import (
     LATENCY_SLOPE,
+    SLOPE_FACTORS,
     TAIL,
     THROUGHPUT_SLOPE,
     disturbance_limit,
@@ -157,6 +164,45 @@ def test_slopes_are_fitted_and_measurements_corrected_by_them(factor: float) -> 
         assert corrected.latency_p95_ms == pytest.approx(expected.latency_p95_ms, rel=0.05)
         share = Sla.from_bounds({"p97": 20.0}).share_of_bound
         assert share(corrected) == pytest.approx(share(expected), rel=0.08)
+
+
+def test_the_factor_on_the_slopes_is_a_posterior_mean() -> None:
+    """The errors of a metric follow a multivariate t distribution: their variance has an inverse gamma prior."""
+    random = np.random.default_rng(11)
+    shares = [0.1, 0.2, 0.3, 0.45, 0.6]
+    log_falls = -np.log((1 - np.array(shares)) / (1 - np.median(shares)))
+    errors = np.stack([0.6 * LATENCY_SLOPE * log_falls, -0.9 * THROUGHPUT_SLOPE * log_falls], axis=1)
+    errors += random.normal(0.0, [0.2, 0.05], errors.shape)
+    measured = trial(*shares)
+    measured = replace(
+        measured,
+        measurements=tuple(
+            (
+                load,
+                replace(
+                    measurement,
+                    latency_p95_ms=LATENCY_MS * math.exp(latency_error),
+                    throughput_infer_per_sec=SERVED * load.concurrency * math.exp(throughput_error),
+                ),
+            )
+            for (load, measurement), (latency_error, throughput_error) in zip(
+                measured.measurements, errors, strict=True
+            )
+        ),
+    )
+    model = CurveModel(lambda load: SERVED * load, lambda load: LATENCY_MS / 1e3)
+    correction = fit_disturbance_correction(latest_points([measured]), [measured], PROBLEM, lambda points: model)
+    covariance = POINT_NOISE**2 * np.eye(len(shares))
+    log_likelihoods = [
+        sum(
+            multivariate_t.logpdf(errors[:, metric] - factor * slope * log_falls, shape=covariance, df=PRIOR_POINTS)
+            for metric, slope in enumerate((LATENCY_SLOPE, -THROUGHPUT_SLOPE))
+        )
+        for factor in SLOPE_FACTORS
+    ]
+    expected = np.average(SLOPE_FACTORS, weights=np.exp(log_likelihoods))
+    assert correction.latency_slope == pytest.approx(expected * LATENCY_SLOPE)
+    assert correction.throughput_slope == pytest.approx(expected * THROUGHPUT_SLOPE)
 
 
 def test_programs_that_take_the_time_that_the_server_leaves_idle_are_no_disturbance() -> None:
