@@ -4,7 +4,7 @@
 
 run.py starts this as a process of its own, so that no memory of the GPU stays allocated during the measurements.
 Weights are random, which does not affect the speed. Integers are taken modulo the rows of their table, so that
-perf_analyzer's random requests are valid.
+random requests are valid.
 """
 
 from __future__ import annotations
