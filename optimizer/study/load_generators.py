@@ -34,7 +34,7 @@ from optimizer.measure.load_wrappers import (
 )
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer, PerfAnalyzerRunner
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
-from optimizer.options.run_options import GENERATED_DATA, RunOptions
+from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.task import Task
 
@@ -242,8 +242,6 @@ def is_too_large(task: Task) -> bool:
 
     It keeps a single entry of any size.
     """
-    if task.input_data in GENERATED_DATA:
-        return False
     file = Path(task.input_data)
     count = count_entries(file)
     return count > MAX_SENT_ENTRIES or (count > 1 and file.stat().st_size > MAX_SENT_BYTES)

@@ -70,6 +70,7 @@ from tests.random_server import (
     searched,
 )
 
+REQUESTS = str(Path(__file__).parents[2] / "data" / "requests.json")
 FOLDER = Path("results/drawn/1")
 
 
@@ -213,7 +214,7 @@ def confirming_record(
     source = SimpleNamespace(concurrent=(), is_streaming=False)
     return SimpleNamespace(
         environment=SimpleNamespace(options=run_options("drawn", {n: v for n, v in values.items() if v})),
-        task=SimpleNamespace(problem=problem, source=source, sequence_length=None, input_data="random"),
+        task=SimpleNamespace(problem=problem, source=source, sequence_length=None, input_data=REQUESTS),
         search_ended="budget",
         confirmation_plan=lambda: plan,
         is_test_complete=False,
