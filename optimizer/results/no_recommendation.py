@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement
+from objectives.sequential import LOOKS
 from objectives.sla import Constraint, Sla
 from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
@@ -185,9 +186,20 @@ def _latency_reason(
         return f"{alone_takes}, and {lowest}" if lowest_ms < quickest_ms else alone_takes
     met = [value for point, value in values if sla.is_met(point.measurement)]
     if met and confirmed:
-        reasons = (entry.judged.reason for entry in confirmed if entry.error)  # not of comparisons
+        reasons = (_test_reason(entry, worst) for entry in confirmed if entry.error)  # not of comparisons
         why = next((f" ({reason})" for reason in reasons if reason), "")
         value = formatting.quantity(metric, min(met))
         return f"{quantile} was {value} in the search, but missed the bound on fresh servers{why}"
     together = ", and no load meets all bounds together" if len(sla) > 1 else ""
     return f"the closest measurement misses {formatting.bounds(sla.missed(closest.measurement))}{together}"
+
+
+def _test_reason(tested: ConfirmedLoad, bound: Constraint) -> str:
+    """Return why the test did not pass: the value that misses ``bound`` if the test ended before its first look."""
+    metric = METRICS[bound.metric]
+    value = metric.bounded_value(tested.point.measurement)
+    is_late = value is not None and math.isfinite(value) and bound.violation(tested.point.measurement) > 0
+    if tested.servers >= LOOKS[0] or tested.crash or tested.has_lost or not is_late:
+        return tested.judged.reason
+    servers = formatting.count(tested.servers, "server")
+    return f"{formatting.bound(bound)}: {formatting.quantity(metric, value)} on {servers}"

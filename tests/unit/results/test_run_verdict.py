@@ -776,6 +776,13 @@ def test_too_little_throughput_on_few_servers_is_undecided_only_near_the_bound(
     assert assess([trial], bounded, BASELINE, PLAIN).verdict is verdict
 
 
+def test_the_reason_of_a_fail_has_the_value_of_a_test_that_ended_before_its_first_look() -> None:
+    result = outcome(22.0, 23.0)
+    assert result.verdict is Verdict.FAIL
+    why = "(p95 <= 20 ms: 22.6 ms on 2 servers)"
+    assert summary.cause(result) == f"p95 was 10.0 ms in the search, but missed the bound on fresh servers {why}"
+
+
 def test_the_reason_of_a_fail_is_that_of_the_test_and_not_of_a_comparison() -> None:
     def measured(error: float) -> tuple[ConfirmationWindow, ...]:
         return tuple(ConfirmationWindow(n, LOAD, measurement(1000.0, 40.0), error) for n in range(LOOKS[0]))
