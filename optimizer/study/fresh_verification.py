@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from objectives.sequential import LOOKS
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan
-from optimizer.core.budget import Budget
+from optimizer.core.budget import Budget, RunMode
 from optimizer.core.files import write_json
 from optimizer.core.notes import present
 from optimizer.core.safe_text import show_path
@@ -69,7 +69,7 @@ def verify_fresh(
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
     budget = Budget(TIME_FACTOR * _expected_seconds(server_plans) if seconds is None else seconds)
-    progress.on_progress(start_line("testing", problem, options, budget.seconds, folder.path))
+    progress.on_progress(start_line(RunMode.CONFIRM, 0.0, problem, options, budget.seconds, folder.path))
     fingerprint = environment.fingerprint(task)
     table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
     # the lock tells `tune runs` that a process works on the run

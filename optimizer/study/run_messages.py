@@ -49,18 +49,23 @@ from optimizer.study.task import Task
 CLEARLY_LESS = 0.7  # share of the search's throughput; the search overestimates the best by less than the rest
 
 
-def action_of(mode: RunMode, spent_seconds: float) -> str:
-    """Return the action of a session in words. Earlier sessions of the run have measured for ``spent_seconds``."""
+def _action(mode: RunMode, spent_seconds: float) -> str:
     if mode is RunMode.CONFIRM:
         return "testing the recommendation for"
     return "continuing" if spent_seconds else "tuning"
 
 
-def start_line(action: str, problem: Problem, options: RunOptions, seconds: float, folder: Path) -> str:
-    """Return the line for ``action``, such as ``tuning``, which takes at most ``seconds`` and fills ``folder``."""
+def start_line(
+    mode: RunMode, spent_seconds: float, problem: Problem, options: RunOptions, seconds: float, folder: Path
+) -> str:
+    """Return the first line of a session in ``mode``, which takes at most ``seconds`` and fills ``folder``.
+
+    Earlier sessions of the run have measured for ``spent_seconds``.
+    """
     limit = f"for at most {formatting.duration(seconds)}"
-    if options.max_trials is not None:
+    if options.max_trials is not None and mode is not RunMode.CONFIRM:
         limit += f" and {formatting.count(options.max_trials, 'trial')}"
+    action = _action(mode, spent_seconds)
     return f"{action} {problem.model} on {describe_server(options)}, {limit}: {goal(problem)}; results in {folder}"
 
 

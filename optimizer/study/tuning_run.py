@@ -30,7 +30,6 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import (
-    action_of,
     note_on_tests,
     notes_on_measurements,
     notes_on_outcome,
@@ -268,9 +267,16 @@ class _Session:
 
     def _announce(self, setup: StudySetup) -> None:
         """Say what begins and how long it takes."""
-        action = action_of(self.mode, setup.record.spent.seconds)
-        problem, options, folder = setup.record.task.problem, self.environment.options, setup.record.folder
-        self.environment.on_progress(start_line(action, problem, options, setup.remaining_seconds, folder.path))
+        record = setup.record
+        line = start_line(
+            self.mode,
+            record.spent.seconds,
+            record.task.problem,
+            self.environment.options,
+            setup.remaining_seconds,
+            record.folder.path,
+        )
+        self.environment.on_progress(line)
 
     def _record_failure(self, setup: StudySetup, error: BaseException) -> None:
         """Write the results before ``error``, and add the command that continues the run to it."""

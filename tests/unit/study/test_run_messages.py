@@ -51,7 +51,6 @@ from optimizer.study.run_messages import (
     _less_than_in_search,
     _untested_served_more,
     _usual_states,
-    action_of,
     note_on_tests,
     notes_on_measurements,
     start_line,
@@ -85,7 +84,7 @@ FOLDER = Path("results/drawn/1")
 )
 def test_the_line_names_the_server(values: dict[str, object], server: str) -> None:
     problem = drawn_problem()
-    line = start_line("tuning", problem, run_options("drawn", values), 180.0, FOLDER)
+    line = start_line(RunMode.SEARCH_AND_CONFIRM, 0.0, problem, run_options("drawn", values), 180.0, FOLDER)
     assert line == (
         f"tuning drawn on {server}, for at most 3 min: highest throughput within {bounds(problem.sla)}; "
         "results in results/drawn/1"
@@ -94,11 +93,15 @@ def test_the_line_names_the_server(values: dict[str, object], server: str) -> No
 
 def test_the_line_has_the_limit_of_trials_and_all_objectives() -> None:
     problem = replace(drawn_problem(), objectives=(METRICS["memory"], METRICS["throughput"]), sla=Sla(()))
-    line = start_line("continuing", problem, run_options("drawn", {"max-trials": 5}), 61.0, FOLDER)
-    assert line == (
+    options, goal = run_options("drawn", {"max-trials": 5}), "lowest memory, then highest throughput, without a bound"
+    assert start_line(RunMode.SEARCH, 12.0, problem, options, 61.0, FOLDER) == (
         "continuing drawn on the embedded server, for at most 1 min 1 s and 5 trials: "
-        "lowest memory, then highest throughput, without a bound; results in results/drawn/1"
+        f"{goal}; results in results/drawn/1"
     )
+    assert start_line(RunMode.CONFIRM, 12.0, problem, options, 61.0, FOLDER) == (
+        "testing the recommendation for drawn on the embedded server, for at most 1 min 1 s: "
+        f"{goal}; results in results/drawn/1"
+    ), "a test has no trials"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,8 @@ def test_the_line_has_the_limit_of_trials_and_all_objectives() -> None:
     ],
 )
 def test_only_a_run_with_measurements_is_continued(mode: RunMode, spent_seconds: float, action: str) -> None:
-    assert action_of(mode, spent_seconds) == action
+    line = start_line(mode, spent_seconds, drawn_problem(), run_options("drawn", {}), 61.0, FOLDER)
+    assert line.startswith(f"{action} drawn on the embedded server")
 
 
 @pytest.mark.parametrize(
