@@ -10,6 +10,7 @@ import difflib
 import os
 import shlex
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -87,9 +88,14 @@ def version_line(distribution: str = DISTRIBUTION) -> str:
 def refuse_options_before_command(argv: Sequence[str]) -> None:
     """Raise BadInputError if a command follows options, such as ``--json runs``, and would be taken as a model."""
     words = list(dropwhile(lambda word: word in _COMMON_FLAGS, argv))
-    if words and words[0] in COMMANDS and words != list(argv):
-        line = shlex.join(["tune", *words, *argv[: -len(words)]])
-        raise BadInputError(f"{argv[0]} {words[0]}: options follow the command; write `{one_line(line)}`")
+    if not words or words[0] not in COMMANDS or words == list(argv):
+        return
+    command, flags = words[0], argv[: -len(words)]
+    parser: Parser = import_module(f"optimizer.cli.{command}").build_parser()
+    unknown = [flag for flag in flags if command != "run" and not parser.has_flag(flag)]  # `tune run` has all
+    line = shlex.join(["tune", *words, *(flag for flag in flags if flag not in unknown)])
+    but = f", and `tune {command}` has no {' or '.join(unknown)}" if unknown else ""
+    raise BadInputError(f"{argv[0]} {command}: options follow the command{but}; write `{one_line(line)}`")
 
 
 def refuse_misspelt_command(argv: Sequence[str]) -> None:

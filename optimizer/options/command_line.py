@@ -119,6 +119,10 @@ class Parser(argparse.ArgumentParser):
         }
         return {title: actions for title, actions in groups.items() if actions}
 
+    def has_flag(self, flag: str) -> bool:
+        """Return whether the command has the option ``flag``, such as ``--json``."""
+        return flag in self._option_string_actions
+
     def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
         """Raise BadInputError for the first flag that the command does not have, and for the value ``--``.
 

@@ -144,12 +144,19 @@ def test_a_misspelt_command_is_proposed(words: list[str], command: str) -> None:
     ("words", "command"),
     [
         (["--json", "runs"], "tune runs --json"),
-        (["--no-color", "-v", "explain", "my run"], "tune explain 'my run' --no-color -v"),
+        (["--json", "-v", "run", "dlrm"], "tune run dlrm --json -v"),
+        (["--no-color", "-v", "verify", "my run"], "tune verify 'my run' --no-color -v"),
     ],
 )
 def test_a_command_behind_options_is_not_a_model(words: list[str], command: str) -> None:
     with pytest.raises(BadInputError, match=f"options follow the command; write `{command}`$"):
         refuse_options_before_command(words)
+
+
+def test_the_corrected_line_has_only_options_that_the_command_takes() -> None:
+    message = "-v doctor: options follow the command, and `tune doctor` has no -v; write `tune doctor --no-color`"
+    with pytest.raises(BadInputError, match=f"^{message}$"):
+        refuse_options_before_command(["-v", "--no-color", "doctor"])
 
 
 @pytest.mark.parametrize(
