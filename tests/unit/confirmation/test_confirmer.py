@@ -502,6 +502,28 @@ def test_repeatedly_lost_measurements_give_an_undecided_verdict(problem: Problem
     assert outcome.recommended.candidate == FAST
 
 
+def test_a_comparison_continues_after_a_crash(problem: Problem, tmp_path: Path) -> None:
+    """No verdict depends on it, so its server is started again."""
+
+    class CrashingServer(RandomServer):
+        left = 1
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if seconds is not None and endpoint.candidate == BASELINE and self.left:
+                self.left -= 1
+                raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    server = CrashingServer()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    assert not server.left
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.crashes == ()
+    (compared,) = (entry for entry in outcome.confirmed_loads if entry.point.candidate == BASELINE)
+    assert (compared.servers, compared.has_lost) == (COMPARED_SERVERS, False)
+    assert outcome.baseline.gain is not None
+
+
 def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_path: Path) -> None:
     class CrashingServer(RandomServer):
         left = 2

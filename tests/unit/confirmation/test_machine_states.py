@@ -20,6 +20,7 @@ from objectives.metrics import Measurement, four_digits
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import MAX_EXCLUDED_SHARE
+from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.machine_states import (
     LATENCY_SLOPE,
     SLOPE_FACTORS,
@@ -30,11 +31,16 @@ from optimizer.confirmation.machine_states import (
     slowdown_over_states,
     usual_latency_rise,
 )
+from optimizer.confirmation.plan import correct_search_points
 from optimizer.confirmation.verdicts import judge_confirmations, judge_load
+from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
+from optimizer.measure.measurer import Measurer
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
+from tests.curve_model import CurveModel
 from tests.random_server import BOUND_MS, FAST, FASTER, LOADS, RandomServer, confirm, drawn_problem, with_measured
 from tests.random_server import searched as searched_loads
 
@@ -376,6 +382,36 @@ class SharedServer(RandomServer):
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         yield ResourceUsage(other_cpu_share=self.other_cpu_share)
+
+
+@pytest.mark.parametrize("busy_share", [0.0, BUSY_SHARE])
+def test_windows_have_the_slope_of_a_disturbed_search_or_the_usual_one(busy_share: float, tmp_path: Path) -> None:
+    """Other programs took only the CPU time that the server left idle, which a search without them cannot show."""
+    model = CurveModel(lambda load: 100.0 * load, lambda load: 1e-3 * load)
+    measured = [
+        (
+            LoadPoint(1, load),
+            Measurement(
+                100.0 * load,
+                latency_p95_ms=float(load),
+                stable=True,
+                measure_seconds=SECONDS,
+                other_cpu_share=busy_share * (load % 2),
+            ),
+        )
+        for load in range(4, 13)
+    ]
+    trials = [Trial(0, FASTER, tuple(measured))]
+    server = RandomServer()
+    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
+    confirmer = Confirmer(PROBLEM, server, measuring, Budget(600), list(trials), fit=lambda points: model)
+    (slope,) = {window.latency_slope for trial in confirmer.run([]) for window in trial.confirmations}
+    if busy_share:
+        assert slope == correct_search_points(trials, PROBLEM, lambda points: model)[1].latency_slope
+        assert slope is not None
+        assert slope < 0.2 * LATENCY_SLOPE
+    else:
+        assert slope == LATENCY_SLOPE
 
 
 @pytest.mark.parametrize("share", [0.0, None])

@@ -83,6 +83,8 @@ def test_a_recommendation_holds_on_the_same_server(problem: Problem, tmp_path: P
     verification = verified(tmp_path, problem)
     assert verification.holds
     assert verification.reason == ""
+    errors = [confirmed.error for confirmed in verification.measured]
+    assert errors == pytest.approx([1 - problem.confidence, 0.0, 0.0]), "the test has the whole error of a run"
     verdicts = [confirmed.judged.verdict for confirmed in verification.measured]
     assert verdicts == [Verdict.PASS, Verdict.UNDECIDED, Verdict.UNDECIDED], "the runners-up are not tested"
 
