@@ -147,9 +147,7 @@ def _may_pass(recommended: ConfirmedLoad, problem: Problem) -> bool:
     """Return whether the recommendation may pass with more servers, or on a machine that is not disturbed."""
     if recommended.judged.counts_disturbed:
         return may_meet_undisturbed(recommended.point.measurement, problem.sla)
-    if recommended.servers < LOOKS[0]:
-        return intervals_reach_bounds(recommended, problem.sla)
-    return recommended.meets_sla
+    return intervals_reach_bounds(recommended, problem.sla)
 
 
 def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, problem: Problem) -> bool:
@@ -307,7 +305,8 @@ def next_step(result: VerificationResult) -> NextStep:
         return search
     if summary.is_disturbed_test(tested):
         return NextStep("stop other programs on this machine, then repeat the test", repetition.longer_command)
-    if tested.servers >= LOOKS[-1]:
+    # a value over the bound after four servers may pass with more of them, but is not likely to
+    if tested.servers >= LOOKS[-1] or (tested.servers >= LOOKS[0] and not tested.meets_sla):
         return search
     return NextStep("repeat the test with a larger --budget", repetition.longer_command)
 
