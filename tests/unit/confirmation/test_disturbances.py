@@ -220,6 +220,19 @@ def test_programs_that_take_the_time_that_the_server_leaves_idle_are_no_disturba
     assert slope_only.correct_points(points) == slope_only.slow_points(points) == points
 
 
+def test_the_points_of_a_disturbed_search_are_corrected_if_one_meets_the_sla_then() -> None:
+    trials = [trial(0.0, 0.0, HALF_SHARE)]
+    measured, expected = latest_points(trials), fitted(*trials)
+    points, correction = correct_search_points(trials, PROBLEM, lambda points: None)
+    assert points == expected.correct_points(measured) != measured
+    assert correction == expected
+    assert correction.expected_slowdown > 0
+    bounded = replace(PROBLEM, sla=Sla.from_bounds({"p95": 0.1 * LATENCY_MS}))
+    points, correction = correct_search_points(trials, bounded, lambda points: None)
+    assert points == measured
+    assert correction == DisturbanceCorrection(latency_slope=expected.latency_slope)
+
+
 def test_a_server_on_a_gpu_is_not_expected_to_be_slower() -> None:
     assert fitted(trial(0.0, 0.0, HALF_SHARE)).expected_slowdown > 0
     assert fitted(trial(0.0, 0.0, HALF_SHARE), problem=replace(PROBLEM, cpu_count=None)) == DisturbanceCorrection()
