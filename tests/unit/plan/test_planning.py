@@ -8,17 +8,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
+from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.plan.evidence import (
     EXPECTED,
+    PRIOR_DEVIATION,
+    PRIOR_DEVIATION_FACTOR,
     PRIOR_ERRORS,
     SAFE,
     TOO_LOW,
+    ForecastErrors,
     Slowdown,
     SlownessEstimate,
+    collect_evidence,
     estimate_slowness,
     forecast_errors,
 )
@@ -28,6 +35,7 @@ from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, Po
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.scenario import ServiceTimes
+from tests.conftest import known_problem
 
 SERVICE_MS = 10.0  # of one request after the other: 100 a second
 
@@ -185,6 +193,63 @@ def test_further_deployments_narrow_the_estimate() -> None:
     assert few.quantile(0.01).slowness < more.quantile(0.01).slowness
     assert more.quantile(0.99).slowness < few.quantile(0.99).slowness
     assert few.with_more(0).quantile(0.99).slowness == pytest.approx(few.quantile(0.99).slowness)
+
+
+@pytest.mark.parametrize(
+    "observed", [(-0.2, 0.0, 0.15), (0.01, -0.01, 0.02, 0.0, -0.02, 0.0)], ids=["wide", "narrow"]
+)
+def test_the_estimate_is_the_posterior_of_normal_observations(observed: tuple[float, ...]) -> None:
+    """The mean has a flat prior, the deviation a log-normal one. The errors of the simulator are independent."""
+    random, forecast = np.random.default_rng(2), ForecastErrors(throughput=0.02, latency=0.08)
+    deviations = PRIOR_DEVIATION * PRIOR_DEVIATION_FACTOR ** np.linspace(-3, 3, 121)
+    means = np.linspace(-1.0, 1.0, 2001)
+    log_densities = stats.lognorm.logpdf(deviations, math.log(PRIOR_DEVIATION_FACTOR), scale=PRIOR_DEVIATION)
+    log_densities += np.log(deviations)  # the deviations are equidistant in their logarithm
+    log_densities = log_densities[:, None] + sum(
+        stats.norm.logpdf(value, means, deviations[:, None]) for value in observed
+    )
+    density = np.exp(log_densities - log_densities.max()).sum(axis=0)
+    drawn = random.choice(means, 400_000, p=density / density.sum())
+    drawn += random.uniform(-0.0005, 0.0005, len(drawn)) + random.normal(0.0, forecast.throughput, len(drawn))
+    drawn_latency = drawn + random.normal(0.0, forecast.latency, len(drawn))
+    estimate = estimate_slowness(observed, forecast)
+    for probability in (TOO_LOW, EXPECTED, SAFE):
+        slowdown = estimate.quantile(probability)
+        log_latency = math.log(slowdown.slowness * slowdown.latency_factor)
+        assert math.log(slowdown.slowness) == pytest.approx(np.quantile(drawn, probability), abs=2e-3)
+        assert log_latency == pytest.approx(np.quantile(drawn_latency, probability), abs=2e-3)
+
+
+def test_further_deployments_are_expected_to_differ_as_much_as_those_before() -> None:
+    few, repeats = np.array([-0.2, 0.0, 0.2]), 21
+    same_variance = np.tile(few, repeats) * math.sqrt((len(few) * repeats - 1) / (repeats * (len(few) - 1)))
+    further = estimate_slowness(few.tolist()).with_more(len(few) * (repeats - 1))
+    expected = estimate_slowness(same_variance.tolist())
+    for probability in (TOO_LOW, SAFE):
+        assert further.quantile(probability).slowness == pytest.approx(expected.quantile(probability).slowness)
+
+
+def test_evidence_has_each_server_with_these_instances_at_each_load_without_overload() -> None:
+    candidate = Candidate(16, True, instance_count=1)
+
+    def measured(throughput: float, *, overloaded: bool = False) -> Measurement:
+        return Measurement(throughput, latency_avg_ms=10.0, stable=True, overloaded=overloaded)
+
+    low, high = LoadPoint(1, 4), LoadPoint(1, 8)
+    windows = [(1, low, 110.0), (1, low, 130.0), (2, low, 90.0), (2, high, 210.0)]
+    trial = Trial(
+        0,
+        candidate,
+        ((low, measured(100.0)), (high, measured(200.0, overloaded=True))),
+        confirmations=tuple(ConfirmationWindow(server, load, measured(rate)) for server, load, rate in windows),
+    )
+    other_batching = Trial(1, replace(candidate, max_queue_delay_us=1000), ((low, measured(105.0)),))
+    other_instances = Trial(2, replace(candidate, instance_count=2), ((low, measured(180.0)),))
+    evidence = collect_evidence(
+        candidate, known_problem(), [[trial, other_instances], [other_batching]], PoissonArrivals()
+    )
+    rates = [[(point.load, point.throughput_infer_per_sec) for point in server] for server in evidence.deployments]
+    assert rates == [[(low, 100.0)], [(low, 120.0)], [(low, 90.0), (high, 210.0)], [(low, 105.0)]]
 
 
 def test_measured_errors_of_the_simulator_replace_the_usual_ones() -> None:
