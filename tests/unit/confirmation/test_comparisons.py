@@ -17,10 +17,11 @@ from objectives.sla import Sla
 from objectives.verdict import needed_requests
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
+from optimizer.confirmation.plan import compared_points
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, MAX_WINDOW_SECONDS, WINDOWS, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial, latest_points
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import assess
 from tests.conftest import known_problem, measurement
@@ -83,6 +84,16 @@ def test_a_comparison_is_made_at_its_own_highest_safe_load(
     assert len(server.loads[FAST]) <= COMPARED_LOADS
     assert gain is not None
     assert gain.estimate == pytest.approx(1.2, rel=0.01)
+
+
+def test_a_configuration_that_missed_the_sla_is_compared_at_its_closest_load(problem: Problem) -> None:
+    trials = searched(RandomServer(), {FASTER: LOADS[FASTER]})
+    far, close = (
+        Point(1, BASELINE, LoadPoint(1, load), Measurement(300.0, latency_p95_ms=factor * BOUND_MS, stable=True))
+        for load, factor in ((16, 3.0), (8, 1.5))
+    )
+    best, *_ = points = [*latest_points(trials), far, close]
+    assert compared_points([best], (BASELINE, FAST), points, problem) == [close], "the other one was not measured"
 
 
 def test_a_comparison_that_was_not_confirmed_has_no_gain(problem: Problem, tmp_path: Path) -> None:
