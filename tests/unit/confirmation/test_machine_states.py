@@ -33,6 +33,7 @@ from optimizer.confirmation.machine_states import (
 )
 from optimizer.confirmation.plan import correct_search_points
 from optimizer.confirmation.verdicts import judge_confirmations, judge_load
+from optimizer.confirmation.windows import confirmed_spreads
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
@@ -262,6 +263,26 @@ def test_perf_analyzer_is_compared_with_the_bounds_of_the_usual_states() -> None
     assert confirmed.agreement.contradicts_pass
     assert f"18 ms (allowed: 20, tested as {four_digits(20 * math.exp(-usual_rise))})" in confirmed.judged.reason
     assert "other programs were usually more active during this run" in confirmed.judged.reason
+
+
+def test_a_lost_measurement_does_not_change_the_variance_between_servers() -> None:
+    """A later session repeats it. With it, more than MAX_EXCLUDED_SHARE of the windows would be disturbed."""
+    assert MAX_EXCLUDED_SHARE == 1 / 5
+    windows = [
+        replace(
+            one,
+            measurement=replace(
+                one.measurement, latency_p95_ms=one.server * (1.0 if one.measurement.stable else 3.0)
+            ),
+        )
+        for one in confirmed_trial(*(4 * [0.0]), BUSY_SHARE).confirmations
+    ]
+    trial = Trial(1, FASTER, confirmations=tuple(windows))
+    lost = ConfirmationWindow(LOOKS[0] + 1, TESTED, Measurement(reason="tritonserver died"), ERROR, LATENCY_SLOPE)
+    disturbed = [[window.measurement for window in trial.confirmations if not window.measurement.stable]]
+    with_lost = replace(trial, confirmations=(*trial.confirmations, lost))
+    spreads = [confirmed_spreads([some], PROBLEM, disturbed) for some in (trial, with_lost)]
+    assert spreads[0] == spreads[1]
 
 
 def test_windows_that_are_left_out_count_by_the_usual_states() -> None:
