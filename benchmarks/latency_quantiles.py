@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from lib.measured_model import write_requests
 from lib.output import measured_on, print_head, print_progress, print_title
 from lib.records import this_machine
 from optimizer.core.files import cache_folder
@@ -53,7 +54,7 @@ def measured(*, quantiles: bool, concurrency: int, seconds: float, folder: Path)
     if quantiles:
         installation = replace(installation, arguments=latency_quantiles((P95,)))
     target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
-    client = ClosedLoopGenerator(log=folder / "client.log")
+    client = ClosedLoopGenerator(log=folder / "client.log", input_data=write_requests(source, folder))
     with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
         assert endpoint.server_pid is not None, "the server runs on this machine"
         below = psutil.Process(endpoint.server_pid).children()

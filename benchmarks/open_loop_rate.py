@@ -39,7 +39,7 @@ from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendReco
 from optimizer.measure.load_client.http2 import INFER_METHOD
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
-from optimizer.model.inference_requests import generate_request_inputs, to_message
+from optimizer.model.inference_requests import read_request_inputs, to_message
 from optimizer.options.run_options import RunOptions
 
 PROFILE = Path(__file__).with_name("tables") / "mlp.yaml"
@@ -81,7 +81,7 @@ def bench() -> Iterator[tuple[Endpoint, list[bytes], Path]]:
         folder = Path(scratch)
         target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
-            inputs = generate_request_inputs(
+            inputs = read_request_inputs(
                 server_calls.model_metadata(endpoint),
                 CANDIDATE.max_batch_size,
                 input_data=prepared.input_data,

@@ -19,7 +19,6 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -56,7 +55,7 @@ def compare(name: str, samples: int, rounds: int) -> tuple[list[float], list[flo
     """Return the CPU times in ms of a batch in each round: perf_analyzer's request repeated, and tune's requests."""
     prepared = prepare_model(RunOptions(name, input_data="random"))
     tensors = input_tensors(prepared.source)
-    sent = list(parse_entries(Path(prepared.input_data), tensors))
+    sent = list(parse_entries(prepared.input_data, tensors))
     different = [joined(sent[first : first + samples]) for first in range(0, len(sent) - samples + 1, samples)]
     repeated = [joined([any_bits(tensors)] * samples)]
     options = onnxruntime.SessionOptions()

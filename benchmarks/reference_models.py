@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from lib.measured_model import write_requests
 from lib.output import measured_on, print_head, print_title, row
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource, configured_candidate
@@ -137,7 +138,7 @@ def _served(profile: Profile, cache: Path) -> str:
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),
         cache / "perf_analyzer.log",
-        input_data=str(source.input_data or "random"),
+        input_data=source.input_data or write_requests(source, cache),
     )
     target = EmbeddedTarget(source, TargetSettings(cache / "tritonserver.log", on_progress=lambda _: None))
     try:

@@ -33,6 +33,7 @@ from typing import Literal
 import numpy as np
 
 from lib.idle_machine import OTHERS_LIMIT, CpuUsage, wait_for_quiet
+from lib.measured_model import write_requests
 from lib.output import print_progress
 from lib.recordings import median
 from lib.simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
@@ -250,7 +251,7 @@ def bench(config: str = CONFIG) -> Iterator[tuple[EmbeddedTarget, RateLoadGenera
             installed.perf_analyzer,
             LocalRunner(installed.perf_analyzer_libraries),
             folder / "perf_analyzer.log",
-            input_data="zero",
+            write_requests(source, folder, "zero"),
             window_ms=WINDOW_MS,
             repeat=False,
         )

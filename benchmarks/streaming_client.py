@@ -58,7 +58,7 @@ from optimizer.measure import server_calls
 from optimizer.measure.load_client.client_files import SendPlan, StreamPlan
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS
-from optimizer.model.inference_requests import generate_request_inputs, to_message
+from optimizer.model.inference_requests import read_request_inputs, to_message
 from optimizer.model.input_data import from_bytes
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
@@ -113,7 +113,7 @@ class Served:
 
     source: ModelSource
     candidate: Candidate
-    input_data: str
+    input_data: Path
     shapes: tuple[str, ...] = ()
 
 
@@ -164,7 +164,7 @@ def streamer(folder: Path, responses: Sequence[int]) -> Served:
     data = folder / "counts.json"
     data.write_text(json.dumps({"data": [{"count": [count]} for count in responses]}))
     source = read_repository_model(folder / "models", "streamer", gpu=False)
-    return Served(source, Candidate(8, dynamic_batching=True), str(data))
+    return Served(source, Candidate(8, dynamic_batching=True), data)
 
 
 def measure_own(served: Served, endpoint: Endpoint, in_flight: int, seconds: float, folder: Path) -> list[float]:
@@ -189,7 +189,7 @@ def figures(own: Measurement) -> list[float]:
 
 
 def measure_other(served: Served, endpoint: Endpoint, in_flight: int, seconds: float, folder: Path) -> list[float]:
-    inputs = generate_request_inputs(
+    inputs = read_request_inputs(
         server_calls.model_metadata(endpoint),
         endpoint.largest_request,
         input_data=served.input_data,

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lib.measured_model import write_requests
 from lib.output import print_progress, print_title
 from lib.records import this_machine
 from objectives.confidence import Verdict
@@ -108,7 +109,7 @@ def judged(case: LoadCase, expectation: Expectation, folder: Path, interval: flo
         installation = replace(installation, arguments=(SUMMARIES,))
     target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
     kind = OpenLoopGenerator if case.load.request_rate else ClosedLoopGenerator
-    client = kind(log=folder / "client.log")
+    client = kind(log=folder / "client.log", input_data=write_requests(source, folder))
     with contextlib.closing(target), target.deploy(case.candidate) as endpoint:
         url = f"http://{endpoint.metrics}/metrics"
 

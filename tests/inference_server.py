@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
@@ -22,6 +23,7 @@ from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate
+from tests.generated_requests import model_with, write_requests
 
 Array: TypeAlias = npt.NDArray[Any]
 Model: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
@@ -44,6 +46,10 @@ class FakeInferenceServer:
     refusal: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _calls: list[grpc.ServicerContext] = field(default_factory=list)
+
+    def write_requests(self, folder: Path, data: str = "random") -> Path:
+        """Return the file of requests that ``--input-data DATA`` gives the model, written below ``folder``."""
+        return write_requests(model_with(self.inputs, self.max_batch_size), folder, data=data)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Endpoint]:

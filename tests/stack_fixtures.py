@@ -27,6 +27,7 @@ from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import infer
 from optimizer.model.builders import build
 from optimizer.model.repository import read_repository_model
+from tests.generated_requests import write_requests
 from tests.repositories import write_sleeper
 
 SLEEP_MS = 10.0  # of each batch of ``sleeper``: at most 100 requests a second, one at a time
@@ -40,6 +41,12 @@ def mlp() -> ModelSource:
     config = model_config.copy(source.config)
     config.parameters["intra_op_thread_count"].string_value = "1"
     return replace(source, config=config)
+
+
+@pytest.fixture(scope="session")
+def mlp_requests(mlp: ModelSource) -> Path:
+    assert mlp.input_data is not None
+    return mlp.input_data
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +73,33 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget
 
 
 @pytest.fixture
-def perf_analyzer(mlp: ModelSource, tmp_path: Path) -> PerfAnalyzer:
+def random_requests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return random requests to the model of the target that the test uses: ``sleeper``, or else ``embedded``."""
+    name = "sleeper" if "sleeper" in request.fixturenames else "embedded"
+    target: EmbeddedTarget = request.getfixturevalue(name)
+    return write_requests(target.source.config, tmp_path_factory.mktemp("requests"))
+
+
+@pytest.fixture
+def perf_analyzer(mlp_requests: Path, tmp_path: Path) -> PerfAnalyzer:
     installed = runtime.ensure(print)
     return PerfAnalyzer(
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "perf_analyzer.log",
-        input_data=str(mlp.input_data),
+        input_data=mlp_requests,
     )
 
 
 @contextlib.contextmanager
-def served(endpoint: Endpoint, load: LoadPoint, log: Path) -> Iterator[None]:
-    """Send requests within the context, one at a time to each server and at most ``load.request_rate`` a second.
+def served(endpoint: Endpoint, source: ModelSource, load: LoadPoint, log: Path) -> Iterator[None]:
+    """Send requests to the model of ``source`` within the context, one at a time to each server.
 
-    A slow machine lowers the rate. A load client would give the load up, or end before the context does.
+    They are at most ``load.request_rate`` a second; a slow machine lowers the rate. A load client would give the load
+    up, or end before the context does.
     """
-    (message, *_) = OpenLoopGenerator(log=log)._messages_for(endpoint, load).serialized
+    generator = OpenLoopGenerator(log=log, input_data=write_requests(source.config, log.parent))
+    (message, *_) = generator._messages_for(endpoint, load).serialized
     over = threading.Event()
 
     def messages() -> Iterator[bytes]:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from lib.output import print_progress
 from objectives.sla import Sla
+from optimizer.config.model_source import ModelSource
 from optimizer.deploy import runtime
 from optimizer.machine import hardware
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
+from optimizer.model.requests import RequestBatching, RequestOptions, prepare_requests
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task
 
@@ -18,6 +20,11 @@ from optimizer.study.task import Task, prepare_task
 def prepare_model(options: RunOptions) -> Task:
     """Return the task of a model that is served on the CPUs."""
     return prepare_task(options, replace(hardware.detect(), gpus=()), print_progress)
+
+
+def write_requests(source: ModelSource, folder: Path, data: str = "random") -> Path:
+    """Return the file of requests that ``--input-data DATA`` gives the model, written below ``folder``."""
+    return prepare_requests(RequestOptions(data), source.config, RequestBatching(), folder).input_data
 
 
 def make_perf_analyzer(prepared: Task, folder: Path) -> PerfAnalyzer:

@@ -221,12 +221,12 @@ def configuration(
     """Return Model Analyzer's configuration file."""
     if sla_ms != int(sla_ms):
         sys.exit(f"Model Analyzer takes whole milliseconds only, not a bound of {sla_ms:g} ms")
-    if spaced := [path for path in (task.input_data, str(scratch), str(out)) if re.search(r"[\s=]", path)]:
+    if spaced := [path for path in (str(task.input_data), str(scratch), str(out)) if re.search(r"[\s=]", path)]:
         sys.exit(
             f"Model Analyzer splits paths at blanks and '=', so it cannot use {spaced[0]}: "
             "choose another --work or --out"
         )
-    flags: dict[str, object] = {"percentile": "95", "input-data": task.input_data}
+    flags: dict[str, object] = {"percentile": "95", "input-data": str(task.input_data)}
     if task.shapes:
         flags["shape"] = list(task.shapes)
     server, load_generator = wrappers

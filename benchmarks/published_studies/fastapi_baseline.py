@@ -83,11 +83,12 @@ def _measure(tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
 
 def _by_perf_analyzer(source: ModelSource, endpoint: Endpoint, tokens: int, log: Path) -> Iterator[dict[str, Any]]:
     installed = runtime.ensure(print)
+    assert source.input_data is not None
     analyzer = PerfAnalyzer(
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),
         log,
-        input_data=str(source.input_data),
+        input_data=source.input_data,
         shapes=tuple(f"{tensor.name}:{tokens}" for tensor in source.config.input),
         window_ms=1000,
         repeat=False,

@@ -63,7 +63,7 @@ class BaselineOutputCheck:
     """
 
     file: Path
-    input_data: str
+    input_data: Path
     shapes: Sequence[str]
     request_batch_size: int
     unbounded: tuple[str, ...] = ()
@@ -177,14 +177,14 @@ class BaselineOutputCheck:
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
         """Return the serialized requests of the check. Raises DeploymentError or BadInputError if there are none."""
-        from optimizer.model.inference_requests import generate_request_inputs, input_tensors, to_message
+        from optimizer.model.inference_requests import input_tensors, read_request_inputs, to_message
 
         metadata, max_batch_size = server_calls.model_metadata(endpoint), endpoint.largest_request
         tensors = input_tensors(metadata, max_batch_size, self.shapes)
         sample_bytes = sum(abs(math.prod(tensor.dims)) * tensor.dtype.itemsize for tensor in tensors)
         request_bytes = max(self.request_batch_size * sample_bytes, 1)
         count = max(_CHUNK, min(self._distinct_requests(), MAX_BYTES // request_bytes))
-        inputs = generate_request_inputs(
+        inputs = read_request_inputs(
             metadata,
             max_batch_size,
             input_data=self.input_data,

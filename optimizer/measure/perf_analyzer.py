@@ -45,7 +45,6 @@ from optimizer.measure.server_client import ca_file, model_died
 from optimizer.measure.shared_memory import claimed
 from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import SSL_FLAGS
-from optimizer.options.run_options import GENERATED_DATA
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics
@@ -197,7 +196,7 @@ class PerfAnalyzer:
         binary: perf_analyzer; the name of its command if ``runner`` runs it somewhere else.
         runner: Runs the command.
         log: File for the output of each run; other files are written to its folder.
-        input_data: ``random``, ``zero`` or a JSON data file.
+        input_data: The requests, in perf_analyzer's JSON.
         shapes: ``name:d1,d2``.
         repeat: Repeat a measurement whose windows have few requests with longer windows.
         overdue_seconds: Seconds after the expected end of the last window; a run that takes longer is overdue, and
@@ -212,8 +211,8 @@ class PerfAnalyzer:
     binary: Path
     runner: PerfAnalyzerRunner
     log: Path
+    input_data: Path
     protocol: Literal["grpc", "http"] = "grpc"
-    input_data: str = "random"
     shapes: tuple[str, ...] = ()
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     window_ms: int = FIRST_WINDOW_MS
@@ -287,7 +286,7 @@ class PerfAnalyzer:
         connection = endpoint.connection_for_load(self.protocol)
         command = [str(self.binary), "-m", endpoint.model, *connection_arguments(connection), "--async"]
         command += ["-b", str(round(load.request_batch_size)), "--concurrency-range", str(load.concurrency)]
-        command += ["--max-threads", str(MAX_THREADS), "--input-data", self.input_data]
+        command += ["--max-threads", str(MAX_THREADS), "--input-data", str(self.input_data)]
         for shape in self.shapes:
             command += ["--shape", shape]
         if self.sequence_length is not None:
@@ -347,10 +346,7 @@ class PerfAnalyzer:
             self.command(endpoint, load, window_ms, windows),
             timeout_seconds=start_seconds + limit_seconds + windows * 4 * window_ms / 1000,
             log=self.log,
-            reads=[
-                *([] if tls is None else _tls_files(tls).values()),
-                *([] if self.input_data in GENERATED_DATA else [Path(self.input_data)]),
-            ],
+            reads=[*([] if tls is None else _tls_files(tls).values()), self.input_data],
             cpus=self.cpus,
             check=OverdueCheck(endpoint, self.log, started, due, drain_seconds),
             shm_patterns=regions,
@@ -360,11 +356,8 @@ class PerfAnalyzer:
 
     def _start_seconds(self) -> float:
         """Return how long perf_analyzer may read the data file and register its entries in shared memory."""
-        if self.input_data in GENERATED_DATA:
-            return 0.0
-        file = Path(self.input_data)
-        entries = 0 if self.shared_memory is None else count_entries(file)
-        return file.stat().st_size / MIN_BYTES_PER_SECOND + entries / MIN_ENTRIES_PER_SECOND
+        entries = 0 if self.shared_memory is None else count_entries(self.input_data)
+        return self.input_data.stat().st_size / MIN_BYTES_PER_SECOND + entries / MIN_ENTRIES_PER_SECOND
 
     def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
         """Return the error for a run without results: ServerCrashed if the server died, RequestFailed if it lives."""

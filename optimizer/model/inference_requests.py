@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
@@ -18,13 +17,11 @@ from optimizer.model.input_data import (
     Array,
     InputSample,
     InputTensor,
-    ValueGenerator,
     compatible,
     from_bytes,
     parse_entries,
     to_bytes,
 )
-from optimizer.options.run_options import GENERATED_DATA
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelMetadataResponse
@@ -60,27 +57,21 @@ def input_tensors(
     return tuple(tensors.values())
 
 
-def generate_request_inputs(
+def read_request_inputs(
     metadata: ModelMetadataResponse,
     max_batch_size: int,
     *,
-    input_data: str,
+    input_data: Path,
     shapes: Sequence[str],
     request_batch_sizes: Iterable[int],
-    seed: int = 0,
 ) -> Iterator[InputSample]:
     """Yield the inputs of each request by name, with the batch dimension if the model has one.
 
-    ``input_data`` is ``random``, ``zero`` or the path of perf_analyzer's JSON, whose entries fill the batches in
-    order and start over at the end. Random integers cover their whole type, as with perf_analyzer; floats are
-    normally distributed, while perf_analyzer sends any bits, including NaN. Raises BadInputError.
+    ``input_data`` is perf_analyzer's JSON, whose entries fill the batches in order and start over at the end.
+    ``request_batch_sizes`` are in samples. Raises BadInputError.
     """
     model, tensors = metadata.name, input_tensors(metadata, max_batch_size, shapes)
-    if input_data in GENERATED_DATA:
-        generator = ValueGenerator("random" if input_data == "random" else "zero")
-        samples = _generate(model, tensors, generator, np.random.default_rng(seed))
-    else:
-        samples = cycle(parse_entries(Path(input_data), tensors))
+    samples = cycle(parse_entries(input_data, tensors))
     for size in request_batch_sizes:
         if max_batch_size == 0 and size != 1:
             raise BadInputError(f"{model} takes no batches; set the request batch size to 1")
@@ -116,21 +107,6 @@ def _decode(datatype: str, raw: bytes) -> Array:
     if datatype == "BF16":
         return (np.frombuffer(raw, dtype="<u2").astype("<u4") << 16).view("<f4")
     return from_bytes(np.dtype(triton_to_np_dtype(datatype)), raw)
-
-
-def _generate(
-    model: str, tensors: Sequence[InputTensor], generator: ValueGenerator, rng: np.random.Generator
-) -> Iterator[InputSample]:
-    """Yield one sample after another. Raises BadInputError if a dimension is not fixed."""
-    for tensor in tensors:
-        if -1 in tensor.dims:
-            raise BadInputError(
-                f"input {one_line(tensor.name)} has the shape {list(tensor.dims)}: give its size for "
-                f"{generator.kind} data, by --shape or in the profile's request.shapes, or give a data file"
-            )
-        _check_bytes(model, math.prod(tensor.dims) * tensor.dtype.itemsize)
-    while True:
-        yield {tensor.name: generator.array(tensor, tensor.dims, rng) for tensor in tensors}
 
 
 def _join(model: str, tensors: Sequence[InputTensor], samples: Sequence[InputSample]) -> InputSample:

@@ -131,13 +131,13 @@ class RequestBatching:
 class Requests:
     """The requests as a load generator takes them.
 
-    ``input_data`` is the absolute path of perf_analyzer's JSON; ``shapes`` are its ``name:d1,d2``. ``unbounded``:
+    ``input_data`` is perf_analyzer's JSON, with an absolute path; ``shapes`` are its ``name:d1,d2``. ``unbounded``:
     inputs whose random integers cover their whole type. ``is_random``: whether the user gave no bounds for the random
     numbers of an input. ``largest``: the largest shape of each input with dynamic dims. ``note``: a remark for the
     user.
     """
 
-    input_data: str
+    input_data: Path
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
     is_random: bool = False
@@ -150,7 +150,7 @@ class Requests:
         perf_analyzer prepares them in about a second. In an open loop, tune's own client keeps them in memory.
         Raises BadInputError or EnvironmentFault.
         """
-        path = Path(self.input_data)
+        path = self.input_data
         if batching.open_loop:
             return self._limited_to_memory(path, batching.samples, cache)
         limit = batching.max_prepared_samples
@@ -161,7 +161,7 @@ class Requests:
             return self
         sample = [entries[i * len(entries) // limit] for i in range(limit)]
         note = PerfAnalyzerSampleLimit(limit, len(entries), batching.samples)
-        return replace(self, input_data=str(_store(input_data.entries_to_json(sample), cache)), note=note)
+        return replace(self, input_data=_store(input_data.entries_to_json(sample), cache), note=note)
 
     def _limited_to_memory(self, path: Path, together: int, cache: Path) -> Requests:
         """Return evenly chosen groups of ``together`` samples: MAX_SENT_ENTRIES, or about MAX_SENT_BYTES if fewer."""
@@ -174,7 +174,7 @@ class Requests:
         limit = max(1, math.floor(share * len(groups)))
         sample = [entry for number in range(limit) for entry in groups[number * len(groups) // limit]]
         stored = _store(input_data.entries_to_json(sample), cache)
-        return replace(self, input_data=str(stored), note=OpenLoopSampleLimit(len(sample), count))
+        return replace(self, input_data=stored, note=OpenLoopSampleLimit(len(sample), count))
 
 
 class InputOptionError(BadInputError):
@@ -304,8 +304,8 @@ class _Inputs:
             if -1 in tensor.dims and name in samples[0]
         }
         if reader is None:
-            return Requests(str(path), _shape_texts(shapes), largest=largest)
-        return Requests(str(_store(input_data.to_json(samples), cache)), largest=largest)
+            return Requests(path, _shape_texts(shapes), largest=largest)
+        return Requests(_store(input_data.to_json(samples), cache), largest=largest)
 
     def generated(self, batching: RequestBatching, cache: Path) -> Requests:
         """Return random or zero requests, in a file that all load generators read."""
@@ -329,7 +329,7 @@ class _Inputs:
         samples = self._generate(batching)
         batching.check(f"shapes {', '.join(dict.fromkeys(option.text for option in self.shapes.values()))}", samples)
         largest = {name: option.shape.largest for name, option in self.shapes.items()}
-        stored = str(_store(input_data.to_json(samples), cache, f"{self.kind}-"))
+        stored = _store(input_data.to_json(samples), cache, f"{self.kind}-")
         return Requests(stored, _shape_texts(fixed), unbounded, bool(numbers), largest)
 
     def _explain_missing_shapes(self, tensors: Sequence[InputTensor]) -> str:

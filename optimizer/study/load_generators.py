@@ -126,7 +126,7 @@ def make_load_generators(
         shutil.rmtree(scratch, ignore_errors=True)
     if task.problem.why_own_client and not task.problem.open_loop and is_too_large(task):
         raise BadInputError(
-            f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, but "
+            f"--input-data {quote(str(task.input_data))}: has more than {MAX_SENT_ENTRIES:,} entries, but "
             f"{task.problem.why_own_client}; that client keeps them in memory, so give fewer"
         )
     clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
@@ -242,9 +242,8 @@ def is_too_large(task: Task) -> bool:
 
     It keeps a single entry of any size.
     """
-    file = Path(task.input_data)
-    count = count_entries(file)
-    return count > MAX_SENT_ENTRIES or (count > 1 and file.stat().st_size > MAX_SENT_BYTES)
+    count = count_entries(task.input_data)
+    return count > MAX_SENT_ENTRIES or (count > 1 and task.input_data.stat().st_size > MAX_SENT_BYTES)
 
 
 def _make_concurrent(perf_analyzer: PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:

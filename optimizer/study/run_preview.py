@@ -265,7 +265,7 @@ def _describe_load(run: RunPreview) -> str:
     each = f"requests of {formatting.exact(size)} sample{'' if size == 1 else 's'}"
     each += " on average" if problem.request_mix else ""
     each += f" of the priorities {problem.priorities}" if problem.priorities else ""
-    data = f"{Path(run.task.input_data).name} as input data"
+    data = f"{run.task.input_data.name} as input data"
     if options.shared_memory != "none":
         data += f", in {options.shared_memory} shared memory"
     if problem.open_loop:

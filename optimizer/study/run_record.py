@@ -71,7 +71,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "queue": dict(problem.queue),
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
-        "input_data": Path(task.input_data).name,
+        "input_data": task.input_data.name,
     }
 
 

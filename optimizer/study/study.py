@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
@@ -204,7 +203,7 @@ def _shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]
     model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
     return {
         MODEL_HASH: str(model)[:HASH_DIGITS] if model else None,
-        **request_conditions(options, Path(task.input_data).name),
+        **request_conditions(options, task.input_data.name),
     }
 
 

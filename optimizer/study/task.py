@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from objectives.metrics import METRICS, QUANTILES
 from objectives.sla import Sla, parse_rate
@@ -58,7 +59,7 @@ class Task:
         problem: The search space, the objectives and the constraints.
         baseline: The model's own configuration.
         dynamic_batching: The same with default dynamic batching.
-        input_data: Path of the requests, in perf_analyzer's JSON.
+        input_data: The requests, in perf_analyzer's JSON.
         shapes: Argument of perf_analyzer.
         tolerance: The allowed difference from the baseline's outputs.
         score: How outputs are scored; None if they are not.
@@ -77,7 +78,7 @@ class Task:
     problem: Problem
     baseline: Candidate
     dynamic_batching: Candidate
-    input_data: str
+    input_data: Path
     shapes: tuple[str, ...] = ()
     tolerance: Tolerance = DEFAULT_TOLERANCE
     score: ScoreSection | None = None
@@ -397,7 +398,7 @@ def make_requests(
     """Return the requests by ``options`` and ``tokens``; without any, those of the model's builder."""
     source = named.source
     if source.input_data is not None and options == NO_OPTIONS and tokens is None:
-        return Requests(str(source.input_data)).limited(batching, cache_folder())
+        return Requests(source.input_data).limited(batching, cache_folder())
     try:
         return prepare_requests(options, source.config, batching, cache_folder(), tokens)
     except ParameterError as error:  # an input in the section tokens, which only a profile has
@@ -439,7 +440,8 @@ def token_requests(named: NamedModel, requests: RequestOptions, options: RunOpti
         raise profile.fault("tokens", "output_tensor", problem=f"{problem} {one_line(', '.join(outputs), 200)}")
     if options_text and requests.is_recorded:
         raise BadInputError(
-            f"{options_text}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"
+            f"{options_text}: the input data {quote(str(requests.input_data))} have prompts of their own; "
+            "leave one out"
         )
     if requests.is_recorded:
         return None

@@ -15,7 +15,6 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import LoadGenerator
@@ -160,10 +159,10 @@ class TestPerfAnalyzerHttp(PerfAnalyzerContract):
 
 class TestClosedLoop(ClosedLoopContract):
     @pytest.fixture
-    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
+    def generator(self, mlp_requests: Path, tmp_path: Path) -> LoadGenerator:
         return ClosedLoopGenerator(
             log=tmp_path / "client.log",
-            input_data=str(mlp.input_data),
+            input_data=mlp_requests,
             sla=Sla.from_bounds({"p95": 1000.0}),
             window_ms=WINDOW_MS,
         )
@@ -173,10 +172,10 @@ class TestOpenLoop(LoadGeneratorContract):
     load = LoadPoint(request_batch_size=2, request_rate=200.0)
 
     @pytest.fixture
-    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
+    def generator(self, mlp_requests: Path, tmp_path: Path) -> LoadGenerator:
         return OpenLoopGenerator(
             log=tmp_path / "client.log",
-            input_data=str(mlp.input_data),
+            input_data=mlp_requests,
             sla=Sla.from_bounds({"p95": 1000.0}),
         )
 
@@ -196,10 +195,10 @@ class TestShapedOpenLoop(TestOpenLoop):
     """The same contract with a load shape: the sent rate is the mean of whole periods."""
 
     @pytest.fixture
-    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
+    def generator(self, mlp_requests: Path, tmp_path: Path) -> LoadGenerator:
         return OpenLoopGenerator(
             log=tmp_path / "client.log",
-            input_data=str(mlp.input_data),
+            input_data=mlp_requests,
             sla=Sla.from_bounds({"p95": 1000.0}),
             arrivals=parse_arrivals("spike:4x:10%:1s"),
         )
@@ -257,7 +256,7 @@ class SequenceContract(LoadGeneratorContract):
         (tmp_path / "entries.json").write_bytes(to_json(entries))
         return SequenceGenerator(
             log=tmp_path / "client.log",
-            input_data=str(tmp_path / "entries.json"),
+            input_data=tmp_path / "entries.json",
             sla=Sla.from_bounds({"p95": 1000.0}),
             sequence_length=LENGTHS,
         )
@@ -342,7 +341,7 @@ class StreamingContract(LoadGeneratorContract):
         (tmp_path / "entries.json").write_bytes(to_json(entries))
         return self.make(
             log=tmp_path / "client.log",
-            input_data=str(tmp_path / "entries.json"),
+            input_data=tmp_path / "entries.json",
             sla=Sla.from_bounds({"p95": 500_000.0, "ttft-p95": TTFT_MS, "itl-p95": ITL_MS}),
             is_streaming=True,
             token_output="numbers",

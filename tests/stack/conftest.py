@@ -2,6 +2,17 @@
 
 from tests.command_fixtures import called_tune, sandbox, tune
 from tests.podman import engine
-from tests.stack_fixtures import embedded, mlp, perf_analyzer, sleeper
+from tests.stack_fixtures import embedded, mlp, mlp_requests, perf_analyzer, random_requests, sleeper
 
-__all__ = ["called_tune", "embedded", "engine", "mlp", "perf_analyzer", "sandbox", "sleeper", "tune"]
+__all__ = [
+    "called_tune",
+    "embedded",
+    "engine",
+    "mlp",
+    "mlp_requests",
+    "perf_analyzer",
+    "random_requests",
+    "sandbox",
+    "sleeper",
+    "tune",
+]

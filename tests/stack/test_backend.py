@@ -32,6 +32,7 @@ from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import eventually
+from tests.generated_requests import write_requests
 from tests.repositories import doubler, onnx_model, write_model
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -380,7 +381,11 @@ def test_the_output_check_guards_a_lower_precision(tmp_path: Path) -> None:
     rounded = replace(faster, fields=(*faster.fields, (f"{CPU_ACCELERATOR}.parameters.load_config", lower)))
     strict, tolerant = (
         BaselineOutputCheck(
-            tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1, tolerance=tolerance
+            tmp_path / "reference.npz",
+            input_data=write_requests(source.config, tmp_path),
+            shapes=(),
+            request_batch_size=1,
+            tolerance=tolerance,
         )
         for tolerance in (Tolerance(), Tolerance(relative=0.05))
     )

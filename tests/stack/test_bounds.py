@@ -22,6 +22,7 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLo
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.model.repository import read_source
 from tests.command_fixtures import Run, Sandbox, run_tune
+from tests.generated_requests import write_requests
 from tests.repositories import stored, write_ensemble, write_sleeper
 from tests.stack_fixtures import SLEEP_MS
 
@@ -58,9 +59,11 @@ def ensemble(tmp_path: Path) -> Iterator[EmbeddedTarget]:
 
 
 def test_requests_that_a_full_queue_rejects_are_counted_and_not_served(
-    sleeper: EmbeddedTarget, tmp_path: Path
+    sleeper: EmbeddedTarget, random_requests: Path, tmp_path: Path
 ) -> None:
-    generator = OpenLoopGenerator(log=tmp_path / "client.log", sla=WIDE_SLA, counts_failures=True)
+    generator = OpenLoopGenerator(
+        log=tmp_path / "client.log", input_data=random_requests, sla=WIDE_SLA, counts_failures=True
+    )
     with sleeper.deploy(SHORT_QUEUE) as endpoint:
         windows = generator.measure_windows(endpoint, LoadPoint(1, request_rate=200.0), 1.0, 2)
         with pytest.raises(MeasurementError, match="Exceeds maximum queue size"):
@@ -84,8 +87,12 @@ def test_requests_that_a_full_queue_rejects_are_counted_and_not_served(
     assert calm[0].errors == 0
 
 
-def test_requests_that_expire_in_the_queue_have_timed_out(sleeper: EmbeddedTarget, tmp_path: Path) -> None:
-    generator = ClosedLoopGenerator(log=tmp_path / "client.log", sla=SLA, counts_failures=True)
+def test_requests_that_expire_in_the_queue_have_timed_out(
+    sleeper: EmbeddedTarget, random_requests: Path, tmp_path: Path
+) -> None:
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "client.log", input_data=random_requests, sla=SLA, counts_failures=True
+    )
     with sleeper.deploy(EXPIRING) as endpoint:
         (result,) = generator.measure_windows(endpoint, LoadPoint(1, concurrency=4), 1.0, 1)
     assert result.timed_out_requests
@@ -96,9 +103,11 @@ def test_requests_that_expire_in_the_queue_have_timed_out(sleeper: EmbeddedTarge
 
 
 def test_outputs_are_checked_with_fewer_requests_at_once_if_some_expire(
-    sleeper: EmbeddedTarget, tmp_path: Path
+    sleeper: EmbeddedTarget, random_requests: Path, tmp_path: Path
 ) -> None:
-    check = BaselineOutputCheck(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
+    check = BaselineOutputCheck(
+        tmp_path / "reference.npz", input_data=random_requests, shapes=(), request_batch_size=1
+    )
     with sleeper.deploy(NO_LIMIT) as endpoint:
         check.record_reference(endpoint)
     with sleeper.deploy(EXPIRING_LATER) as endpoint:
@@ -106,17 +115,22 @@ def test_outputs_are_checked_with_fewer_requests_at_once_if_some_expire(
 
 
 def test_a_request_that_the_server_refuses_is_the_error_if_none_succeeds(
-    sleeper: EmbeddedTarget, tmp_path: Path
+    sleeper: EmbeddedTarget, random_requests: Path, tmp_path: Path
 ) -> None:
-    generator = ClosedLoopGenerator(log=tmp_path / "client.log", sla=SLA, counts_failures=True)
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "client.log", input_data=random_requests, sla=SLA, counts_failures=True
+    )
     with sleeper.deploy(SHORT_QUEUE) as endpoint, pytest.raises(MeasurementError, match="batch-size must be <= 1"):
         generator.measure_windows(endpoint, LoadPoint(2, concurrency=2), 0.5, 1)
 
 
-def test_rejections_are_counted_for_each_priority(sleeper: EmbeddedTarget, tmp_path: Path) -> None:
+def test_rejections_are_counted_for_each_priority(
+    sleeper: EmbeddedTarget, random_requests: Path, tmp_path: Path
+) -> None:
     """Each level has a short queue, and the batcher may sleep for half a second while it is full."""
     generator = OpenLoopGenerator(
         log=tmp_path / "client.log",
+        input_data=random_requests,
         sla=WIDE_SLA,
         counts_failures=True,
         priorities=parse_priorities("1*20|2*80"),
@@ -137,10 +151,14 @@ def test_rejections_are_counted_for_each_priority(sleeper: EmbeddedTarget, tmp_p
 @pytest.mark.parametrize("target", ["sleeper", "ensemble"])
 def test_requests_of_a_low_priority_expire_first(target: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Only requests of priority 2 expire, which keeps the queue short. An ensemble passes the priority on."""
-    generator = ClosedLoopGenerator(
-        log=tmp_path / "client.log", sla=SLA, counts_failures=True, priorities=parse_priorities("1*20|2*80")
-    )
     served: EmbeddedTarget = request.getfixturevalue(target)
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "client.log",
+        input_data=write_requests(served.source.config, tmp_path),
+        sla=SLA,
+        counts_failures=True,
+        priorities=parse_priorities("1*20|2*80"),
+    )
     with served.deploy(EXPIRING_LEVEL) as endpoint:
         (window,) = generator.measure_windows(endpoint, LoadPoint(1, concurrency=8), 1.0, 1)
     first, second = priority_stats.from_text(window.by_priority)

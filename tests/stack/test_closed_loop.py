@@ -49,9 +49,9 @@ COMPARED_SERVERS = 3
 
 
 @pytest.fixture
-def generator(tmp_path: Path) -> ClosedLoopGenerator:
+def generator(random_requests: Path, tmp_path: Path) -> ClosedLoopGenerator:
     sla = Sla(tuple(Constraint("latency-p95", bound_ms) for bound_ms in BOUNDS_MS))
-    return ClosedLoopGenerator(log=tmp_path / "client.log", sla=sla)
+    return ClosedLoopGenerator(log=tmp_path / "client.log", input_data=random_requests, sla=sla)
 
 
 def counted_since(endpoint: Endpoint, before: tuple[int, int], least: int) -> tuple[int, int]:
@@ -163,8 +163,8 @@ def write_sums(path: Path, *sums: int) -> Path:
 def test_texts_and_several_inputs_are_sent_as_perf_analyzer_sends_them(
     generator: ClosedLoopGenerator, perf_analyzer: PerfAnalyzer, reader: EmbeddedTarget, tmp_path: Path
 ) -> None:
-    right = str(write_sums(tmp_path / "right.json", *range(12)))
-    wrong = str(write_sums(tmp_path / "wrong.json", 0, 1, 2, 4))
+    right = write_sums(tmp_path / "right.json", *range(12))
+    wrong = write_sums(tmp_path / "wrong.json", 0, 1, 2, 4)
     with reader.deploy(MLP) as endpoint:
         for each in (generator, replace(perf_analyzer, window_ms=100)):
             before = counted(endpoint)
@@ -206,7 +206,7 @@ def test_perf_analyzer_agrees_unless_it_sends_another_load(
     load, error, seconds, count = LoadPoint(1, concurrency=4), 0.01, 0.3, 4
     sla, space = Sla.from_bounds({"p95": 150.0}), SearchSpace(max_batch_size=(8,))
     problem = Problem("sleeper", space, 1, 64, sla=sla, client_shares_cpus=True)
-    perf_analyzer = replace(perf_analyzer, input_data="random")
+    perf_analyzer = replace(perf_analyzer, input_data=generator.input_data)
     trials = {"same": Trial(0, ALONE), "more": Trial(0, ALONE)}
     measurers = {
         name: Measurer(

@@ -71,7 +71,7 @@ def ours(client: DockerClient) -> list[str]:
 
 
 def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
-    make: Callable[..., DockerTarget], client: DockerClient, engine: Engine, mlp: ModelSource, tmp_path: Path
+    make: Callable[..., DockerTarget], client: DockerClient, engine: Engine, mlp_requests: Path, tmp_path: Path
 ) -> None:
     """perf_analyzer runs in a container of its own."""
     target = make()
@@ -79,7 +79,7 @@ def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
         Path("perf_analyzer"),
         ContainerRunner(engine.image, engine.base_url),
         tmp_path / "perf_analyzer.log",
-        input_data=str(mlp.input_data),
+        input_data=mlp_requests,
         window_ms=200,
         repeat=False,
     )
@@ -113,10 +113,10 @@ def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
 
 
 def test_a_container_uses_the_shared_memory_of_this_machine_only_with_ipc_host(
-    make: Callable[..., DockerTarget], mlp: ModelSource, tmp_path: Path
+    make: Callable[..., DockerTarget], mlp_requests: Path, tmp_path: Path
 ) -> None:
     shared = SharedMemory("system")
-    generator = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=str(mlp.input_data), shared_memory=shared)
+    generator = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=mlp_requests, shared_memory=shared)
     with make(shared_memory="system").deploy(BATCHING) as endpoint:
         assert (
             SharedMemoryLoadGenerator(generator, shared)

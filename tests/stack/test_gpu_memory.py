@@ -22,6 +22,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_source
+from tests.generated_requests import write_requests
 from tests.repositories import (
     ENSEMBLE_CONFIG,
     SLEEPER_CONFIG,
@@ -90,7 +91,8 @@ def test_a_model_that_dies_for_lack_of_memory_lacks_gpu_memory(tmp_path: Path) -
     write_python_model(tmp_path / "models", "m", DYING_MODEL)
     source, installed = stored(tmp_path / "models")("m"), runtime.ensure(print)
     runner = LocalRunner(installed.perf_analyzer_libraries)
-    perf_analyzer = PerfAnalyzer(installed.perf_analyzer, runner, tmp_path / "load")
+    requests = write_requests(source.config, tmp_path)
+    perf_analyzer = PerfAnalyzer(installed.perf_analyzer, runner, tmp_path / "load", requests)
     with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "log"))) as target:
         with pytest.raises(ServerCrashed, match="CUDA out of memory") as caught, target.deploy(ONE) as endpoint:
             perf_analyzer.measure(endpoint, LoadPoint(1, 1))

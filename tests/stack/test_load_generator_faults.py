@@ -29,6 +29,7 @@ from optimizer.measure.perf_output import read_csv
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from tests.command_fixtures import Sandbox
+from tests.inference_server import FakeInferenceServer
 from tests.programs import write_program
 from tests.storage_fixtures import SmallDisk, small_disk
 
@@ -116,7 +117,10 @@ def generator(folder: Path, program: str, drain_seconds: float = 60) -> PerfAnal
     """
     binary = write_program(folder / "perf_analyzer", f'#!/bin/sh\necho "$@" >> launches\n{program}\n')
     log = folder / "perf_analyzer.log"
-    return PerfAnalyzer(binary, LocalRunner(folder), log, window_ms=50, repeat=False, drain_seconds=drain_seconds)
+    requests = FakeInferenceServer(dict).write_requests(folder)
+    return PerfAnalyzer(
+        binary, LocalRunner(folder), log, requests, window_ms=50, repeat=False, drain_seconds=drain_seconds
+    )
 
 
 def launches(folder: Path) -> list[str]:

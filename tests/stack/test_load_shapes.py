@@ -31,8 +31,10 @@ RATE = LoadPoint(1, request_rate=30.0)
 
 
 @pytest.fixture
-def open_loop(tmp_path: Path) -> OpenLoopGenerator:
-    return OpenLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 1000.0}))
+def open_loop(sleeper: EmbeddedTarget, random_requests: Path, tmp_path: Path) -> OpenLoopGenerator:
+    return OpenLoopGenerator(
+        log=tmp_path / "client.log", input_data=random_requests, sla=Sla.from_bounds({"p95": 1000.0})
+    )
 
 
 def test_the_latency_of_a_spike_is_measured_in_each_window(

@@ -40,14 +40,18 @@ ALONE = Candidate(8)
 
 
 @pytest.fixture
-def open_loop(tmp_path: Path) -> OpenLoopGenerator:
-    return OpenLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 50.0}))
+def open_loop(random_requests: Path, tmp_path: Path) -> OpenLoopGenerator:
+    return OpenLoopGenerator(
+        log=tmp_path / "client.log", input_data=random_requests, sla=Sla.from_bounds({"p95": 50.0})
+    )
 
 
 @pytest.fixture
-def lenient(tmp_path: Path) -> OpenLoopGenerator:
+def lenient(random_requests: Path, tmp_path: Path) -> OpenLoopGenerator:
     """Return a load generator with a bound that even a slow machine meets."""
-    return OpenLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 2000.0}))
+    return OpenLoopGenerator(
+        log=tmp_path / "client.log", input_data=random_requests, sla=Sla.from_bounds({"p95": 2000.0})
+    )
 
 
 def at(rate: float, request_batch_size: int = 1) -> LoadPoint:

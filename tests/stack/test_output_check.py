@@ -18,6 +18,7 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.score import Scorer, accuracy
 from optimizer.model.repository import read_repository_model
+from tests.generated_requests import write_requests
 
 CONFIG = """\
 backend: "python"
@@ -74,13 +75,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]
         yield made
 
 
-def guard(folder: Path) -> BaselineOutputCheck:
-    return BaselineOutputCheck(folder / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
+def guard(target: EmbeddedTarget, folder: Path) -> BaselineOutputCheck:
+    requests = write_requests(target.source.config, folder)
+    return BaselineOutputCheck(folder / "reference.npz", input_data=requests, shapes=(), request_batch_size=1)
 
 
 def referred(target: EmbeddedTarget, folder: Path, answers: str) -> BaselineOutputCheck:
     """Return an output check with the outputs of such a model without batching."""
-    made = guard(folder)
+    made = guard(target, folder)
     with target.deploy(candidate(answers, batching=False)) as endpoint:
         made.record_reference(endpoint)
         made.check(endpoint)
@@ -110,7 +112,7 @@ def test_outputs_that_depend_on_the_batch_are_rejected(target: EmbeddedTarget, t
     assert " instead of " in said
     assert re.search(r"\d of \d+ responses differ", said)
 
-    resumed = guard(tmp_path)  # compares with the same outputs
+    resumed = guard(target, tmp_path)  # compares with the same outputs
     assert not resumed.needs_reference
     with (
         target.deploy(candidate("honest")) as endpoint,

@@ -24,6 +24,7 @@ from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_source
+from tests.generated_requests import write_requests
 from tests.repositories import (
     doubler,
     onnx_model,
@@ -123,6 +124,7 @@ def test_batches_are_counted_for_the_tuned_model(chain: EmbeddedTarget, tmp_path
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "log",
+        write_requests(chain.source.config, tmp_path),
         window_ms=400,  # perf_analyzer is started again if no request is answered within a window
         repeat=False,
     )
@@ -176,7 +178,8 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
     ):
         write_model(tmp_path / "models", name, config, model)
     source = read_source(stored(tmp_path / "models"), "plain", variants=["same", "wrong"])
-    guard = BaselineOutputCheck(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
+    requests = write_requests(source.config, tmp_path)
+    guard = BaselineOutputCheck(tmp_path / "reference.npz", input_data=requests, shapes=(), request_batch_size=1)
     target = EmbeddedTarget(source, TargetSettings(tmp_path / "log"))
     with contextlib.closing(target):
         with target.deploy(configured_candidate(source, [VARIANT])) as endpoint:

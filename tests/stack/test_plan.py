@@ -24,6 +24,7 @@ from optimizer.plan import traffic
 from optimizer.plan.evidence import collect_evidence
 from optimizer.plan.fleet import Fleet
 from optimizer.plan.replica import fit_replica
+from tests.generated_requests import write_requests
 from tests.repositories import skip_without_python_models, stored, write_sleeper
 
 SLEEP_MS = 40.0  # of a batch
@@ -47,12 +48,16 @@ def measured(open_loop: OpenLoopGenerator, endpoint: Endpoint, rate: float) -> M
 def test_latency_and_capacity_of_a_replica(tmp_path: Path) -> None:
     skip_without_python_models()
     write_sleeper(tmp_path / "models", SLEEP_MS)
-    installed = runtime.ensure(print)
+    installed, source = runtime.ensure(print), stored(tmp_path / "models")("sleeper")
+    requests = write_requests(source.config, tmp_path)
     perf_analyzer = PerfAnalyzer(
-        installed.perf_analyzer, LocalRunner(installed.perf_analyzer_libraries), tmp_path / "perf_analyzer.log"
+        installed.perf_analyzer,
+        LocalRunner(installed.perf_analyzer_libraries),
+        tmp_path / "perf_analyzer.log",
+        requests,
     )
-    open_loop = OpenLoopGenerator(log=tmp_path / "client.log", sla=SLA)
-    target = EmbeddedTarget(stored(tmp_path / "models")("sleeper"), TargetSettings(tmp_path / "tritonserver.log"))
+    open_loop = OpenLoopGenerator(log=tmp_path / "client.log", input_data=requests, sla=SLA)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
         perf_analyzer.warm_up(endpoint, LoadPoint(1, 8))
         loads = [LoadPoint(1, concurrency) for concurrency in (2, 8, 24)]

@@ -48,7 +48,8 @@ def production(
 def generators(
     production: RunningServer, tmp_path: Path
 ) -> tuple[PerfAnalyzer, OpenLoopGenerator, ClosedLoopGenerator]:
-    installed, logs, data = runtime.ensure(print), tmp_path / "logs", str(production.source.input_data)
+    installed, logs, data = runtime.ensure(print), tmp_path / "logs", production.source.input_data
+    assert data is not None
     logs.mkdir()
     return (
         PerfAnalyzer(

@@ -33,6 +33,7 @@ from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Sandbox, assert_search_ended, eventually, run_tune
+from tests.generated_requests import write_requests
 from tests.repositories import (
     FAULT,
     FAULTY_BATCH,
@@ -84,12 +85,13 @@ def target(make_target: Callable[..., EmbeddedTarget]) -> EmbeddedTarget:
 
 
 @pytest.fixture
-def load_generator(tmp_path: Path) -> PerfAnalyzer:
+def load_generator(source: ModelSource, tmp_path: Path) -> PerfAnalyzer:
     installed = runtime.ensure(print)
     return PerfAnalyzer(
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "perf_analyzer.log",
+        write_requests(source.config, tmp_path),
         window_ms=100,
         repeat=False,
     )

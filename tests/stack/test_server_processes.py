@@ -75,9 +75,9 @@ def endpoint(servers: ServerProcesses) -> Iterator[Endpoint]:
 
 
 @pytest.fixture(params=LOADS)
-def generator(request: pytest.FixtureRequest, mlp: ModelSource, tmp_path: Path) -> LoadClientGenerator:
+def generator(request: pytest.FixtureRequest, mlp_requests: Path, tmp_path: Path) -> LoadClientGenerator:
     kind = ClosedLoopGenerator if request.param == "closed loop" else OpenLoopGenerator
-    return kind(log=tmp_path / "client.log", input_data=str(mlp.input_data))
+    return kind(log=tmp_path / "client.log", input_data=mlp_requests)
 
 
 def load_of(generator: LoadClientGenerator) -> LoadPoint:
@@ -155,9 +155,7 @@ def test_a_stream_of_each_server_arrives_at_its_own_request(tmp_path: Path) -> N
     data = tmp_path / "counts.json"
     data.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
     targets = [EmbeddedTarget(source, TargetSettings(tmp_path / f"{number}.log")) for number in range(2)]
-    generator = OpenLoopGenerator(
-        log=tmp_path / "client.log", input_data=str(data), is_streaming=True, run_client=client
-    )
+    generator = OpenLoopGenerator(log=tmp_path / "client.log", input_data=data, is_streaming=True, run_client=client)
     with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
         generator.measure(endpoint, LoadPoint(1, request_rate=20.0), SECONDS)
         assert all(executions(endpoint))
@@ -257,7 +255,7 @@ def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tun
         urls = [f"http://{server.metrics}/metrics" for server in endpoint.servers]
         expected = derive_expectation(read_run(run))
         check_server_count(expected, len(urls))
-        with served(endpoint, LoadPoint(1, request_rate=RATE), tmp_path / "client.log"):
+        with served(endpoint, source, LoadPoint(1, request_rate=RATE), tmp_path / "client.log"):
             assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), ANSWER_SECONDS)
             observed = next(observe_loads(urls, "sleeper", 0.3, 6))
         judgement = Judgement(expected, observed.loads, len(urls), observed.lost_intervals)
@@ -314,7 +312,9 @@ def test_a_backend_that_chooses_its_devices_is_not_said_to_be_on_the_cpu(mlp: Mo
     assert (endpoint.gpus, endpoint.fell_back_to_cpu) == (None, False)
 
 
-def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(mlp: ModelSource, tmp_path: Path) -> None:
+def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(
+    mlp: ModelSource, mlp_requests: Path, tmp_path: Path
+) -> None:
     """The server was given the GPUs that NVML shows, but has none: its configuration says KIND_CPU."""
     endpoint = deployed_as("KIND_AUTO", mlp, tmp_path / "server.log")
     assert (endpoint.gpus, endpoint.fell_back_to_cpu) == ((), True)
@@ -322,7 +322,8 @@ def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(mlp: 
     with telemetry.record(endpoint) as usage:
         pass
     assert (usage.gpu_utilization, usage.gpu_memory_bytes) == (None, None)
-    client, table = ClosedLoopGenerator(log=tmp_path / "client.log"), TrialsTable(tmp_path / "trials.csv", "mlp", {})
+    client = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=mlp_requests)
+    table = TrialsTable(tmp_path / "trials.csv", "mlp", {})
     measurer = Measurer(client, telemetry, table, QuietObserver())
     measurer.check_deployment(endpoint)
     assert ServedOnCpu("server_sees_no_gpu") in measurer.notes

@@ -33,6 +33,7 @@ from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.shared_memory import check_is_shared, shared_region
 from tests.command_fixtures import HANG_SECONDS, Sandbox, Tune, eventually
+from tests.generated_requests import write_requests
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
 from tests.stack_fixtures import embedded_model
 
@@ -58,16 +59,22 @@ def endpoint(wide: EmbeddedTarget) -> Iterator[Endpoint]:
 
 
 @pytest.fixture(params=["perf_analyzer", "perf_analyzer over http", "closed loop", "open loop"])
-def generator(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    installed = runtime.ensure(print)
+def generator(request: pytest.FixtureRequest, wide: EmbeddedTarget, tmp_path: Path) -> Any:
+    installed, requests = runtime.ensure(print), write_requests(wide.source.config, tmp_path)
     perf_analyzer = PerfAnalyzer(
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "client.log",
+        requests,
         shared_memory=SHARED,
     )
     sla = Sla.from_bounds({"p95": 5000.0})
-    settings: dict[str, Any] = {"log": tmp_path / "client.log", "sla": sla, "shared_memory": SHARED}
+    settings: dict[str, Any] = {
+        "log": tmp_path / "client.log",
+        "input_data": requests,
+        "sla": sla,
+        "shared_memory": SHARED,
+    }
     return {
         "perf_analyzer": perf_analyzer,
         "perf_analyzer over http": replace(perf_analyzer, protocol="http"),
@@ -197,11 +204,13 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]
         yield target
 
 
-def test_too_small_outputs_are_bad_input(generator: Any, varied: EmbeddedTarget) -> None:
+def test_too_small_outputs_are_bad_input(generator: Any, varied: EmbeddedTarget, tmp_path: Path) -> None:
+    requests = write_requests(varied.source.config, tmp_path, "x:1000")
+    generator = replace(generator, input_data=requests, shapes=("x:1000",))
     with varied.deploy(WIDE) as endpoint:
         for size, fits in ((4000, True), (3999, False)):
             shared = replace(SHARED, output_bytes=size)
-            wrapped = SharedMemoryLoadGenerator(replace(generator, shapes=("x:1000",), shared_memory=shared), shared)
+            wrapped = SharedMemoryLoadGenerator(replace(generator, shared_memory=shared), shared)
             with (
                 contextlib.nullcontext()
                 if fits
@@ -211,12 +220,15 @@ def test_too_small_outputs_are_bad_input(generator: Any, varied: EmbeddedTarget)
         assert own_regions() == set()
 
 
-def test_perf_analyzer_does_not_overwrite_memory_of_others(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_perf_analyzer_does_not_overwrite_memory_of_others(
+    wide: EmbeddedTarget, endpoint: Endpoint, tmp_path: Path
+) -> None:
     installed = runtime.ensure(print)
     perf_analyzer = PerfAnalyzer(
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "client.log",
+        write_requests(wide.source.config, tmp_path),
         shared_memory=SHARED,
     )
     theirs = FOLDER / "y"

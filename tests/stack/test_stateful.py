@@ -20,6 +20,7 @@ from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders.request_data import write_input_data
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import FOUND, Tune
+from tests.generated_requests import write_requests
 from tests.repositories import STATES, write_sums
 from tests.stack_fixtures import embedded_model
 
@@ -38,7 +39,11 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
 def check(sums: EmbeddedTarget, tmp_path: Path) -> SequenceOutputCheck:
     """Return an output check with the outputs of the model that keeps a state for each sequence."""
     made = SequenceOutputCheck(
-        tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1, sequence_length=6
+        tmp_path / "reference.npz",
+        input_data=write_requests(sums.source.config, tmp_path),
+        shapes=(),
+        request_batch_size=1,
+        sequence_length=6,
     )
     with sums.deploy(keeping("own")) as endpoint:
         made.record_reference(endpoint)
@@ -79,7 +84,7 @@ def test_perf_analyzer_sends_sequences_of_the_same_length(
         contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))) as target,
         target.deploy(Candidate(8)) as endpoint,
     ):
-        replace(perf_analyzer, input_data=str(data), sequence_length=LENGTH).measure(endpoint, load, 1.5)
+        replace(perf_analyzer, input_data=data, sequence_length=LENGTH).measure(endpoint, load, 1.5)
     lengths: list[int] = []
     steps: dict[str, int] = {}
     for line in log.read_text().splitlines():

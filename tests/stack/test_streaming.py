@@ -47,11 +47,11 @@ def streamer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarge
         yield target
 
 
-def asking_for(folder: Path, *counts: int) -> str:
+def asking_for(folder: Path, *counts: int) -> Path:
     """Write input data whose requests ask for these numbers of responses."""
     path = folder / "counts.json"
     path.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
-    return str(path)
+    return path
 
 
 def new(kind: type[Generator], folder: Path, *counts: int) -> Generator:

@@ -196,7 +196,7 @@ def test_the_load_client_counts_its_tokens(target: EmbeddedTarget, tinygpt: Mode
         to_json([{"INPUT_IDS": ids, "MAX_TOKENS": np.array([8], np.int32)} for ids in prompts(12).values()])
     )
     generator = ClosedLoopGenerator(
-        log=tmp_path / "client.log", input_data=str(data), is_streaming=True, token_output="OUTPUT_ID"
+        log=tmp_path / "client.log", input_data=data, is_streaming=True, token_output="OUTPUT_ID"
     )
     candidate = candidate_of(tinygpt, max_batch_size=2, dynamic_batching=True)
     with target.deploy(candidate) as endpoint:  # the load continues until 60 requests have ended

@@ -53,7 +53,7 @@ def test_a_low_load_fits_and_larger_requests_do_not(sandbox: Sandbox, tune: Tune
         assert models_of(read_metrics_page(endpoint.metrics)) == ["sleeper"]
 
         def watched(load: LoadPoint) -> tuple[int, dict[str, Any]]:
-            with served(endpoint, load, tmp_path / "client.log"):
+            with served(endpoint, steady, load, tmp_path / "client.log"):
                 for intervals in INTERVALS:
                     ended = tune(
                         "watch", folder, "--url", endpoint.metrics, *INTERVAL, "--intervals", f"{intervals}", "--json"

@@ -31,16 +31,15 @@ from optimizer.measure.model_statistics import read_statistics, with_statistics
 from optimizer.measure.server_calls import all_servers_respond, unresponsive_server
 from optimizer.measure.server_client import lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
-from optimizer.model.inference_requests import generate_request_inputs, to_message
+from optimizer.model.inference_requests import read_request_inputs, to_message
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
-from optimizer.options.run_options import GENERATED_DATA
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
 
 
 WARM_UP_SECONDS = 0.2
-MAX_GENERATED = 256  # distinct generated requests, which are sent in turn; their bytes have the limit of a data file
+MAX_REPEATED = 256  # distinct requests that are made from the entries of a data file by repeating them
 MIN_MIXED_MESSAGES = 16  # distinct requests if they differ in size
 
 IN_TURN: IntArray = np.empty(0, dtype=np.int64)
@@ -119,7 +118,7 @@ class LoadClientGenerator:
 
     Args:
         log: File for the output of the client process. Temporary files are written to its folder.
-        input_data: ``random``, ``zero`` or a JSON data file, as for perf_analyzer.
+        input_data: The requests, in perf_analyzer's JSON.
         shapes: ``name:d1,d2``, as for perf_analyzer.
         priorities: Shares of the priorities of the requests; None sends none.
         request_mix: Distribution of the samples per request if the load's request batch size is an average.
@@ -136,7 +135,7 @@ class LoadClientGenerator:
     """
 
     log: Path
-    input_data: str = "random"
+    input_data: Path
     shapes: tuple[str, ...] = ()
     request_mix: SizeDistribution | None = None
     priorities: SizeDistribution | None = None
@@ -306,22 +305,19 @@ class LoadClientGenerator:
         """Whether requests differ in the number of samples, so that few requests would not have all sizes."""
         return self.request_mix is not None
 
-    def _message_count(self, load: LoadPoint, generated: int) -> int:
-        """Return how many distinct requests are sent in turn: ``generated``, or those with all entries of a file.
+    def _message_count(self, load: LoadPoint, repeated: int) -> int:
+        """Return how many distinct requests are sent in turn; they have all entries of the data file.
 
-        A data file may have many small entries and a few large ones, so its limit is that of all its bytes. Its
-        entries take as many passes as give ``generated`` requests, or fewer if the requests repeat earlier.
+        The file may have many small entries and a few large ones, so its limit is that of all its bytes. Its
+        entries take as many passes as give ``repeated`` requests, or fewer if the requests repeat earlier.
         """
-        if self.input_data in GENERATED_DATA:
-            return generated
-        path = Path(self.input_data)
-        entries = min(count_entries(path), MAX_SENT_ENTRIES)
-        share = min(1.0, MAX_SENT_BYTES / path.stat().st_size)
+        entries = min(count_entries(self.input_data), MAX_SENT_ENTRIES)
+        share = min(1.0, MAX_SENT_BYTES / self.input_data.stat().st_size)
         entries = max(1, math.floor(share * entries))
         if self._mixes_sizes:
-            return entries * math.ceil(generated / entries)
+            return entries * math.ceil(repeated / entries)
         size = round(load.request_batch_size)
-        passes = min(size // math.gcd(entries, size), math.ceil(generated * size / entries))
+        passes = min(size // math.gcd(entries, size), math.ceil(repeated * size / entries))
         return math.ceil(passes * entries / size)
 
     def _request_classes(self, load: LoadPoint, count: int) -> RequestClasses:
@@ -352,7 +348,7 @@ class LoadClientGenerator:
         (largest,) = self._serialize(endpoint, metadata, [largest_size], [0])
         min_count = 1 if mix is None else MIN_MIXED_MESSAGES
         max_count = MAX_SENT_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
-        count = self._message_count(load, min(MAX_GENERATED, max(min_count, max_count)))
+        count = self._message_count(load, min(MAX_REPEATED, max(min_count, max_count)))
         classes = self._request_classes(load, count)
         order = np.arange(len(classes.numbers)) if classes.entry_order is None else classes.entry_order
         in_entry_order = self._serialize(
@@ -369,14 +365,13 @@ class LoadClientGenerator:
         sizes: Sequence[int],
         priorities: Sequence[int],
     ) -> list[bytes]:
-        """Return a serialized request for each size and priority; the inputs are generated in this order."""
-        inputs = generate_request_inputs(
+        """Return a serialized request for each size and priority, with the entries of the data file in this order."""
+        inputs = read_request_inputs(
             metadata,
             endpoint.largest_request,
             input_data=self.input_data,
             shapes=self.shapes,
             request_batch_sizes=sizes,
-            seed=self.seed,
         )
         pairs = zip(inputs, priorities, strict=True)
         return [to_message(endpoint.model, tensors, priority) for tensors, priority in pairs]

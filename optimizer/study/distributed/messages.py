@@ -254,12 +254,9 @@ def _moved(task: Task, place: Relocate, repository: Path) -> Task:
     return replace(
         task,
         source=source,
-        input_data=str(place(Path(task.input_data))),
+        input_data=place(task.input_data),
         score=None if task.score is None else _score(task.score, place),
-        concurrent={
-            name: replace(sent, input_data=str(place(Path(sent.input_data))))
-            for name, sent in task.concurrent.items()
-        },
+        concurrent={name: replace(sent, input_data=place(sent.input_data)) for name, sent in task.concurrent.items()},
     )
 
 

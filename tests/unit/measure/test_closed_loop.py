@@ -190,8 +190,10 @@ class CountingModel:
 
 
 @pytest.fixture
-def generator(tmp_path: Path) -> ClosedLoopGenerator:
-    return ClosedLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 60_000.0}))
+def generator(random_requests: Path, tmp_path: Path) -> ClosedLoopGenerator:
+    return ClosedLoopGenerator(
+        log=tmp_path / "client.log", input_data=random_requests, sla=Sla.from_bounds({"p95": 60_000.0})
+    )
 
 
 def test_the_concurrency_is_kept_and_all_requests_are_answered(generator: ClosedLoopGenerator) -> None:
@@ -277,11 +279,15 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
 
 
 @pytest.mark.parametrize("load", [LOAD, LoadPoint(1, request_rate=400.0)])
-def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, load: LoadPoint, tmp_path: Path) -> None:
+def test_all_entries_of_a_data_file_are_sent(
+    generator: ClosedLoopGenerator, load: LoadPoint, random_requests: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "data.json"
     entries = ", ".join(f'{{"x": [{number}, {number}]}}' for number in range(301))
     data.write_text(f'{{"data": [{entries}]}}')
-    sender = OpenLoopGenerator(log=tmp_path / "client.log") if load.request_rate else generator
+    sender = (
+        OpenLoopGenerator(log=tmp_path / "client.log", input_data=random_requests) if load.request_rate else generator
+    )
     sent_values: set[float] = set()
 
     def record_entries(feeds: dict[str, Array]) -> Mapping[str, Array]:
@@ -291,7 +297,7 @@ def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, loa
     with FakeInferenceServer(record_entries).serving() as endpoint:
         for seconds in (0.8, 8.0, 60.0):  # until the machine has had time for all of them
             with contextlib.suppress(LateError):  # on a busy machine
-                replace(sender, input_data=str(data)).measure(endpoint, load, seconds)
+                replace(sender, input_data=data).measure(endpoint, load, seconds)
             if len(sent_values) == 301:
                 break
     assert len(sent_values) == 301
@@ -312,7 +318,7 @@ def test_a_data_file_gives_few_requests_with_all_entries(
     data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(entry_count)]}))
     with FakeInferenceServer(lambda feeds: {"y": feeds["x"]}).serving() as endpoint:
         load = replace(LOAD, request_batch_size=request_batch_size)
-        messages = replace(generator, input_data=str(data))._messages_for(endpoint, load).serialized
+        messages = replace(generator, input_data=data)._messages_for(endpoint, load).serialized
     assert len(messages) == message_count
     sent = [np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32)[::2] for m in messages]
     times_sent = np.bincount(np.concatenate(sent).astype(int), minlength=entry_count)
@@ -329,20 +335,20 @@ def test_large_requests_from_a_few_entries_have_the_limit_of_generated_ones(
     data.write_bytes(to_json([{"x": np.full(20_000, number, np.float32)} for number in range(41)]))
     with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
         load = replace(LOAD, request_batch_size=32)
-        messages = replace(generator, input_data=str(data))._messages_for(endpoint, load).serialized
+        messages = replace(generator, input_data=data)._messages_for(endpoint, load).serialized
     assert MAX_SENT_BYTES / 2 < sum(map(len, messages)) < 1.5 * MAX_SENT_BYTES
 
 
-def test_a_large_first_entry_leaves_no_others_out(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
+def test_a_large_first_entry_leaves_no_others_out(
+    generator: ClosedLoopGenerator, random_requests: Path, tmp_path: Path
+) -> None:
     large_value = {"content": [0] * 500_000, "shape": [500_000]}
     small_values = [{"content": [number], "shape": [1]} for number in range(299)]
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": value} for value in (large_value, *small_values)]}))
     with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
-        for sender in (generator, OpenLoopGenerator(log=tmp_path / "client.log")):
-            messages = replace(sender, input_data=str(data))._messages_for(
-                endpoint, replace(LOAD, request_batch_size=1)
-            )
+        for sender in (generator, OpenLoopGenerator(log=tmp_path / "client.log", input_data=random_requests)):
+            messages = replace(sender, input_data=data)._messages_for(endpoint, replace(LOAD, request_batch_size=1))
             assert len(messages.serialized) == len(set(messages.serialized)) == 300
 
 

@@ -302,10 +302,12 @@ class PausingServer:
 
 @pytest.mark.parametrize(("bounds", "overloaded"), [({"p50": 5.0}, True), ({"p50": 5.0, "p99": 2000.0}, False)])
 def test_a_pause_is_no_overload_if_the_largest_bound_permits_it(
-    bounds: dict[str, float], overloaded: bool, tmp_path: Path
+    bounds: dict[str, float], overloaded: bool, random_requests: Path, tmp_path: Path
 ) -> None:
     client = SimulatedClient(PausingServer())
-    generator = OpenLoopGenerator(log=tmp_path / "log", sla=Sla.from_bounds(bounds), run_client=client)
+    generator = OpenLoopGenerator(
+        log=tmp_path / "log", input_data=random_requests, sla=Sla.from_bounds(bounds), run_client=client
+    )
     with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
         result = generator.measure(endpoint, LoadPoint(1, request_rate=50.0), 2.0)
     assert result.overloaded is overloaded

@@ -164,10 +164,14 @@ class CheckSetup:
         self.server = server
         self.endpoint = endpoint
         self.file = file
+        self.folder = file.parent
+
+    def requests(self, data: str) -> Path:
+        return self.server.write_requests(self.folder, data)
 
     def new_check(self, **options: Any) -> BaselineOutputCheck:
         return BaselineOutputCheck(
-            self.file, **{"input_data": "random", "shapes": (), "request_batch_size": 1, **options}
+            self.file, **{"input_data": self.requests("random"), "shapes": (), "request_batch_size": 1, **options}
         )
 
     def check_with_reference(self) -> BaselineOutputCheck:
@@ -232,7 +236,7 @@ def test_a_tolerance_of_the_user_is_used(check_setup: CheckSetup) -> None:
 def test_a_resumed_run_compares_with_the_same_outputs(check_setup: CheckSetup) -> None:
     check_setup.check_with_reference()
     check_setup.server.request_shapes.clear()
-    resumed = check_setup.new_check(input_data="zero")  # the file has the requests too
+    resumed = check_setup.new_check(input_data=check_setup.requests("zero"))  # the file has the requests too
     assert not resumed.needs_reference
     resumed.check(check_setup.endpoint)
     check_setup.server.model = lambda feeds: {"y": 3 * feeds["x"]}
@@ -380,7 +384,7 @@ def test_a_damaged_file_is_refused_on_one_line(
     path.write_bytes(spoilt[: len(whole) - cut])
     fault = ""
     try:
-        BaselineOutputCheck(path, input_data="random", shapes=(), request_batch_size=1)
+        BaselineOutputCheck(path, input_data=path, shapes=(), request_batch_size=1)
     except BadInputError as error:
         fault = str(error)
     assert "\n" not in fault

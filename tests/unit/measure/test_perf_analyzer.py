@@ -87,8 +87,10 @@ def test_windows_are_read_from_the_output() -> None:
     assert windows == [MeasurementWindow(1000, 2.1), MeasurementWindow(990.5, 2.2)]
 
 
-def test_the_measurement_interval_is_the_window(tmp_path: Path) -> None:
-    tool = PerfAnalyzer(tmp_path / "perf_analyzer", LocalRunner(tmp_path), tmp_path / "log", window_ms=5000)
+def test_the_measurement_interval_is_the_window(random_requests: Path, tmp_path: Path) -> None:
+    tool = PerfAnalyzer(
+        tmp_path / "perf_analyzer", LocalRunner(tmp_path), tmp_path / "log", random_requests, window_ms=5000
+    )
     command = tool.command(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(4, 7), tool.window_ms)
     pairs = dict(pairwise(command))
     assert pairs["--measurement-interval"] == "5000"
@@ -104,7 +106,7 @@ def test_the_measurement_interval_is_the_window(tmp_path: Path) -> None:
     ],
 )
 def test_the_longest_window_is_tried_before_a_slow_model_is_given_up(
-    first_ms: int, seconds: float | None, expected: list[str], tmp_path: Path
+    first_ms: int, seconds: float | None, expected: list[str], random_requests: Path, tmp_path: Path
 ) -> None:
     tried = []
 
@@ -112,7 +114,7 @@ def test_the_longest_window_is_tried_before_a_slow_model_is_given_up(
         tried.append(dict(pairwise(command.arguments))["--measurement-interval"])
         return FinishedProcess(3, "No valid requests recorded within time interval.", 1.0)
 
-    tool = PerfAnalyzer(Path("perf_analyzer"), find_nothing, tmp_path / "log", window_ms=first_ms)
+    tool = PerfAnalyzer(Path("perf_analyzer"), find_nothing, tmp_path / "log", random_requests, window_ms=first_ms)
     expected_text = "no request was answered within 15 s at concurrency 1,"
     with FakeInferenceServer(dict).serving() as endpoint, pytest.raises(ServerCrashed, match=expected_text):
         tool.measure(endpoint, LoadPoint(1, 1), seconds)
@@ -146,7 +148,7 @@ COLUMNS = (
 )
 
 
-def test_the_time_of_a_measurement_begins_with_the_run_that_counts(tmp_path: Path) -> None:
+def test_the_time_of_a_measurement_begins_with_the_run_that_counts(random_requests: Path, tmp_path: Path) -> None:
     """Before it, a runner may have fetched another release, or another process may have used the shared memory."""
     began = list[float]()
 
@@ -156,14 +158,14 @@ def test_the_time_of_a_measurement_begins_with_the_run_that_counts(tmp_path: Pat
         (tmp_path / "perf.csv").write_text(f"{','.join(COLUMNS)}\n{','.join('1' for _ in COLUMNS)}\n")
         return FinishedProcess(0, "", 0.0)
 
-    tool = PerfAnalyzer(Path("perf_analyzer"), run_after_fetching, tmp_path / "log", repeat=False)
+    tool = PerfAnalyzer(Path("perf_analyzer"), run_after_fetching, tmp_path / "log", random_requests, repeat=False)
     with FakeInferenceServer(dict).serving() as endpoint:
         result = tool.measure(endpoint, LoadPoint(1, 1))
     assert result.begin_unix_seconds is not None
     assert result.begin_unix_seconds >= began[0] - 0.001, "which is rounded to ms"
 
 
-def test_the_time_limit_includes_reading_the_data(tmp_path: Path) -> None:
+def test_the_time_limit_includes_reading_the_data(random_requests: Path, tmp_path: Path) -> None:
     limits = []
 
     def record_limit(run: PerfAnalyzerCommand) -> FinishedProcess:
@@ -172,12 +174,12 @@ def test_the_time_limit_includes_reading_the_data(tmp_path: Path) -> None:
 
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": [1]}] * 3000}) + " " * 50_000_000)
-    tool = PerfAnalyzer(tmp_path / "perf_analyzer", record_limit, tmp_path / "log")
-    with_data = replace(tool, input_data=str(data))
+    tool = PerfAnalyzer(tmp_path / "perf_analyzer", record_limit, tmp_path / "log", random_requests)
+    with_data = replace(tool, input_data=data)
     for perf_analyzer in (tool, with_data, replace(with_data, shared_memory=SharedMemory("cuda", 100))):
         perf_analyzer.warm_up(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(1, 7))
-    generated, read, registered = limits
-    assert read - generated >= 5.0, "50 MB"
+    little, read, registered = limits
+    assert read - little >= 5.0, "50 MB"
     assert registered - read == pytest.approx(3.0), "3,000 entries"
 
 

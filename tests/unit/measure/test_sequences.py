@@ -52,7 +52,7 @@ def test_ids_of_two_measurements_differ_if_at_most_100_sequences_a_ms_were_start
     assert len({*first, *second}) == 2000
 
 
-def test_the_output_check_waits_for_slow_sequences(tmp_path: Path) -> None:
+def test_the_output_check_waits_for_slow_sequences(random_requests: Path, tmp_path: Path) -> None:
     waited = []
 
     def infer(_: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
@@ -61,7 +61,7 @@ def test_the_output_check_waits_for_slow_sequences(tmp_path: Path) -> None:
 
     check = SequenceOutputCheck(
         tmp_path / "reference.npz",
-        input_data="random",
+        input_data=random_requests,
         shapes=(),
         request_batch_size=1,
         sequence_length=5,

@@ -31,8 +31,8 @@ ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")
 
 
 @pytest.fixture
-def open_loop(tmp_path: Path) -> OpenLoopGenerator:
-    return OpenLoopGenerator(log=tmp_path / "log")
+def open_loop(random_requests: Path, tmp_path: Path) -> OpenLoopGenerator:
+    return OpenLoopGenerator(log=tmp_path / "log", input_data=random_requests)
 
 
 def planned_seconds(generator: OpenLoopGenerator, rate: float, seconds: float | None, count: int = 1) -> float:
@@ -108,7 +108,7 @@ def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(1000)]}))
     classes = RecordedClasses(((1, 0), (2, 0)), np.array([0] * 4 + [1] * 4), (2, 99))
-    generator = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), classes), input_data=str(data))
+    generator = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), classes), input_data=data)
     with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
         messages = generator._messages_for(endpoint, LoadPoint(1.5, request_rate=10.0))
     sent = [

@@ -209,7 +209,7 @@ def test_windows_are_longer_if_few_requests_have_ended(tmp_path: Path) -> None:
     ] == [15]
 
 
-def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) -> None:
+def test_a_closed_loop_without_an_ended_request_is_not_repeated(random_requests: Path, tmp_path: Path) -> None:
     send_record = record(tmp_path, [(0, -1, steady_responses(0, 100, 200, 5))], (500, 45_500))
     launches = []
 
@@ -221,7 +221,7 @@ def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) 
             return summarize(send_record, PlannedLoad(load, schedule.seconds, sla=SLA), spread_limit, schedule.parts)
 
     with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
-        LaunchRecordingGenerator(log=tmp_path / "log", is_streaming=True)._measure(
+        LaunchRecordingGenerator(log=tmp_path / "log", input_data=random_requests, is_streaming=True)._measure(
             cast("Endpoint", None), CLOSED, 1.0, math.inf
         )
     assert not isinstance(raised.value, ServerCrashed)
@@ -321,10 +321,11 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
     kind: type[ClosedLoopGenerator | OpenLoopGenerator],
     load: LoadPoint,
     fewest: int,
+    random_requests: Path,
     tmp_path: Path,
 ) -> None:
     client = UnstartedClient()
-    generator = kind(log=tmp_path / "log", is_streaming=True, run_client=client)
+    generator = kind(log=tmp_path / "log", input_data=random_requests, is_streaming=True, run_client=client)
     with (
         FakeInferenceServer(lambda feeds: feeds).serving() as endpoint,
         pytest.raises(MeasurementError, match="not started"),
@@ -352,9 +353,13 @@ class UnevenServer:
 
 
 @pytest.mark.parametrize("server", [UnevenServer(), UnevenServer(pause_seconds=0.6)])
-def test_a_closed_loop_continues_until_each_window_has_enough_requests(server: UnevenServer, tmp_path: Path) -> None:
+def test_a_closed_loop_continues_until_each_window_has_enough_requests(
+    server: UnevenServer, random_requests: Path, tmp_path: Path
+) -> None:
     """Eight windows of 0.5 s have 20 requests on average, so some have fewer."""
-    generator = ClosedLoopGenerator(log=tmp_path / "log", is_streaming=True, run_client=SimulatedClient(server))
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "log", input_data=random_requests, is_streaming=True, run_client=SimulatedClient(server)
+    )
     with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
         windows = generator.measure_windows(endpoint, CLOSED, 0.5, 8)
     requests = [window.requests or 0 for window in windows]
@@ -363,10 +368,12 @@ def test_a_closed_loop_continues_until_each_window_has_enough_requests(server: U
     assert sum(requests) < MAX_UNEVENNESS * 8 * MIN_STREAMED_REQUESTS, "it ends as soon as the sparsest has enough"
 
 
-def test_a_closed_loop_does_not_wait_for_a_window_without_requests(tmp_path: Path) -> None:
+def test_a_closed_loop_does_not_wait_for_a_window_without_requests(random_requests: Path, tmp_path: Path) -> None:
     """After a long pause all windows would have to be longer than it."""
     server = UnevenServer(pause_seconds=6.0)
-    generator = ClosedLoopGenerator(log=tmp_path / "log", is_streaming=True, run_client=SimulatedClient(server))
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "log", input_data=random_requests, is_streaming=True, run_client=SimulatedClient(server)
+    )
     with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
         windows = generator.measure_windows(endpoint, CLOSED, 0.5, 8)
     assert 1 < len(windows) < 8

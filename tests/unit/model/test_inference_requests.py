@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from optimizer.core.errors import BadInputError
 from optimizer.model.builders.request_data import write_input_data
-from optimizer.model.inference_requests import decode_outputs, generate_request_inputs, to_message
+from optimizer.model.inference_requests import decode_outputs, read_request_inputs, to_message
 from optimizer.model.input_data import InputSample
+from tests.generated_requests import model_with, write_requests
 
 NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "BF16", "FP32", "FP64")
 
@@ -31,17 +32,32 @@ def metadata(**inputs: tuple[str, Sequence[int]]) -> Any:
 
 
 def requests(
-    model: Any, data: object, *, batch: int = 1, count: int = 1, max_batch_size: int = 8, **more: Any
+    model: Any,
+    data: Path,
+    *,
+    batch: int = 1,
+    count: int = 1,
+    max_batch_size: int = 8,
+    shapes: tuple[str, ...] = (),
 ) -> Any:
-    requests = generate_request_inputs(
-        model,
-        max_batch_size,
-        input_data=str(data),
-        shapes=more.get("shapes", ()),
-        request_batch_sizes=[batch] * count,
-        seed=more.get("seed", 0),
+    requests = read_request_inputs(
+        model, max_batch_size, input_data=data, shapes=shapes, request_batch_sizes=[batch] * count
     )
     return list(requests)
+
+
+@pytest.fixture
+def generated(tmp_path: Path) -> Callable[..., Any]:
+    """Return a function as ``requests`` that generates the data: ``random`` or ``zero``."""
+
+    def generate(model: Any, data: str, *, shapes: tuple[str, ...] = (), seed: int = 0, **sizes: int) -> Any:
+        inputs = [(tensor.name, tensor.datatype, tensor.shape) for tensor in model.inputs]
+        config = model_with(inputs, sizes.get("max_batch_size", 8))
+        return requests(
+            model, write_requests(config, tmp_path, *shapes, data=data, seed=seed), shapes=shapes, **sizes
+        )
+
+    return generate
 
 
 def data_file(folder: Path, document: object) -> Path:
@@ -58,31 +74,31 @@ def b64(array: np.ndarray[Any, Any]) -> str:
 
 
 @pytest.mark.parametrize("datatype", [*NUMBERS, "BOOL"])
-def test_random_values_are_of_the_type_and_differ(datatype: str) -> None:
-    first, second = requests(metadata(x=(datatype, [-1, 500])), "random", batch=3, count=2)
+def test_random_values_are_of_the_type_and_differ(datatype: str, generated: Callable[..., Any]) -> None:
+    first, second = generated(metadata(x=(datatype, [-1, 500])), "random", batch=3, count=2)
     assert first["x"].shape == (3, 500)
     assert np_to_triton_dtype(first["x"].dtype) == datatype
     assert not np.array_equal(first["x"], second["x"])
     assert np.isfinite(first["x"].astype(np.float64)).all()
 
 
-def test_random_integers_reach_all_of_their_type() -> None:
-    (values,) = requests(metadata(x=("INT64", [-1, 2000])), "random")
+def test_random_integers_reach_all_of_their_type(generated: Callable[..., Any]) -> None:
+    (values,) = generated(metadata(x=("INT64", [-1, 2000])), "random")
     assert values["x"].min() < -(2**62)
     assert values["x"].max() > 2**62
 
 
-def test_random_strings_are_as_long_as_perf_analyzers() -> None:
-    (values,) = requests(metadata(x=("BYTES", [-1, 3, 2])), "random", batch=2)
+def test_random_strings_are_as_long_as_perf_analyzers(generated: Callable[..., Any]) -> None:
+    (values,) = generated(metadata(x=("BYTES", [-1, 3, 2])), "random", batch=2)
     assert values["x"].shape == (2, 3, 2)
     assert all(len(text) == 128 and text.isalnum() for text in values["x"].ravel())
     assert len(set(values["x"].ravel())) == 12
 
 
-def test_seed_determines_all_values() -> None:
+def test_seed_determines_all_values(generated: Callable[..., Any]) -> None:
     model = metadata(x=("FP32", [-1, 4]), s=("BYTES", [-1, 1]))
     first_values, repeated_values, other_values = (
-        requests(model, "random", seed=seed, count=2)[1] for seed in (5, 5, 6)
+        generated(model, "random", seed=seed, count=2)[1] for seed in (5, 5, 6)
     )
     assert all(
         np.array_equal(first_values[name], repeated_values[name])
@@ -91,45 +107,46 @@ def test_seed_determines_all_values() -> None:
     )
 
 
-def test_zero_data_are_zeros_and_empty_strings() -> None:
-    (values,) = requests(metadata(x=("INT32", [-1, 2]), s=("BYTES", [-1, 1])), "zero", batch=2)
+def test_zero_data_are_zeros_and_empty_strings(generated: Callable[..., Any]) -> None:
+    (values,) = generated(metadata(x=("INT32", [-1, 2]), s=("BYTES", [-1, 1])), "zero", batch=2)
     assert values["x"].tolist() == [[0, 0], [0, 0]]
     assert values["s"].tolist() == [[b""], [b""]]
 
 
-def test_shapes_fill_open_dimensions() -> None:
+def test_shapes_fill_open_dimensions(generated: Callable[..., Any]) -> None:
     model = metadata(**{"a:b": ("FP32", [-1, -1, 3]), "y": ("INT8", [-1, 2])})
-    (values,) = requests(model, "random", shapes=("a:b:7,3",), batch=2)
+    (values,) = generated(model, "random", shapes=("a:b:7,3",), batch=2)
     assert values["a:b"].shape == (2, 7, 3)
     assert values["y"].shape == (2, 2)
 
 
-def test_a_model_without_batches_has_no_batch_dimension() -> None:
-    (values,) = requests(metadata(x=("FP32", [5])), "random", max_batch_size=0)
+def test_a_model_without_batches_has_no_batch_dimension(generated: Callable[..., Any]) -> None:
+    (values,) = generated(metadata(x=("FP32", [5])), "random", max_batch_size=0)
     assert values["x"].shape == (5,)
 
 
 @pytest.mark.parametrize(
     ("shapes", "more", "message"),
     [
-        ((), {}, "has the shape [-1, 3]"),
+        ((), {}, "the model's shape is [-1, 3]"),
         (("x:4",), {}, "the model's is [-1, 3]"),
         (("x:4,4",), {}, "the model's is [-1, 3]"),
         (("y:4,3",), {}, "the model's inputs are x"),
         (("x",), {}, "write NAME:SIZES"),
         (("x:-1,3",), {}, "write sizes such as"),
         (("x:4,\x1b3",), {}, "write sizes such as"),
-        (("x:900000000,3",), {}, "a gRPC message holds 2 GiB"),
-        (("x:100000000,3",), {"batch": 2}, "a gRPC message holds 2 GiB"),
-        (("x:4",), {"batch": 2, "max_batch_size": 0}, "takes no batches"),
+        (("x:100000,3",), {"batch": 2000}, "a gRPC message holds 2 GiB"),
+        (("x:300000",), {"batch": 2, "max_batch_size": 0}, "takes no batches"),
     ],
 )
-def test_requests_that_cannot_be_generated_are_refused(
-    shapes: tuple[str, ...], more: dict[str, Any], message: str
+def test_requests_that_cannot_be_made_are_refused(
+    shapes: tuple[str, ...], more: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     model = metadata(x=("FP32", [-1, -1, 3] if more.get("max_batch_size", 8) else [-1]))
+    values = np.zeros(300_000, "<f4")
+    path = data_file(tmp_path, {"data": [{"x": {"b64": b64(values)}}]})
     with pytest.raises(BadInputError) as caught:
-        requests(model, "zero", shapes=shapes, **more)
+        requests(model, path, shapes=shapes, **more)
     assert message in str(caught.value)
     assert str(caught.value).isprintable()
 

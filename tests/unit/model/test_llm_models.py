@@ -80,7 +80,7 @@ def samples(task: Task, model: str) -> list[input_data.InputSample]:
         input_data.InputTensor(t.name, types.get(t.data_type, "INT32"), tuple(t.dims), config.max_batch_size > 0)
         for t in config.input
     ]
-    return list(input_data.parse_entries(Path(task.input_data), tensors))
+    return list(input_data.parse_entries(task.input_data, tensors))
 
 
 def test_the_profile_of_a_vllm_model_tunes_the_number_of_sequences() -> None:

@@ -652,7 +652,7 @@ def test_paths_begin_in_the_current_or_the_files_folder(folder: Path, monkeypatc
     (folder / "below").mkdir()
     monkeypatch.chdir(folder / "below")
     target_task = prepared("--from-model-analyzer", "../ma.yaml")
-    assert (target_task.source.repository, target_task.input_data) == (folder / "models", str(folder / "data.json"))
+    assert (target_task.source.repository, target_task.input_data) == (folder / "models", folder / "data.json")
     (folder / "below" / "models").symlink_to(folder / "models")
     assert prepared("--from-model-analyzer", "../ma.yaml").source.repository == folder / "models"
     (folder / "below" / "data.json").write_text("{}")

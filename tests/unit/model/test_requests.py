@@ -63,8 +63,8 @@ def samples(
 ) -> Any:
     result = prepare_requests(options, config(model), sent, cache)
     assert result.shapes == shapes
-    assert Path(result.input_data).parent == cache / "requests"
-    return list(data.parse_entries(Path(result.input_data), tensors))
+    assert result.input_data.parent == cache / "requests"
+    return list(data.parse_entries(result.input_data, tensors))
 
 
 # -- generated --------------------------------------------------------------------------------------------------
@@ -74,10 +74,10 @@ def test_all_load_generators_read_the_same_random_requests(tmp_path: Path) -> No
     """perf_analyzer would send one request of any bits, such as NaN, and tune's own client other numbers."""
     shapes = ("ids:16", "mask:16", "mask:8")
     result = prepare_requests(RequestOptions("random", shapes), config(), ONE, tmp_path)
-    assert Path(result.input_data).name.startswith("random-")
+    assert result.input_data.name.startswith("random-")
     assert (result.shapes, result.unbounded, result.is_random) == (("ids:16", "mask:8"), ("ids", "mask"), True)
     assert result.largest == {"ids": (16,), "mask": (8,)}
-    sent = list(data.parse_entries(Path(result.input_data), TENSORS))
+    sent = list(data.parse_entries(result.input_data, TENSORS))
     assert len({item["ids"].tobytes() for item in sent}) == len(sent) == MAX_GENERATED_SAMPLES
     floats = np.array([item["x"] for item in sent])
     assert np.isfinite(floats).all()
@@ -87,11 +87,9 @@ def test_all_load_generators_read_the_same_random_requests(tmp_path: Path) -> No
 
 def test_zero_requests_are_a_file_too(tmp_path: Path) -> None:
     result = prepare_requests(RequestOptions("zero", ("ids,mask:8",)), config(), ONE, tmp_path)
-    assert Path(result.input_data).name.startswith("zero-")
+    assert result.input_data.name.startswith("zero-")
     assert (result.unbounded, result.is_random) == ((), False)
-    assert not any(
-        array.any() for item in data.parse_entries(Path(result.input_data), TENSORS) for array in item.values()
-    )
+    assert not any(array.any() for item in data.parse_entries(result.input_data, TENSORS) for array in item.values())
 
 
 def test_large_random_samples_are_few_whatever_the_size_of_a_request(tmp_path: Path) -> None:
@@ -101,8 +99,8 @@ def test_large_random_samples_are_few_whatever_the_size_of_a_request(tmp_path: P
         result = prepare_requests(
             RequestOptions(shapes=("ids,mask:1",)), config(image), RequestBatching(batch), tmp_path
         )
-        assert len(data.read_entries(Path(result.input_data))) == 3
-        assert Path(result.input_data).stat().st_size < 1.5 * GENERATED_BYTES
+        assert len(data.read_entries(result.input_data)) == 3
+        assert result.input_data.stat().st_size < 1.5 * GENERATED_BYTES
 
 
 @pytest.mark.parametrize(("open_loop", "count"), [(False, 1), (True, 3)])
@@ -113,7 +111,7 @@ def test_large_requests_of_large_random_samples_fit_into_shared_memory(
     image = config(MODEL.replace("dims: [ 2, 2 ]", "dims: [ 3, 224, 224 ]"))
     options = RequestOptions(shapes=("ids,mask:1",))
     result = prepare_requests(options, image, RequestBatching(256, open_loop), tmp_path)
-    assert len(data.read_entries(Path(result.input_data))) == count
+    assert len(data.read_entries(result.input_data)) == count
 
 
 @pytest.mark.parametrize(("open_loop", "count"), [(False, 64), (True, MAX_GENERATED_SAMPLES)])
@@ -121,8 +119,8 @@ def test_random_samples_are_as_few_as_perf_analyzer_prepares(open_loop: bool, co
     """None of them is left out, so no note advises another load."""
     options = RequestOptions(shapes=("ids,mask:1",))
     result = prepare_requests(options, config(), RequestBatching(8192, open_loop), tmp_path)
-    assert len(data.read_entries(Path(result.input_data))) == count
-    assert Path(result.input_data).name.startswith("random-")
+    assert len(data.read_entries(result.input_data)) == count
+    assert result.input_data.name.startswith("random-")
     assert result.note is None
 
 
@@ -166,13 +164,13 @@ def test_many_samples_in_large_requests_are_limited(tmp_path: Path) -> None:
     (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
     options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:2",))
     result = prepare_requests(options, config(), RequestBatching(4096), tmp_path)
-    sent_entries = json.loads(Path(result.input_data).read_text())["data"]
+    sent_entries = json.loads(result.input_data.read_text())["data"]
     assert len(sent_entries) == 128
     assert [sent_entries[0], sent_entries[-1]] == [entries[0], entries[992]]
     assert str(result.note).startswith("128 of the 1,000 samples are sent: ")
     for batching in (RequestBatching(4096, open_loop=True), RequestBatching(512), RequestBatching(1)):
         whole = prepare_requests(options, config(), batching, tmp_path)
-        assert (whole.input_data, whole.note) == (str(tmp_path / "many.json"), None)
+        assert (whole.input_data, whole.note) == (tmp_path / "many.json", None)
 
 
 def test_an_open_loop_takes_samples_of_all_parts_of_a_large_file(tmp_path: Path) -> None:
@@ -180,7 +178,7 @@ def test_an_open_loop_takes_samples_of_all_parts_of_a_large_file(tmp_path: Path)
     (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
     options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:1",))
     result = prepare_requests(options, config(), RequestBatching(4, open_loop=True), tmp_path)
-    sent_ids = [entry["ids"][0] for entry in json.loads(Path(result.input_data).read_text())["data"]]
+    sent_ids = [entry["ids"][0] for entry in json.loads(result.input_data.read_text())["data"]]
     assert input_data.MAX_SENT_ENTRIES - 8 < len(sent_ids) <= input_data.MAX_SENT_ENTRIES
     assert (sent_ids[:4], sent_ids[-1]) == ([0, 1, 2, 3], len(entries) - 5), (
         "the last but one of 16,634 requests is chosen"
@@ -194,7 +192,7 @@ def test_an_open_loop_takes_a_part_of_large_samples(tmp_path: Path) -> None:
     np.savez(tmp_path / "large.npz", ids=ids, mask=np.zeros((40, 1), np.int32), x=np.zeros((40, 2, 2), np.float32))
     options = RequestOptions(str(tmp_path / "large.npz"))
     result = prepare_requests(options, config(), RequestBatching(1, open_loop=True), tmp_path)
-    assert 0 < Path(result.input_data).stat().st_size <= 1.1 * input_data.MAX_SENT_BYTES
+    assert 0 < result.input_data.stat().st_size <= 1.1 * input_data.MAX_SENT_BYTES
     assert isinstance(result.note, OpenLoopSampleLimit)
     assert result.note.recorded == 40
 
@@ -232,7 +230,7 @@ def test_large_requests_are_fewer(tmp_path: Path) -> None:
 
 
 def test_equal_options_share_a_file(tmp_path: Path) -> None:
-    def file(seed: int) -> str:
+    def file(seed: int) -> Path:
         return prepare_requests(
             RequestOptions(shapes=LENGTHS), config(), RequestBatching(seed=seed), tmp_path
         ).input_data
@@ -305,7 +303,7 @@ def test_perf_analyzer_json_is_used_in_place(tmp_path: Path, monkeypatch: pytest
     result = prepare_requests(
         RequestOptions("d.json", ("ids,mask:2",)), config(), RequestBatching(8), tmp_path / "cache"
     )
-    assert result == Requests(str(tmp_path / "d.json"), ("ids:2", "mask:2"), largest={"ids": (2,), "mask": (2,)})
+    assert result == Requests(tmp_path / "d.json", ("ids:2", "mask:2"), largest={"ids": (2,), "mask": (2,)})
     with pytest.raises(BadInputError, match=r"shape ids,mask:2\.\.3: a mix applies to random requests"):
         prepare_requests(RequestOptions("d.json", ("ids,mask:2..3",)), config(), RequestBatching(), tmp_path)
 
@@ -540,7 +538,7 @@ def token_samples(model: str, requests: TokenRequests, cache: Path, *ranges: str
         name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
         datatype = types.get(name, name.removeprefix("TYPE_"))
         tensors.append(InputTensor(tensor.name, datatype, tuple(tensor.dims), config.max_batch_size > 0))
-    return list(input_data.parse_entries(Path(result.input_data), tensors))
+    return list(input_data.parse_entries(result.input_data, tensors))
 
 
 def test_requests_for_vllm_have_a_text_and_parameters_as_json(tmp_path: Path) -> None:

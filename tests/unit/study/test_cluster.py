@@ -128,9 +128,9 @@ def test_a_task_arrives_with_its_files(tmp_path: Path) -> None:
         copied = unpacked_task.source.folder("twice") / name
         assert copied.is_relative_to(tmp_path / "node")
         assert copied.read_bytes() == (repository / "twice" / name).read_bytes()
-    assert Path(unpacked_task.input_data).read_bytes() == Path(packed_task.input_data).read_bytes()
+    assert unpacked_task.input_data.read_bytes() == packed_task.input_data.read_bytes()
     assert Path(arrivals).read_text() == intervals.read_text()
-    assert Path(unpacked_task.input_data).is_relative_to(tmp_path / "node")
+    assert unpacked_task.input_data.is_relative_to(tmp_path / "node")
 
 
 def test_a_full_disk_on_a_node_is_reported(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ from optimizer.study.task import Task
 from tests.programs import unpack_empty_runtime
 
 OPTIONS = RunOptions("m")
-REQUESTS = str(Path(__file__).parents[2] / "data" / "requests.json")
+REQUESTS = Path(__file__).parents[2] / "data" / "requests.json"
 SLA = Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
 
 
 def task_with(
-    input_data: str = REQUESTS,
+    input_data: Path = REQUESTS,
     concurrent: tuple[str, ...] = (),
     open_loop: bool = False,
     streaming: bool = False,
@@ -63,10 +63,10 @@ def perf_analyzer_reason(options: RunOptions, task: Task) -> PerfAnalyzerReason 
     return choose_clients(options, task).perf_analyzer_reason
 
 
-def data_file(folder: Path, entries: int) -> str:
+def data_file(folder: Path, entries: int) -> Path:
     path = folder / "data.json"
     path.write_text('{"data": [' + ", ".join(['{"x": [1]}'] * entries) + "]}")
-    return str(path)
+    return path
 
 
 def test_the_own_client_confirms_what_it_can_send(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_the_own_client_confirms_with_one_large_sample(tmp_path: Path) -> None:
     model = text_format.Parse(text, ModelConfig())
     for open_loop in (False, True):
         requests = prepare_requests(options, model, RequestBatching(8, open_loop), tmp_path)
-        assert Path(requests.input_data).stat().st_size > MAX_SENT_BYTES
-        assert (count_entries(Path(requests.input_data)), requests.note) == (1, None)
+        assert requests.input_data.stat().st_size > MAX_SENT_BYTES
+        assert (count_entries(requests.input_data), requests.note) == (1, None)
         assert perf_analyzer_reason(OPTIONS, task_with(requests.input_data)) is None
 
 

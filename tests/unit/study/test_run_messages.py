@@ -69,7 +69,7 @@ from tests.random_server import (
     searched,
 )
 
-REQUESTS = str(Path(__file__).parents[2] / "data" / "requests.json")
+REQUESTS = Path(__file__).parents[2] / "data" / "requests.json"
 FOLDER = Path("results/drawn/1")
 
 

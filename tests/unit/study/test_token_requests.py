@@ -41,7 +41,7 @@ def prepare(**options: Any) -> Task:
 def requests(task: Task) -> list[input_data.InputSample]:
     inputs = tinygpt.interface(tinygpt.TinyGptSettings()).inputs
     tensors = [input_data.InputTensor(spec.name, spec.datatype, spec.dims, True) for spec in inputs]
-    return list(input_data.parse_entries(Path(task.input_data), tensors))
+    return list(input_data.parse_entries(task.input_data, tensors))
 
 
 def lengths(task: Task) -> tuple[Counter[int], Counter[int]]:
@@ -95,7 +95,7 @@ def test_the_requests_follow_from_the_seed() -> None:
 def test_without_a_section_the_builders_prompts_are_sent(folder: Path) -> None:
     (folder / "p.yaml").write_text(MODEL)
     task = prepare()
-    assert Path(task.input_data).name == "input_data.json"
+    assert task.input_data.name == "input_data.json"
     assert task.token_output == ""
     assert problem_document(task)["tokens"] is None
 
