@@ -309,8 +309,9 @@ class Confirmer:
         """Add the loads of ``candidates`` to the plan, and store it if it is new.
 
         The search knows the first of them well, so its loads are near its best one; all loads of the others are
-        possible.
+        possible, and of each candidate after a disturbed search, whose best one may be far too low.
         """
+        has_rough_loads = was_search_disturbed(self.trials)
         new = [point for point in candidates if point.trial not in self._plan.predictions]
         added: dict[int, LoadPredictions] = {}
         if new:
@@ -318,7 +319,11 @@ class Confirmer:
                 model = self.fit(self._points)
                 added = {
                     point.trial: predict_loads(
-                        point, self._points, self.problem, model, every_load=point.trial != candidates[0].trial
+                        point,
+                        self._points,
+                        self.problem,
+                        model,
+                        every_load=has_rough_loads or point.trial != candidates[0].trial,
                     ).slower(self._disturbances.expected_slowdown)
                     for point in new
                 }

@@ -22,7 +22,7 @@ from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE, Constraint, Sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
-from optimizer.confirmation.load_predictions import LoadPredictions
+from optimizer.confirmation.load_predictions import MAX_LOAD_FACTOR, LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import (
     COMPARED_SERVERS,
@@ -121,6 +121,16 @@ def test_after_a_disturbed_search_comparisons_wait_for_a_pass(problem: Problem, 
     confirm(server, with_measured(searched(server, LOADS), other_cpu_share=0.5), problem, tmp_path)
     assert server.deployed[: LOOKS[0]] == [FASTER] * LOOKS[0]
     assert set(server.deployed[LOOKS[0] :]) >= {BASELINE, FAST}
+
+
+@pytest.mark.parametrize(("other_cpu_share", "tested"), [(0.5, 14), (0.0, round(3 * MAX_LOAD_FACTOR))])
+def test_after_a_disturbed_search_the_best_load_may_be_far_above_the_measured_one(
+    other_cpu_share: float, tested: int, problem: Problem, tmp_path: Path
+) -> None:
+    server = RandomServer()
+    trials = with_measured(searched(server, {FASTER: 3}), other_cpu_share=other_cpu_share)
+    confirmed = confirm(server, trials, problem, tmp_path)[0].confirmations
+    assert {window.load.concurrency for window in confirmed} == {tested}
 
 
 def test_a_candidate_that_met_the_bound_only_undisturbed_is_tested(problem: Problem, tmp_path: Path) -> None:
