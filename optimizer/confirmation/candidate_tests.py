@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -170,20 +171,32 @@ class CandidateTests:
         return judge_load(confirmation.trials, self.trial, load, confirmation.problem, error, max_servers)
 
     def throughput(self, index: int) -> float:
-        """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.
+        """Return the throughput at this load: the predicted one, corrected by the measurements on fresh servers.
 
-        That is this load if it was tested, otherwise the one that passed, otherwise the last one. A lost measurement
-        corrects nothing.
+        They are those at this load if it was tested, otherwise at the one that passed. If no load has passed, all
+        fresh servers of the candidate count, also those of its comparison: a disturbed one says little about another
+        load. A lost measurement corrects nothing, and a comparison has corrected the predictions before the first
+        test.
         """
         predicted = self.predictions.throughput_infer_per_sec
-        tested = [self.predictions.loads.index(load) for load in errors_by_load(self.trial)]
+        tested = {self.predictions.loads.index(load) for load in errors_by_load(self.trial)}
         if not tested:
             return predicted[index]
-        reference = next((other for other in (index, self.sequence.passed) if other in tested), tested[-1])
-        servers = server_windows(self.trial, self.predictions.loads[reference])
-        measured = pool_measurements([window for windows in servers for window in windows])
-        served = measured.throughput_infer_per_sec
-        return predicted[index] if served is None else served * predicted[index] / predicted[reference]
+        reference = next((other for other in (index, self.sequence.passed) if other in tested), None)
+        if reference is None:
+            confirmed = dict.fromkeys(window.load for window in self.trial.confirmations)
+            measured = [self.predictions.loads.index(load) for load in confirmed if load in self.predictions.loads]
+        else:
+            measured = [reference]
+        ratios = [ratio for other in measured for ratio in self._throughput_ratios(other)]
+        return predicted[index] * (statistics.geometric_mean(ratios) if ratios else 1.0)
+
+    def _throughput_ratios(self, index: int) -> list[float]:
+        """Return the measured throughput over the predicted one at this load, once for each fresh server."""
+        servers = server_windows(self.trial, self.predictions.loads[index])
+        served = pool_measurements([window for windows in servers for window in windows]).throughput_infer_per_sec
+        ratio = (served or 0.0) / self.predictions.throughput_infer_per_sec[index]
+        return [ratio] * len(servers) if ratio > 0 else []
 
     def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
         error = 0.0 if self.sequence.current is None else self.sequence.current_error

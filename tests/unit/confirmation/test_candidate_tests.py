@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from objectives.load_sequence import ERROR_SHARES, OTHER_ERROR_SHARES
+from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import CandidateTests, ConfirmationState
 from optimizer.confirmation.load_predictions import LoadPredictions
@@ -18,6 +19,7 @@ ERROR = 0.01
 LOWER, HIGHER = LoadPoint(1, 8), LoadPoint(1, 10)
 # the higher load is inside the bound by more than the margin of a first candidate, and by less than that of a second
 PREDICTIONS = LoadPredictions((LOWER, HIGHER), (-0.5, -0.18), (1000.0, 1100.0))
+HIGHER_ONLY_FIRST = LoadPredictions((LOWER, HIGHER), (-0.5, -0.3), (1000.0, 1100.0))  # also for a second candidate
 
 
 def make_tests(trial: Trial, problem: Problem, shares: tuple[float, ...]) -> CandidateTests:
@@ -64,3 +66,18 @@ def test_a_load_is_begun_once_a_server_was_measured_to_test_it(trial: Trial, pro
     assert tested.next_load() == index
     assert tested.state(index).is_begun
     assert not tested.state(0).is_begun, "it is another load"
+
+
+def test_one_slow_server_at_another_load_does_not_hide_what_a_load_serves(trial: Trial, problem: Problem) -> None:
+    """The servers of a comparison count as well for a load that was not tested yet."""
+    for number, load in ((1, LOWER), (2, LOWER), (3, HIGHER)):
+        share = 0.4 if load == HIGHER else 1.0
+        served = share * PREDICTIONS.throughput_infer_per_sec[PREDICTIONS.loads.index(load)]
+        error = ERROR * OTHER_ERROR_SHARES[0] if load == HIGHER else 0.0
+        window = Measurement(served, latency_p95_ms=10.0)
+        trial = trial.with_confirmation(ConfirmationWindow(number, load, window, error))
+    plan = ConfirmationPlan(ERROR, (trial.number,), {trial.number: PREDICTIONS})
+    confirmation = ConfirmationState(problem, plan, [trial], START_SECONDS, is_cross_checked=False)
+    tests = CandidateTests(confirmation, latest_points([trial])[0], HIGHER_ONLY_FIRST, OTHER_ERROR_SHARES)
+    assert tests.throughput(1) == pytest.approx(0.4 * 1100.0), "it was tested"
+    assert tests.throughput(0) == pytest.approx(1000.0 * 0.4 ** (1 / 3))
