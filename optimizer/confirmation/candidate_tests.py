@@ -182,12 +182,10 @@ class CandidateTests:
         tested = {self.predictions.loads.index(load) for load in errors_by_load(self.trial)}
         if not tested:
             return predicted[index]
-        reference = next((other for other in (index, self.sequence.passed) if other in tested), None)
-        if reference is None:
-            confirmed = dict.fromkeys(window.load for window in self.trial.confirmations)
-            measured = [self.predictions.loads.index(load) for load in confirmed if load in self.predictions.loads]
-        else:
-            measured = [reference]
+        measured = [other for other in (index, self.sequence.passed) if other in tested][:1]
+        if not measured:
+            confirmed = {window.load for window in self.trial.confirmations}
+            measured = [other for other, load in enumerate(self.predictions.loads) if load in confirmed]
         ratios = [ratio for other in measured for ratio in self._throughput_ratios(other)]
         return predicted[index] * (statistics.geometric_mean(ratios) if ratios else 1.0)
 

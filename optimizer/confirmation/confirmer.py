@@ -308,22 +308,21 @@ class Confirmer:
     def _predict_loads(self, candidates: Sequence[Point]) -> None:
         """Add the loads of ``candidates`` to the plan, and store it if it is new.
 
-        The search knows the first of them well, so its loads are near its best one; all loads of the others are
-        possible, and of each candidate after a disturbed search, whose best one may be far too low.
+        The search knows the first of them well, so its loads are near its best one. All loads of the others are
+        possible. After a disturbed search, all loads of each candidate are, because its best one may be far too low.
         """
-        has_rough_loads = was_search_disturbed(self.trials)
         new = [point for point in candidates if point.trial not in self._plan.predictions]
         added: dict[int, LoadPredictions] = {}
         if new:
             with self.measurer.stopwatch.count("search"):
-                model = self.fit(self._points)
+                model, is_disturbed = self.fit(self._points), was_search_disturbed(self.trials)
                 added = {
                     point.trial: predict_loads(
                         point,
                         self._points,
                         self.problem,
                         model,
-                        every_load=has_rough_loads or point.trial != candidates[0].trial,
+                        every_load=is_disturbed or point.trial != candidates[0].trial,
                     ).slower(self._disturbances.expected_slowdown)
                     for point in new
                 }

@@ -289,16 +289,16 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
     """Wraps ``load_generator`` and explains failures that the data of the requests cause.
 
     If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
-    message ends with a hint. With ``is_random`` (random numbers without bounds) it also does so if a model in Python
-    raised an exception. Before the first successful measurement the error is a BadInputError, which ends
-    the run, since every configuration would fail in the same way. An exception of the model ends it at ``baseline``
-    only: another candidate may cause one itself, and after ``--resume`` or on a cluster it may be measured first.
-    Any other error of the model ends it once REFUSED_CONFIGURATIONS configurations, ``baseline`` among them, have
-    failed with it.
+    message ends with a hint. With ``has_unbounded_numbers`` (random numbers without bounds) it also does so if a
+    model in Python raised an exception. Before the first successful measurement the error is a BadInputError, which
+    ends the run, since every configuration would fail in the same way. An exception of the model ends it at
+    ``baseline`` only: another candidate may cause one itself, and after ``--resume`` or on a cluster it may be
+    measured first. Any other error of the model ends it once REFUSED_CONFIGURATIONS configurations, ``baseline``
+    among them, have failed with it.
     """
 
     unbounded: tuple[str, ...]
-    is_random: bool = False
+    has_unbounded_numbers: bool = False
     baseline: Candidate | None = None
     _measured: bool = field(default=False, init=False)
     _refused: dict[str, set[Candidate]] = field(default_factory=dict, init=False)  # by error, without its numbers
@@ -311,7 +311,7 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
             result = measure()
         except MeasurementError as error:
             hint, fails_always = index_hint(str(error), self.unbounded), not self._measured
-            if not hint and self.is_random:
+            if not hint and self.has_unbounded_numbers:
                 hint = random_numbers_hint(str(error))
                 fails_always = fails_always and endpoint.candidate == self.baseline
             if not hint and self._is_always_refused(endpoint, error):

@@ -132,15 +132,15 @@ class Requests:
     """The requests as a load generator takes them.
 
     ``input_data`` is perf_analyzer's JSON, with an absolute path; ``shapes`` are its ``name:d1,d2``. ``unbounded``:
-    inputs whose random integers cover their whole type. ``is_random``: whether the user gave no bounds for the random
-    numbers of an input. ``largest``: the largest shape of each input with dynamic dims. ``note``: a remark for the
-    user.
+    inputs whose random integers cover their whole type. ``has_unbounded_numbers``: whether the user gave no bounds
+    for the random numbers of an input. ``largest``: the largest shape of each input with dynamic dims. ``note``: a
+    remark for the user.
     """
 
     input_data: Path
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
-    is_random: bool = False
+    has_unbounded_numbers: bool = False
     largest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     note: PerfAnalyzerSampleLimit | OpenLoopSampleLimit | None = None
 

@@ -132,7 +132,7 @@ def make_load_generators(
     clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
     if clients.own_client_searches:
         sender = _explain_shared_memory_errors(own_client)
-        generator = RefusedRequestsLoadGenerator(sender, task.unbounded, task.is_random, task.baseline)
+        generator = RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
         perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
@@ -140,7 +140,7 @@ def make_load_generators(
     perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
     is_concurrent = bool(task.source.concurrent)
     sender = _make_concurrent(perf_analyzer, task) if is_concurrent else _explain_shared_memory_errors(perf_analyzer)
-    search = RefusedRequestsLoadGenerator(sender, task.unbounded, task.is_random, task.baseline)
+    search = RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
     return LoadGenerators(search, _explain_shared_memory_errors(own_client), cross_checking=search)

@@ -64,7 +64,7 @@ class Task:
         tolerance: The allowed difference from the baseline's outputs.
         score: How outputs are scored; None if they are not.
         unbounded: Names of the inputs that get any integer of their type.
-        is_random: Whether the user gave no bounds for the random numbers of an input.
+        has_unbounded_numbers: Whether the user gave no bounds for the random numbers of an input.
         concurrent: The requests to the models that get load at the same time, by model.
         notes: Notes for the user on the conversion of Model Analyzer's file.
         request_note: A note for the user on the requests.
@@ -83,7 +83,7 @@ class Task:
     tolerance: Tolerance = DEFAULT_TOLERANCE
     score: ScoreSection | None = None
     unbounded: tuple[str, ...] = ()
-    is_random: bool = False
+    has_unbounded_numbers: bool = False
     concurrent: Mapping[str, Requests] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     request_note: PerfAnalyzerSampleLimit | OpenLoopSampleLimit | None = None
@@ -141,7 +141,7 @@ def prepare_task(
         tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute) if profile else DEFAULT_TOLERANCE,
         score=profile.score if profile else None,
         unbounded=requests.unbounded,
-        is_random=requests.is_random,
+        has_unbounded_numbers=requests.has_unbounded_numbers,
         concurrent=_concurrent_requests(source, batching),
         notes=named.notes,
         request_note=requests.note,

@@ -103,7 +103,7 @@ def test_models_load_from_the_handed_out_files(chain: EmbeddedTarget) -> None:
 
 
 def test_refused_step_fails_the_candidate_and_the_next_is_served(chain: EmbeddedTarget) -> None:
-    """The server's answer depends on what is loaded; the error always has the step's own reason, from the log."""
+    """The server's answer depends on the models that are loaded. The error has the step's reason, from the log."""
     field = "first/preferred_batch_size"
     of_second = "cannot read model 'second': dynamic batching preferred size must be <= max batch size"
     chain.stop()  # so that first the ensemble is not loaded, then it is, then the other step changes as well

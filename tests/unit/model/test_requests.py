@@ -75,7 +75,11 @@ def test_all_load_generators_read_the_same_random_requests(tmp_path: Path) -> No
     shapes = ("ids:16", "mask:16", "mask:8")
     result = prepare_requests(RequestOptions("random", shapes), config(), ONE, tmp_path)
     assert result.input_data.name.startswith("random-")
-    assert (result.shapes, result.unbounded, result.is_random) == (("ids:16", "mask:8"), ("ids", "mask"), True)
+    assert (result.shapes, result.unbounded, result.has_unbounded_numbers) == (
+        ("ids:16", "mask:8"),
+        ("ids", "mask"),
+        True,
+    )
     assert result.largest == {"ids": (16,), "mask": (8,)}
     sent = list(data.parse_entries(result.input_data, TENSORS))
     assert len({item["ids"].tobytes() for item in sent}) == len(sent) == MAX_GENERATED_SAMPLES
@@ -88,7 +92,7 @@ def test_all_load_generators_read_the_same_random_requests(tmp_path: Path) -> No
 def test_zero_requests_are_a_file_too(tmp_path: Path) -> None:
     result = prepare_requests(RequestOptions("zero", ("ids,mask:8",)), config(), ONE, tmp_path)
     assert result.input_data.name.startswith("zero-")
-    assert (result.unbounded, result.is_random) == ((), False)
+    assert (result.unbounded, result.has_unbounded_numbers) == ((), False)
     assert not any(array.any() for item in data.parse_entries(result.input_data, TENSORS) for array in item.values())
 
 
@@ -444,11 +448,11 @@ def refused(number: int, message: str = RAISED) -> RequestFailed:
     return RequestFailed(f"a request failed at concurrency {number}: {message.replace('m_0_0', f'm_0_{number}')}")
 
 
-@pytest.mark.parametrize("is_random", [False, True])
-def test_requests_that_no_configuration_answers_end_the_run(*, is_random: bool) -> None:
+@pytest.mark.parametrize("has_unbounded_numbers", [False, True])
+def test_requests_that_no_configuration_answers_end_the_run(*, has_unbounded_numbers: bool) -> None:
     """The rule that three failed deployments end a run does not apply, because the deployments succeed."""
     outcomes = [refused(number, "'m_0_0' has no such weights") for number in (4, 2, 4, 8)]
-    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), is_random, Candidate(1))
+    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), has_unbounded_numbers, Candidate(1))
     for size in (1, 1, 2):  # the baseline is measured at two loads
         with pytest.raises(RequestFailed):
             load.measure(Endpoint("m", Candidate(size)), LOAD)

@@ -50,7 +50,7 @@ def task_with(
         "input_data": input_data,
         "shapes": (),
         "unbounded": (),
-        "is_random": True,
+        "has_unbounded_numbers": True,
         "baseline": Candidate(4),
         "concurrent": {},
         "token_output": "ids",
@@ -126,7 +126,7 @@ def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(), folder)
     assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, PerfAnalyzer)
-    assert made.search.is_random
+    assert made.search.has_unbounded_numbers
     assert made.search.baseline == Candidate(4)
     assert isinstance(made.confirmation, ClosedLoopGenerator)
     assert made.confirmation.sla == Sla.from_bounds({"p95": 20.0})
