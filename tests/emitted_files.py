@@ -39,6 +39,15 @@ RUNS: Runs = {
         options=RunOptions("doubler", target="local", server_args=("--cache-config=local,size=$((1+1))",)),
         fields={RATE_LIMIT: ["off", "execution_count"]},
     ),
+    "variables": functools.partial(
+        write_run,
+        options=RunOptions(
+            "doubler",
+            target="docker",
+            docker_image=IMAGE,
+            docker_env=("LD_PRELOAD=/plugins/a.so:/plugins/b.so", "HF_TOKEN", "TEXT=$(HOME) $$ 'x'"),
+        ),
+    ),
     "server processes": functools.partial(write_run, fields={SERVER_PROCESSES: [2]}),
     "stateful": functools.partial(
         write_run,

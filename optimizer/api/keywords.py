@@ -79,6 +79,7 @@ class RunKeywords(TypedDict, total=False):
     docker_mount: list[str]
     docker_shm_size: str
     docker_ulimit: list[str]
+    docker_env: list[str]
     perf_analyzer_image: str
     server_cpus: str
     budget: str

@@ -9,8 +9,8 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors
 from optimizer.deploy.server_process import temporary_folder
 from optimizer.deploy.target_settings import LOOPBACK
-from optimizer.machine.nvml import BUS_ORDER
+from optimizer.machine.nvml import BUS_ORDER, VISIBLE_DEVICES
 from optimizer.measure.perf_analyzer import PerfAnalyzerCommand
 from optimizer.options.values import format_cpus
 
@@ -35,6 +35,7 @@ NO_GPUS, ALL_GPUS = "none", "all"
 # recommended by NVIDIA for its images
 SHM_SIZE = "1g"
 ULIMITS = ("memlock=-1", "stack=67108864")
+GPU_VARIABLES = (VISIBLE_DEVICES, "NVIDIA_VISIBLE_DEVICES")  # they would hide GPUs that --docker-gpus gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Ulimit:
 class ContainerSettings:
     """Settings of a container. ``ports`` are published at free ports of loopback; ``gpus`` are ids, or ``all``.
 
-    With ``host_ipc`` it has the shared memory of this machine.
+    With ``host_ipc`` it has the shared memory of this machine. ``environment`` has variables by name; the value None
+    stands for that of this process.
     """
 
     binds: tuple[Bind, ...] = ()
@@ -67,6 +69,7 @@ class ContainerSettings:
     gpus: tuple[str, ...] = ()
     shm_size: str = ""
     ulimits: tuple[Ulimit, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     cpus: frozenset[int] | None = None
     host_network: bool = False
     host_ipc: bool = False
@@ -86,7 +89,9 @@ class ContainerSettings:
             "mounts": mounts,
             "ports": {f"{port}/tcp": (LOOPBACK, None) for port in self.ports},
             "device_requests": [types.DeviceRequest(**request, capabilities=[["gpu"]])] if self.gpus else None,
-            "environment": BUS_ORDER if self.gpus else None,
+            "environment": {
+                name: os.environ[name] if value is None else value for name, value in self._variables().items()
+            },
             "shm_size": self.shm_size,
             "ulimits": [types.Ulimit(name=limit.name, soft=limit.soft, hard=limit.hard) for limit in self.ulimits],
             "cpuset_cpus": format_cpus(self.cpus or ()),
@@ -105,7 +110,9 @@ class ContainerSettings:
         if self.gpus:
             ids = ",".join(self.gpus)
             flags.append("--gpus=all" if self.gpus == (ALL_GPUS,) else f'--gpus="device={ids}"')
-            flags += [f"--env={name}={value}" for name, value in BUS_ORDER.items()]
+        flags += [
+            f"--env={name}" if value is None else f"--env={name}={value}" for name, value in self._variables().items()
+        ]
         flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in self.ulimits]
         single_flags = {
             "shm-size": self.shm_size,
@@ -117,6 +124,9 @@ class ContainerSettings:
             "entrypoint": self.entrypoint,
         }
         return flags + [f"--{name}={value}" for name, value in single_flags.items() if value]
+
+    def _variables(self) -> dict[str, str | None]:
+        return {**(BUS_ORDER if self.gpus else {}), **self.environment}
 
 
 def read_gpus(text: str) -> tuple[str, ...]:
@@ -166,6 +176,36 @@ def read_ulimits(texts: Iterable[str]) -> tuple[Ulimit, ...]:
             raise _refused("ulimit", text, "write NAME=LIMIT or NAME=SOFT:HARD, such as memlock=-1")
         limits[match[1]] = Ulimit(match[1], int(match[2]), int(match[3] or match[2]))
     return tuple(limits.values())
+
+
+def read_environment(texts: Iterable[str]) -> dict[str, str | None]:
+    """Return the variables of ``parse_environment``.
+
+    Raises BadInputError also if this process lacks a variable whose value it has to pass.
+    """
+    variables = parse_environment(texts)
+    for name, value in variables.items():
+        if value is None and name not in os.environ:
+            raise _refused("env", name, f"{name} is not set in the environment; export it, or write {name}=VALUE")
+    return variables
+
+
+def parse_environment(texts: Iterable[str]) -> dict[str, str | None]:
+    """Return the variables of ``NAME=VALUE``, or of ``NAME`` with the value None. The last of a name counts.
+
+    Raises BadInputError.
+    """
+    variables: dict[str, str | None] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w{0,199}", name, re.ASCII) or not value.isprintable():
+            raise _refused(
+                "env", name, "write NAME=VALUE in printable characters, or NAME to pass the value that tune has"
+            )
+        if name in GPU_VARIABLES:
+            raise _refused("env", name, "give the GPUs of the container with --docker-gpus")
+        variables[name] = value if equals else None
+    return variables
 
 
 def read_shm_size(text: str) -> str:

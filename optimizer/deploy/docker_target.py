@@ -21,6 +21,7 @@ from optimizer.deploy.docker_container import (
     Bind,
     Container,
     ContainerSettings,
+    read_environment,
     read_gpus,
     read_mount,
     read_shm_size,
@@ -152,6 +153,7 @@ def read_settings(options: RunOptions) -> ContainerSettings:
         shm_size="" if host_ipc else read_shm_size(options.docker_shm_size or SHM_SIZE),
         host_ipc=host_ipc,
         ulimits=read_ulimits([*ULIMITS, *options.docker_ulimits]),
+        environment=read_environment(options.docker_env),
     )
 
 

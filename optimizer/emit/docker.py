@@ -79,13 +79,16 @@ def _flags(server: ProductionServer) -> list[str]:
     if limits.memory_bytes is not None:
         flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
     flags.append(f"--shm-size={mebibytes(limits.shared_memory_bytes)}")
-    measured = ContainerSettings(binds=server.recommendation.mounts, ulimits=_ulimits(server.recommendation))
+    measured = ContainerSettings(
+        binds=server.recommendation.mounts,
+        ulimits=_ulimits(server.recommendation),
+        environment=_environment(server),
+    )
     flags += map(quote, measured.flags())
     if server.repository.is_mounted:
         flags.append(quote(f"--volume={server.repository.text}:{production.MODELS}:ro"))
         files = repository_files(server.recommendation)
         flags += [f'--volume="$PWD"/{quote(f"{file}:{production.MODELS}/{file}:ro")}' for file in files]
-    flags += [f"--env={name}" for name in CREDENTIALS.get(server.repository.scheme, ())]
     flags += [
         f"--health-cmd={quote(' '.join(health(production.READY)))}",
         "--health-interval=10s",
@@ -99,6 +102,14 @@ def _flags(server: ProductionServer) -> list[str]:
 def _ulimits(recommendation: Recommendation) -> tuple[Ulimit, ...]:
     """Return the limits of the measured container, or those that a server usually needs."""
     return read_ulimits([*ULIMITS, *recommendation.ulimits])
+
+
+def _environment(server: ProductionServer) -> dict[str, str | None]:
+    """Return the variables of the measured container, and those with the credentials for a bucket.
+
+    The value None stands for that of the environment in which the container is started.
+    """
+    return {**dict.fromkeys(CREDENTIALS.get(server.repository.scheme, ())), **server.recommendation.environment}
 
 
 def health(path: str) -> list[str]:
@@ -170,8 +181,10 @@ def _service(server: ProductionServer, configs: dict[str, str], port_offset: int
         ]
     if mounts:
         service["volumes"] = [_volume(mount) for mount in mounts]
-    if names := CREDENTIALS.get(repository.scheme):
-        service["environment"] = list(names)
+    if variables := _environment(server):
+        service["environment"] = [
+            name if value is None else _literal(f"{name}={value}") for name, value in variables.items()
+        ]
     if resources := _resources(server):
         service["deploy"] = {"resources": resources}
     return service

@@ -122,11 +122,19 @@ def kubernetes_header(server: ProductionServer) -> list[str]:
 
 
 def container_notes(recommendation: Recommendation) -> list[str]:
-    """Return comment lines on folders and limits of the measured container, which this format does not set."""
+    """Return comment lines on folders, variables and limits of the measured container that this format does not set.
+
+    They are the variables whose values the run did not store.
+    """
     notes = []
     if recommendation.mounts:
         folders = ", ".join(f"{mount.at} (there {mount.source})" for mount in recommendation.mounts)
         notes.append(f"WARNING: the measured container had the folders {folders}; add a volume for each")
+    if names := [name for name, value in recommendation.environment.items() if value is None]:
+        notes.append(
+            f"WARNING: the measured container had the environment variables {', '.join(names)}, whose values are not "
+            "stored; add them to the container, for example from a Secret"
+        )
     if recommendation.ulimits:
         limits = ", ".join(recommendation.ulimits)
         notes.append(f"limits: the measured container had {limits}; set them in the container runtime of the nodes")
@@ -247,6 +255,7 @@ def _pod(server: ProductionServer) -> dict[str, Any]:
         "name": "triton",
         "image": server.image,
         "args": server.command(),
+        **environment(server.recommendation),
         "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
         **probes(server, "http"),
         "resources": resources(server),
@@ -260,6 +269,19 @@ def _pod(server: ProductionServer) -> dict[str, Any]:
         "containers": [container],
         "volumes": _volumes(server),
     }
+
+
+def environment(recommendation: Recommendation) -> dict[str, Any]:
+    """Return the field ``env`` with the variables of the measured container whose values are stored; empty if none.
+
+    In a value Kubernetes replaces ``$(NAME)``, and ``$$`` by ``$``.
+    """
+    variables = [
+        {"name": name, "value": value.replace("$", "$$")}
+        for name, value in recommendation.environment.items()
+        if value is not None
+    ]
+    return {"env": variables} if variables else {}
 
 
 def probes(server: ProductionServer, port: str | int) -> dict[str, Any]:
@@ -347,6 +369,7 @@ def values(server: ProductionServer) -> dict[str, Any]:
         "fullnameOverride": server.name,
         "image": server.image,
         "args": server.command(),
+        **environment(server.recommendation),
         "configChecksum": config_checksum(server.recommendation),
         "serviceAccountName": server.service_account,
         "probes": probes(server, "http"),
@@ -433,6 +456,7 @@ def _predictor(server: ProductionServer) -> dict[str, Any]:
         "storageUri": server.repository.text,
         **({"image": server.image} if server.image else {}),
         **({"args": server.arguments()} if server.arguments() else {}),
+        **environment(server.recommendation),
         **probes(server, KSERVE_HTTP_PORT),
         "resources": resources(server),
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],

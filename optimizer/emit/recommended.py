@@ -13,7 +13,7 @@ from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
 from optimizer.core.trial import Point
-from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_mount, read_gpus
+from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_environment, parse_mount, read_gpus
 from optimizer.deploy.managed_target import auto_complete_options
 from optimizer.options import server_options
 from optimizer.options.command_line import command_with_larger_budget
@@ -52,6 +52,7 @@ class Recommendation:
         unread_settings: Settings that only tune's own backend reads.
         mounts: The folders of the measured machine in its container; empty for other targets.
         ulimits: The limits of that container, such as ``nofile=100000``.
+        environment: The variables of that container by name; None for a value that was not stored.
         warms_up: Whether warm-up requests were added to ``configs``.
     """
 
@@ -70,6 +71,7 @@ class Recommendation:
     unread_settings: tuple[str, ...]
     mounts: tuple[Bind, ...]
     ulimits: tuple[str, ...]
+    environment: Mapping[str, str | None]
     warms_up: bool = False
 
     @property
@@ -195,6 +197,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             unread_settings=ort_settings.unread_settings(configs.values()) if options.target == "embedded" else (),
             mounts=tuple(map(parse_mount, options.docker_mounts)),
             ulimits=options.docker_ulimits,
+            environment=parse_environment(options.docker_env),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(error) from None

@@ -81,6 +81,7 @@ class RunOptions:
     docker_mounts: tuple[str, ...] = ()
     docker_shm_size: str | None = None
     docker_ulimits: tuple[str, ...] = ()
+    docker_env: tuple[str, ...] = ()  # NAME=VALUE, or NAME for the value in the environment of tune
     perf_analyzer_image: str | None = None
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     min_throughput: str | None = None

@@ -216,6 +216,13 @@ _TARGET_DECLARATIONS: Final = (
         repeatable=True,
         targets=_DOCKER,
     ),
+    Option(
+        "docker-env",
+        _text("NAME[=VALUE]"),
+        "environment variable of the container; NAME alone passes the value of tune, which is not stored; repeatable",
+        repeatable=True,
+        targets=_DOCKER,
+    ),
     Option("perf-analyzer-image", _text("IMAGE"), "Docker image whose perf_analyzer is used, such as Triton's SDK"),
 )
 

@@ -112,6 +112,19 @@ def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
     assert ours(client) == []
 
 
+def test_a_container_gets_the_variables_of_the_user(
+    make: Callable[..., DockerTarget], client: DockerClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with make(docker_env=("PLUGINS=/plugins/a b", "HF_TOKEN")).deploy(BATCHING):
+        (name,) = ours(client)
+        variables = client.containers.get(name).attrs["Config"]["Env"]
+    assert {"PLUGINS=/plugins/a b", "HF_TOKEN=secret"} <= set(variables)
+    started = (tmp_path / COMMAND_LOG).read_text()
+    assert "'--env=PLUGINS=/plugins/a b' --env=HF_TOKEN " in started
+    assert "secret" not in started
+
+
 def test_a_container_uses_the_shared_memory_of_this_machine_only_with_ipc_host(
     make: Callable[..., DockerTarget], mlp_requests: Path, tmp_path: Path
 ) -> None:

@@ -118,7 +118,9 @@ FILE: KeyTable = {
         "triton_server_flags",
     ),
     **_unsupported(
-        "set them where `tune` is started: an embedded or local server inherits them", "triton_server_environment"
+        "give them with --docker-env (--target docker), or set them where `tune` is started: an embedded or local "
+        "server inherits them",
+        "triton_server_environment",
     ),
     **_ignored(
         "trials run on tune's own server, or on the --target: local, docker, remote",

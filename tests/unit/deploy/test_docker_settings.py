@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from optimizer.deploy.docker_container import (
     Bind,
     ContainerSettings,
     Ulimit,
+    read_environment,
     read_gpus,
     read_mount,
     read_shm_size,
@@ -101,6 +103,54 @@ def test_the_last_limit_of_a_name_counts() -> None:
 def test_invalid_limits_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match=r"^--docker-ulimit .*: write NAME=LIMIT"):
         read_ulimits([text])
+
+
+def test_a_variable_has_a_value_or_that_of_tune(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    texts = ["LD_PRELOAD=/plugins/a.so:/plugins/b.so", "HF_TOKEN", "EMPTY=", "MODE=a=b", "EMPTY=x"]
+    variables = read_environment(texts)
+    assert variables == {
+        "LD_PRELOAD": "/plugins/a.so:/plugins/b.so",
+        "HF_TOKEN": None,
+        "EMPTY": "x",
+        "MODE": "a=b",
+    }
+    settings = ContainerSettings(environment=variables)
+    shown = settings.flags()
+    assert "--env=HF_TOKEN" in shown
+    assert "--env=MODE=a=b" in shown
+    assert not any("secret" in flag for flag in shown), "commands.log does not have the value"
+    pytest.importorskip("docker")
+    assert settings.arguments()["environment"] == {**variables, "HF_TOKEN": "secret"}
+
+
+def test_the_container_has_the_variables_of_the_user_and_the_order_of_the_gpus() -> None:
+    options = RunOptions("m", docker_image="i", docker_gpus="all", docker_env=("A=1",))
+    assert {"--env=CUDA_DEVICE_ORDER=PCI_BUS_ID", "--env=A=1"} <= set(read_settings(options).flags())
+    chosen = replace(options, docker_env=("CUDA_DEVICE_ORDER=FASTEST_FIRST",))
+    assert [flag for flag in read_settings(chosen).flags() if "ORDER" in flag] == [
+        "--env=CUDA_DEVICE_ORDER=FASTEST_FIRST"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'': write NAME=VALUE"),
+        ("=x", "'': write NAME=VALUE"),
+        ("1A=x", "'1A': write NAME=VALUE"),
+        ("A B=x", "'A B': write NAME=VALUE"),
+        ("A=secret\n", "'A': write NAME=VALUE in printable characters"),
+        ("TRITUNE_TEST_UNSET", "'TRITUNE_TEST_UNSET': TRITUNE_TEST_UNSET is not set in the environment; export it"),
+        ("CUDA_VISIBLE_DEVICES=1", "'CUDA_VISIBLE_DEVICES': give the GPUs of the container with --docker-gpus"),
+        ("NVIDIA_VISIBLE_DEVICES", "'NVIDIA_VISIBLE_DEVICES': give the GPUs of the container with --docker-gpus"),
+    ],
+)
+def test_invalid_variables_are_refused_without_their_value(text: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=rf"^--docker-env {message}") as caught:
+        read_environment([text])
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1gb", "-1", "1.5g", "x"])

@@ -432,6 +432,41 @@ def test_folders_and_limits_of_the_measured_container_are_kept(tmp_path: Path) -
         assert "limits: the measured container had nofile=100000, stack=1:2;" in shown
 
 
+def test_variables_of_the_measured_container_are_kept(tmp_path: Path) -> None:
+    """A value that was not stored has to come from the environment, or from a Secret."""
+    run = RUNS["variables"](tmp_path)
+    preload, text = "LD_PRELOAD=/plugins/a.so:/plugins/b.so", "$(HOME) $$ 'x'"
+    (script,) = emitted(run, tmp_path / "docker", *in_production("gs://b/m", "docker")).values()
+    flags = shlex.split(script.partition("exec ")[2])
+    assert [flag for flag in flags if flag.startswith("--env=")] == [
+        f"--env={preload}",
+        "--env=HF_TOKEN",
+        f"--env=TEXT={text}",
+    ]
+    (composed,) = emitted(run, tmp_path / "compose", *in_production("gs://b/m", "compose")).values()
+    service = yaml.safe_load(composed)["services"]["doubler"]
+    assert service["environment"] == [preload, "HF_TOKEN", "TEXT=$$(HOME) $$$$ 'x'"]
+    expected = [
+        {"name": "LD_PRELOAD", "value": "/plugins/a.so:/plugins/b.so"},
+        {"name": "TEXT", "value": "$$(HOME) $$$$ 'x'"},
+    ]
+    for name in ("kubernetes", "helm-values", "kserve"):
+        files = emitted(run, tmp_path / name, *in_production("gs://b/m", name))
+        shown = files[sorted(files)[-1]]
+        assert "WARNING: the measured container had the environment variables HF_TOKEN, whose values are" in shown
+        assert expected in fields(list(yaml.safe_load_all(shown)), "env")
+
+
+def fields(document: Any, name: str) -> list[Any]:
+    """Return the values of all fields with this name in a YAML document."""
+    if isinstance(document, list):
+        return [value for item in document for value in fields(item, name)]
+    if not isinstance(document, dict):
+        return []
+    own = [document[name]] if name in document else []
+    return own + [value for item in document.values() for value in fields(item, name)]
+
+
 def test_a_relative_folder_of_the_container_starts_from_where_the_run_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

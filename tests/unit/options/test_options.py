@@ -184,6 +184,7 @@ def targets(draw: st.DrawFn) -> dict[str, Any]:
             "docker_mounts": tuple(draw(st.lists(PRINTABLE, max_size=2))),
             "docker_shm_size": draw(SOMETIMES),
             "docker_ulimits": tuple(draw(st.lists(PRINTABLE, max_size=2))),
+            "docker_env": tuple(draw(st.lists(PRINTABLE, max_size=2))),
         }
     if target == "remote":
         url = draw(st.sampled_from([None, "triton:8001", "grpcs://10.0.0.1:1", "https://[::1]:8000/"]))
