@@ -34,6 +34,7 @@ class RemoteTarget:
     load request sends all files of the version folder as ``source`` has them, with the changed one. ``state_folder``
     has the saved states; ``on_progress`` gets a line if a killed process left one for this server, and if other
     clients use the server. ``metrics`` is the address of the server's metrics, empty if it has none.
+    ``load_timeout_seconds`` limits the loading of a model, also when the models are restored.
 
     Raises EnvironmentFault if the server does not answer, denies a request, lacks a model or cannot load it, manages
     its models itself, or if another process tunes on it. Then nothing is changed on the server.
@@ -48,6 +49,7 @@ class RemoteTarget:
         metrics: str = "",
         on_progress: Callable[[str], None] = lambda _: None,
         stopwatch: Stopwatch | None = None,
+        load_timeout_seconds: float = MODEL_LOAD_TIMEOUT_SECONDS,
     ) -> None:
         self.connection, self.source = connection, source
         self._metrics, self._on_progress, self._has_compared = metrics, on_progress, False
@@ -57,7 +59,7 @@ class RemoteTarget:
         self._before: ServerState | None = None  # the state to restore, once something is changed
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._state_file.lock_server())
-            self._server = RemoteServer(connection, MODEL_LOAD_TIMEOUT_SECONDS)
+            self._server = RemoteServer(connection, load_timeout_seconds)
             undo.callback(self._server.close)
             self._open = undo.pop_all()
         try:
@@ -271,6 +273,8 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
         metrics=settings.metrics,
         on_progress=settings.on_progress,
         stopwatch=settings.stopwatch,
+        # a short budget must not keep the models from being restored
+        load_timeout_seconds=max(MODEL_LOAD_TIMEOUT_SECONDS, settings.model_load_timeout_seconds),
     )
 
 

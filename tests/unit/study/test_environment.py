@@ -12,11 +12,14 @@ from typing import Any, cast
 import pytest
 
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
+from optimizer.config.model_source import ModelSource
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import ServerFault
 from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, ShareOfNode
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy.target_factory import VisibleGpus
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.cpus import CpuPlacement, CpuTopology
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions, TargetName
@@ -80,6 +83,26 @@ def test_an_error_of_closing_does_not_hide_the_error_before(environment: Environ
     with pytest.raises(ServerFault, match="not restored"), opened() as yielded:
         assert yielded is target
     assert target.closed == 2
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, 360.0), (1800.0, 1800.0)], ids=["run", "sweep"])
+def test_the_budget_limits_the_loading_of_a_model_unless_another_limit_is_given(
+    environment: Environment, tmp_path: Path, given: float | None, limit: float
+) -> None:
+    task = cast("Task", SimpleNamespace(**vars(task_with()), source=SimpleNamespace(models={})))
+    limits = []
+
+    def make_target(
+        source: ModelSource, space: SearchSpace, options: RunOptions, settings: TargetSettings
+    ) -> UnclosableTarget:
+        limits.append(settings.model_load_timeout_seconds)
+        return UnclosableTarget(())
+
+    hour = replace(environment, options=replace(environment.options, budget_seconds=3600.0))
+    opened = hour.open_target(task, RunFolder(tmp_path), model_load_timeout_seconds=given, make_target=make_target)
+    with pytest.raises(ServerFault, match="not restored"), opened:
+        pass
+    assert limits == [limit]
 
 
 def test_a_quota_is_what_the_server_had(environment: Environment) -> None:
