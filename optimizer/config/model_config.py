@@ -134,9 +134,9 @@ def _tensor_problem(config: ModelConfig) -> str:
 
 def _version_problem(config: ModelConfig, versions: Sequence[int]) -> str:
     specific = config.version_policy.specific.versions
-    if not specific or set(specific) & set(versions):
+    if not specific or not versions or set(specific) & set(versions):  # a copy for a remote server may have no files
         return ""
-    available = ", ".join(map(str, sorted(versions))) or "none"
+    available = ", ".join(map(str, sorted(versions)))
     return f"version_policy: there is no version {', '.join(map(str, specific[:8]))}; the model has {available}"
 
 

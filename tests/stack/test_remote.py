@@ -32,7 +32,7 @@ from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.server_calls import open_client
-from optimizer.model.repository import read_source
+from optimizer.model.repository import read_repository_model, read_source
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Sandbox, eventually
 from tests.remote_server import RunningServer
 from tests.repositories import skip_without_python_models, stored, write_ensemble, write_sleeper
@@ -86,6 +86,21 @@ def test_the_former_configuration_is_restored(
         assert psutil.Process(endpoint.server_pid).name() == "tritonserver"
     assert production.serving() == before
     assert saved_states(tmp_path) == []
+
+
+def test_the_copy_of_the_repository_needs_only_the_configuration(production: RunningServer, tmp_path: Path) -> None:
+    """The model of the server is in a bucket, for example."""
+    copy = tmp_path / "models" / production.model
+    copy.mkdir(parents=True)
+    (copy / "config.pbtxt").write_text(model_config.to_text(production.source.config))
+    source = read_repository_model(copy.parent, production.model, gpu=False, is_embedded=False)
+    with (
+        contextlib.closing(RemoteTarget(production.grpc, source, state_folder=tmp_path / "keep")) as target,
+        target.deploy(TUNED),
+    ):
+        now = production.serving()
+        assert now is not None
+        assert model_config.differences(TUNED, now) == []
 
 
 @pytest.mark.parametrize("before", ["with an override"], indirect=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import MAX_DERIVED_CONFIGURATIONS, build_space, limit_choices
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import SpaceSection
-from optimizer.model.repository import read_source
+from optimizer.model.repository import read_repository_model, read_source
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import prepare_task
 from tests.repositories import doubler, stored, write_bls, write_ensemble, write_model
@@ -73,6 +74,19 @@ def test_version_policy_of_an_ensemble_names_one_of_its_folders(tmp_path: Path) 
     assert read_source(stored(tmp_path), "chain").config.version_policy.specific.versions == [1]
     path.write_text(text + "version_policy { specific { versions: [ 2 ] } }\n")
     with pytest.raises(BadInputError, match="version_policy: there is no version 2; the model has 1"):
+        read_source(stored(tmp_path), "chain")
+
+
+def test_a_copy_for_a_remote_server_needs_only_the_configurations(tmp_path: Path) -> None:
+    folder = write_ensemble(tmp_path, milliseconds=5)
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write("version_policy { specific { versions: [ 2 ] } }\n")
+    for version in tmp_path.glob("*/1"):
+        shutil.rmtree(version)
+    read = partial(read_repository_model, tmp_path, gpu=False, is_embedded=False)
+    result = read_source(read, "chain")
+    assert set(result.models) == {"chain", "first", "second"}
+    with pytest.raises(BadInputError, match=r"no version folder with model\.py"):
         read_source(stored(tmp_path), "chain")
 
 
