@@ -64,11 +64,21 @@ def _used_share(constraint: Constraint, subject: Point) -> float | None:
 
 
 BottleneckKind = Literal[
-    "compute", "instances", "copying", "queue", "client", "waiting", "first response", "generation", "unknown"
+    "compute",
+    "instances",
+    "copying",
+    "queue",
+    "client",
+    "other models",
+    "waiting",
+    "first response",
+    "generation",
+    "unknown",
 ]
 
 STAGES_OF_KIND: dict[BottleneckKind, tuple[str, ...]] = {
     "client": ("client_send_ms", "network_ms", "client_recv_ms"),
+    "other models": (outcome_values.OTHER_MODELS,),
     "queue": ("queue_ms",),
     "copying": ("compute_input_ms", "compute_output_ms"),
     "compute": ("compute_infer_ms",),
@@ -91,8 +101,9 @@ class StageBreakdown:
 
     Attributes:
         point: The point.
-        stages_ms: The mean time in each known stage, by the field of a measurement. A stream has the stages that the
-            client sees instead: ``waiting_ms``, ``first_response_ms`` and ``further_responses_ms``.
+        stages_ms: The mean time in each known stage, by its field, see ``outcome_values.stage_times_ms``. A stream
+            has the stages that the client sees instead: ``waiting_ms``, ``first_response_ms`` and
+            ``further_responses_ms``.
         busy_share: Executions x compute time / (instances x wall time); None without statistics of the server, and
             for a model that streams, whose compute time in them is that of handing requests over.
         lowest_ttft: The measurement of the run with the lowest mean time to first response; None without such a time.
@@ -129,6 +140,7 @@ class Bottleneck:
     - ``copying``: copying inputs and outputs on the server
     - ``queue``: requests wait in Triton's queue while instances are idle
     - ``client``: the network and the client
+    - ``other models``: the other steps of an ensemble, the models that a model calls, or the network and the client
     - ``waiting``, ``first response``, ``generation``: of a model that streams, the time before the model begins with
       a request, the time until its first response, and the time between its first and its last response
     - ``unknown``: no stage times were measured
@@ -138,12 +150,16 @@ class Bottleneck:
     reasons: tuple[str, ...]
 
 
-def break_down_stages(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
-    """Return the stages of ``point``, with server statistics of all windows of its confirmation or search."""
+def break_down_stages(point: Point, trials: Sequence[Trial], *, has_other_models: bool = False) -> StageBreakdown:
+    """Return the stages of ``point``, with server statistics of all windows of its confirmation or search.
+
+    ``has_other_models``: several models were served, and the statistics are those of the tuned one.
+    """
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
-    times_ms = outcome_values.stage_times_ms(point.measurement)
-    stages_ms = {stage: times_ms[stage] for stage in outcome_values.STAGES if stage in times_ms}
+    times_ms = outcome_values.stage_times_ms(point.measurement, has_other_models=has_other_models)
+    names = outcome_values.stage_names(has_other_models=has_other_models)
+    stages_ms = {stage: times_ms[stage] for stage in names if stage in times_ms}
     return StageBreakdown(point, stages_ms, _busy_share(_windows(point, trials)))
 
 
@@ -253,6 +269,13 @@ def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool 
     busy = _busy_reasons(stages)
     if kind == "client":
         return (f"{share} of a request's time is spent outside the server, in the network and the client.", *busy)
+    if kind == "other models":
+        return (
+            f"{share} of a request's time is spent outside the model whose batches are tuned: in the other models, "
+            "the network and the client.",
+            *busy,
+            "A run of another model alone shows how much it can serve.",
+        )
     if kind == "queue":
         return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point)}", *busy)
     if kind == "copying":

@@ -30,12 +30,14 @@ BOTTLENECK_NAMES: dict[BottleneckKind, str] = {
     "copying": "copying inputs and outputs",
     "queue": "the queue",
     "client": "the client and the network",
+    "other models": "the other models",
     "waiting": "waiting for the first response",
     "first response": "the time of a prompt",
     "generation": "generating responses",
     "unknown": "unknown",
 }
 STAGE_NAMES = {stage: name.removeprefix("server ") for stage, name in outcome_values.STAGES.items()} | {
+    outcome_values.OTHER_MODELS: "other models",
     "waiting_ms": "waiting",
     "first_response_ms": "first response",
     "further_responses_ms": "further responses",

@@ -183,7 +183,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         reasons = (outcome.no_recommendation_reason if outcome else "", why_unfinished(run))
         reason = "; ".join(filter(None, reasons)) or "nothing was measured"
         raise BadInputError(f"{run.folder.path}: nothing to explain: {reason}")
-    subject = break_down_stages(point, run.trials)
+    subject = break_down_stages(point, run.trials, has_other_models=run.has_other_models)
     changes = _forecast_changes(run, outcome, subject, fp16_factor)
     has_recommendation = outcome.recommended is not None
     measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]

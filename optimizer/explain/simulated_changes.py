@@ -16,6 +16,7 @@ from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
 from optimizer.explain.forecaster import ChangeKind, Forecast, Remedy, compute_gain, is_beyond_failures, median_errors
 from optimizer.results import configuration_text
+from optimizer.results.outcome_values import OTHER_MODELS
 from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import MIN_TIME_S, ExecutionSettings
@@ -182,7 +183,8 @@ def simulate_changes(
     """Return the forecast of each change alone.
 
     ``fp16_factor`` is None if the model has no conversion to FP16. Batch sizes and instance counts that failed in
-    ``trials`` are left out.
+    ``trials`` are left out. So is a faster network if other models serve a part of the request: the simulation has
+    their time in that of the network.
     """
     subject, copied_share = stages.point.candidate, stages.copied_share
     changes: list[tuple[ChangeKind, str, Forecast | None]] = []
@@ -199,8 +201,9 @@ def simulate_changes(
         batched = forecaster.best(larger, sla)
         change = configuration_text.configuration(batched.candidate if batched else larger[0])
         changes.append(("larger_batches", change, batched))
-    local = forecaster.best([subject], sla, network_share=0.0)
-    changes.append(("faster_network", "no time between client and server", local))
+    if OTHER_MODELS not in stages.stages_ms:
+        local = forecaster.best([subject], sla, network_share=0.0)
+        changes.append(("faster_network", "no time between client and server", local))
     if copied_share:
         without_copies = forecaster.best([subject], sla, time_share=1 - copied_share)
         changes.append(("no_copying", "shared memory, without copies; --measure measures it", without_copies))

@@ -75,6 +75,11 @@ class FinishedRun:
         return facts
 
     @property
+    def has_other_models(self) -> bool:
+        """Return whether several models were served, such as the steps of an ensemble: each then has a folder."""
+        return any(any(folder.glob("*/config.pbtxt")) for folder in (self.folder.best, self.folder.baseline))
+
+    @property
     def gpus(self) -> tuple[str, ...]:
         """Return the names of the GPUs of the machine; empty if the server used none of them."""
         return () if self.info.get("server_uses_gpus") is False else tuple(self.info["hardware"]["gpus"])

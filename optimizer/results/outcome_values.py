@@ -27,6 +27,7 @@ STAGES = {
     "compute_output_ms": "compute output",
     "client_recv_ms": "client receive",
 }
+OTHER_MODELS = "other_models_ms"  # takes the place of network_ms if other models serve a part of the request
 STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
 _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
 MAX_FAILURE_LENGTH = 80  # characters of the reason why a configuration failed, in a cell of a table
@@ -37,16 +38,30 @@ _STREAMED_SHOWN = {
 }
 
 
-def stage_times_ms(measurement: Measurement) -> dict[str, float]:
+def stage_names(*, has_other_models: bool) -> dict[str, str]:
+    """Return the name of each stage of ``stage_times_ms`` in their order, by its field."""
+    if not has_other_models:
+        return STAGES
+    return {
+        OTHER_MODELS if stage == "network_ms" else stage: "other models" if stage == "network_ms" else name
+        for stage, name in STAGES.items()
+    }
+
+
+def stage_times_ms(measurement: Measurement, *, has_other_models: bool) -> dict[str, float]:
     """Return the mean time of a request in each known stage, by the name of its field.
 
     tune's own client does not measure its stages. What remains of the latency, in the network and in the client, is
-    then ``network_ms``.
+    then ``network_ms``. ``has_other_models``: the server's times are those of one of several models. What remains is
+    then OTHER_MODELS, with the network.
     """
     stages_ms = {name: getattr(measurement, name) for name in STAGES}
     known_ms: dict[str, float] = {name: value for name, value in stages_ms.items() if value is not None}
-    if known_ms and "network_ms" not in known_ms and measurement.latency_avg_ms is not None:
-        known_ms["network_ms"] = max(0.0, measurement.latency_avg_ms - sum(known_ms.values()))
+    if has_other_models:
+        known_ms.pop("network_ms", None)
+    remainder = OTHER_MODELS if has_other_models else "network_ms"
+    if known_ms and remainder not in known_ms and measurement.latency_avg_ms is not None:
+        known_ms[remainder] = max(0.0, measurement.latency_avg_ms - sum(known_ms.values()))
     return known_ms
 
 

@@ -15,7 +15,6 @@ from objectives.metrics import ITL, METRICS, TTFT, Metric, Timing
 from objectives.response_times import MAX_RESPONSES
 from optimizer.core.trial import ConfirmationWindow, Point
 from optimizer.results import formatting
-from optimizer.results.outcome_values import STAGES
 from optimizer.results.report import tables
 from optimizer.results.report.figure_style import (
     LIGHT,
@@ -46,7 +45,7 @@ MAX_LETTERS = 18  # limit for horizontal load labels below a panel
 def stages(run: FinishedRun) -> Drawing | None:
     """Draw the time of a request in each stage, and the throughput, over the load of each compared candidate."""
     panels = {
-        role: [p for p in tables.at_loads(run, candidate) if tables.stages_ms(p) is not None]
+        role: [p for p in tables.at_loads(run, candidate) if tables.stages_ms(run, p) is not None]
         for role, candidate in tables.compared_candidates(run).items()
     }
     panels = {role: points for role, points in panels.items() if points}
@@ -55,11 +54,12 @@ def stages(run: FinishedRun) -> Drawing | None:
     figure = new_figure()
     widths = [2 + len(points) for points in panels.values()]
     row = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
-    highest_bar = 1.08 * max(sum(tables.stages_ms(p) or []) for points in panels.values() for p in points)
+    bars = [tables.stages_ms(run, point) or {} for points in panels.values() for point in points]
+    highest_bar = 1.08 * max(sum(bar.values()) for bar in bars)
     highest_throughput = 1.08 * max(p.throughput_infer_per_sec for points in panels.values() for p in points)
     labels: dict[str, list[str]] = {}
     for panel, (axes, (role, points)) in enumerate(zip(row, panels.items(), strict=True)):
-        labels |= _stack(axes, points, panel)
+        labels |= _stack(run, axes, points, panel)
         axes.set_title(role)
         axes.set_ylim(0, highest_bar)
         line = _draw_throughput(axes, points)
@@ -75,7 +75,7 @@ def stages(run: FinishedRun) -> Drawing | None:
     row[0].set_ylabel("mean time of a request (ms)")
     figure.supxlabel(tables.axis_of_loads(run), fontsize=11, color=LIGHT["quiet"])
     set_margins(figure, legend_above(figure, row[0], line, columns=4), right=0.95)
-    described = "; ".join(f"{role} {_longest_stages(points[-1])}" for role, points in panels.items())
+    described = "; ".join(f"{role} {_longest_stages(run, points[-1])}" for role, points in panels.items())
     return Drawing("stages", "Where the time of a request goes", f"At the highest load: {described}.", figure, labels)
 
 
@@ -91,15 +91,13 @@ def _draw_throughput(axes: Axes, points: Sequence[Point]) -> Axes:
     return line
 
 
-def _stack(axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[str]]:
+def _stack(run: FinishedRun, axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[str]]:
     """Draw a bar of stages for each point, and return the tooltips of its parts by gid."""
     labels: dict[str, list[str]] = {}
     bottoms = np.zeros(len(points))
-    for (name, colour), values in zip(
-        zip(STAGES.values(), STAGE_COLOURS, strict=True),
-        np.array([tables.stages_ms(point) for point in points]).T,
-        strict=True,
-    ):
+    bars = [tables.stages_ms(run, point) or {} for point in points]
+    for name, colour in zip(bars[0], STAGE_COLOURS, strict=True):
+        values = np.array([bar[name] for bar in bars])
         tops = bottoms + values
         places = zip(range(len(points)), bottoms.tolist(), tops.tolist(), strict=True)
         gid = f"stage-{panel}-{name.replace(' ', '-')}"
@@ -258,11 +256,11 @@ def _draw_windows(
         axes.plot([place, place], ends, label="interval" if is_first else None, **look)
 
 
-def _longest_stages(point: Point) -> str:
+def _longest_stages(run: FinishedRun, point: Point) -> str:
     """Return the two longest stages of a request at ``point``, in words."""
-    values = tables.stages_ms(point) or []
-    longest = sorted(zip(values, STAGES.values(), strict=True), reverse=True)[:2]
-    stages = " and ".join(f"{formatting.number(ms)} ms {name}" for ms, name in longest)
+    values = tables.stages_ms(run, point) or {}
+    longest = sorted(values.items(), key=lambda stage: stage[1], reverse=True)[:2]
+    stages = " and ".join(f"{formatting.number(ms)} ms {name}" for name, ms in longest)
     return f"({formatting.load(point.load)}) {stages}"
 
 

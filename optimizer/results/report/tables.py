@@ -13,7 +13,6 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.outcome_values import STAGES
 from optimizer.results.recommendation import BestLoad, Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
 from optimizer.simulator.speed_correction import SpeedCorrection
@@ -62,16 +61,18 @@ def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
     return list(outcome_values.evenly_spread(measured, MAX_LOADS))
 
 
-def stages_ms(point: Point) -> list[float] | None:
-    """Return the mean milliseconds in each of STAGES; None if none is known.
+def stages_ms(run: FinishedRun, point: Point) -> dict[str, float] | None:
+    """Return the mean milliseconds in each stage by its name, in their order; None if none is known.
 
     Those of a model that streams are unknown: Triton ends the last stage when the backend's execution returns, which
     may be before the first response.
     """
     if point.measurement.is_streamed:
         return None
-    times_ms = outcome_values.stage_times_ms(point.measurement)
-    return [max(times_ms.get(name, 0.0), 0.0) for name in STAGES] if times_ms else None
+    has_other_models = run.has_other_models
+    times_ms = outcome_values.stage_times_ms(point.measurement, has_other_models=has_other_models)
+    names = outcome_values.stage_names(has_other_models=has_other_models)
+    return {name: max(times_ms.get(stage, 0.0), 0.0) for stage, name in names.items()} if times_ms else None
 
 
 def executions(run: FinishedRun, point: Point) -> dict[int, int]:
@@ -186,11 +187,12 @@ def stages(run: FinishedRun) -> ReportTable:
     rows = []
     for role, candidate in compared_candidates(run).items():
         for point in at_loads(run, candidate):
-            values = stages_ms(point)
+            values = stages_ms(run, point)
             if values is not None:
-                cells = [f"{value:,.2f}" for value in values]
+                cells = [f"{value:,.2f}" for value in values.values()]
                 rows.append((role, formatting.load(point.load), formatting.value_of(point, "throughput"), *cells))
-    headers = ("configuration", ">load", ">throughput", *(f">{name}" for name in STAGES.values()))
+    names = outcome_values.stage_names(has_other_models=run.has_other_models).values()
+    headers = ("configuration", ">load", ">throughput", *(f">{name}" for name in names))
     return ReportTable(headers, rows, "Mean milliseconds of a request in each stage")
 
 

@@ -109,6 +109,34 @@ def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none()
     assert reason.startswith("50 % of a request's time is spent outside the server")
 
 
+@pytest.mark.parametrize("network_ms", [None, 2.0], ids=["own client", "perf_analyzer"])
+def test_the_time_in_other_models_is_not_taken_for_that_of_the_network(network_ms: float | None) -> None:
+    """The server's times are those of the tuned model, such as one step of an ensemble."""
+    point, trials = measured(0.5, latency_avg_ms=18.0, queue_ms=4.0, compute_infer_ms=3.0)
+    point = replace(point, measurement=replace(point.measurement, network_ms=network_ms))
+    stages = break_down_stages(point, trials, has_other_models=True)
+    assert stages.stages_ms == {"other_models_ms": 11.0, "queue_ms": 4.0, "compute_infer_ms": 3.0}
+    result = find_bottleneck(stages, None)
+    assert result.kind == "other models"
+    assert result.reasons[0].startswith("61 % of a request's time is spent outside the model whose batches are tuned")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_faster_network_is_forecast_for_a_single_model_only(folder: Path, *, several: bool) -> None:
+    """The simulation of an ensemble has the time of its other steps in that of the network."""
+    if several:
+        for model in ("dlrm", "tokenizer"):
+            (folder / "best" / model).mkdir()
+            shutil.copy(folder / "best" / "config.pbtxt", folder / "best" / model / "config.pbtxt")
+        (folder / "best" / "config.pbtxt").unlink()
+    explanation = explain(read_run(folder))
+    assert explanation.changes is not None
+    kinds = {remedy.kind for remedy in explanation.changes.remedies}
+    assert ("faster_network" in kinds) is not several
+    text = explanation_text(explanation)
+    assert ("\n  other models  " in text, "\n  network  " in text) == (several, not several)
+
+
 def test_the_instances_of_all_server_processes_are_counted() -> None:
     point, trials = measured(0.9, 2, compute_infer_ms=5.0)
     two_processes = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, 2),)))
