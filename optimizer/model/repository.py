@@ -301,8 +301,8 @@ def read_source(
 
     These are the steps of an ensemble, the models that a Python model calls (``composing``), the ``variants`` that
     can replace it and the ``concurrent`` models that share its device. ``batcher`` is the model whose settings are
-    tuned, by default the largest step that batches. Raises BadInputError if a model is missing or they do not fit
-    together.
+    tuned, by default the largest step that batches; with ``concurrent`` models the model itself, unless it is an
+    ensemble. Raises BadInputError if a model is missing or they do not fit together.
     """
     names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
     _refuse_tuned_model(name, names_by_flag)
@@ -315,6 +315,7 @@ def read_source(
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing):
         _gather(step, read, parts, path=(name,))
+    own_parts = dict(parts)
     for other in concurrent:
         _gather(other, read, parts, path=(name,), flag="--concurrent-models")
     _check_decoupled_parts(top, parts)
@@ -328,11 +329,12 @@ def read_source(
     if parts:
         part_bytes = sum(int(part.facts.get("model_bytes", 0)) for part in parts.values())
         facts["model_bytes"] = part_bytes or int(facts.get("model_bytes", 0))
+    tuned = top.name if concurrent and batcher is None and not is_ensemble(top.config) else batcher
     return replace(
         top,
         facts=facts,
         composing={name: part.config for name, part in parts.items()},
-        batcher=_batcher(top, parts, top.name if concurrent and batcher is None else batcher),
+        batcher=_batcher(top, own_parts if is_ensemble(top.config) else parts, tuned),
         concurrent=tuple(dict.fromkeys(concurrent)),
         variants=variant_configs,
     )

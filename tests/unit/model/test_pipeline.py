@@ -105,6 +105,21 @@ def test_a_missing_concurrent_model_is_named_with_its_option(tmp_path: Path) -> 
         read_source(stored(tmp_path), "first", concurrent=("second", "gone"))
 
 
+def test_the_batches_of_an_ensemble_next_to_another_are_those_of_one_of_its_own_steps(tmp_path: Path) -> None:
+    """An ensemble has no dynamic batching of its own."""
+    write_ensemble(tmp_path, milliseconds=5)
+    alone = read_source(stored(tmp_path), "chain")
+    shutil.copytree(tmp_path / alone.batcher, tmp_path / "large")
+    (tmp_path / "large" / "1" / "weights").write_bytes(bytes(100_000))
+    both = read_source(stored(tmp_path), "chain", concurrent=("large",))
+    assert both.batcher == alone.batcher
+    with pytest.raises(
+        BadInputError, match=r"^model\.batcher: 'large' is not a model of chain, which has first, second"
+    ):
+        read_source(stored(tmp_path), "chain", concurrent=("large",), batcher="large")
+    assert read_source(stored(tmp_path), "first", concurrent=("large",)).tuned_model == "first"
+
+
 def test_a_batcher_of_a_model_without_steps_is_refused(tmp_path: Path) -> None:
     write_ensemble(tmp_path, milliseconds=5)
     with pytest.raises(BadInputError, match=r"^model\.batcher: first calls no other model, .*; leave the key out$"):
