@@ -15,7 +15,7 @@ from optimizer.options.table import SLA_OPTIONS
 from optimizer.options.values import MAX_SEED, names_among, parse_value, whole_number
 
 if TYPE_CHECKING:
-    from optimizer.replay.replay import Comparison
+    from optimizer.replay.replay import MethodComparison
     from optimizer.store.recording import Recording
 
 DEFAULT_MAX_TRIALS = "30"
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     if len(recordings) > 1:
         several = f"measured on {len(recordings)} devices or servers, which are searched separately"
         print_message(f"{one_line(arguments.table)}: {several}")
-    comparisons: dict[str, Comparison] = {}
+    comparisons: dict[str, MethodComparison] = {}
     for recording in recordings:
         comparison = _compare_methods(recording, bounds_ms, methods, seeds, max_trials, arguments.warm_start)
         if comparison is not None:
@@ -124,7 +124,7 @@ def _compare_methods(
     seeds: int,
     max_trials: int,
     warm_start: str | None,
-) -> Comparison | None:
+) -> MethodComparison | None:
     """Return the comparison of the search methods; None, and print the closest row, if no row meets the bounds."""
     from rich.console import Console
 

@@ -13,7 +13,7 @@ from objectives.sla import Constraint
 from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
-from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, ChangeKind, Forecast, Gain, OtherSla, Remedy
+from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, CandidateForecast, ChangeKind, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.finished_run import remark
 from optimizer.results.formatting import percent, signed_percent
@@ -180,7 +180,7 @@ def _measured(explanation: Explanation, point: Point) -> str:
     return f"{outcome_values.measured_performance(outcome, point, *latencies)}; {origin}"
 
 
-def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanation) -> str:
+def _next_load(forecast: CandidateForecast, measured: Point | None, explanation: Explanation) -> str:
     """Return the measurement of the recommendation at the next higher load, or the forecast without one."""
     problem = explanation.run.problem
     noun = "sequences" if problem.space.is_stateful else "requests"
@@ -202,7 +202,7 @@ def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanat
     )
 
 
-def _latencies(forecast: Forecast) -> str:
+def _latencies(forecast: CandidateForecast) -> str:
     """Return the predicted latencies, such as ``p95 18 ms and p99 23 ms``."""
     return " and ".join(
         f"{formatting.short_metric(metric)} {formatting.number(value)} ms"
@@ -322,7 +322,7 @@ def _refutation(effect: Remedy | OtherSla, explanation: Explanation) -> str:
     return f", but the measurement at this load misses the bounds: {_measured(explanation, effect.refuted_by)}"
 
 
-def _best_tried(forecast: Forecast) -> str:
+def _best_tried(forecast: CandidateForecast) -> str:
     """Return that another tried configuration is expected to serve more than the recommendation."""
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     return (
@@ -369,7 +369,7 @@ def _shared_memory_effect(effect: SharedMemoryEffect) -> Iterator[str]:
         yield "Use it in a client on the machine of the server (see docs/shared-memory.md)."
 
 
-def _forecast_gain(gain: Gain | None, forecast: Forecast, explanation: Explanation) -> str:
+def _forecast_gain(gain: Gain | None, forecast: CandidateForecast, explanation: Explanation) -> str:
     """Return the gain over the recommendation; without one, the forecast itself."""
     if gain is None:
         throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)

@@ -29,7 +29,7 @@ from optimizer.explain.bottleneck import (
     find_bottleneck,
 )
 from optimizer.explain.forecaster import (
-    Forecast,
+    CandidateForecast,
     Forecaster,
     Gain,
     OtherSla,
@@ -140,9 +140,9 @@ class ChangeForecasts:
     error: float
     measurement_count: int
     remedies: tuple[Remedy, ...]
-    best: Forecast | None
+    best: CandidateForecast | None
     other_slas: tuple[OtherSla, ...]
-    next_load: Forecast | None
+    next_load: CandidateForecast | None
     next_measured: Point | None = None
 
     @property
@@ -293,7 +293,7 @@ def _predicted_latencies(
     return tuple(latencies)
 
 
-def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> Forecast | None:
+def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> CandidateForecast | None:
     """Return ``point`` at the next higher load: its measured values times the predicted ratios."""
     closed = as_closed_loop([point], problem) if problem.open_loop else [point]
     measured_ms = {metric: METRICS[metric].value(point.measurement) for metric in forecaster.latencies}

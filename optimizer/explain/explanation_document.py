@@ -8,7 +8,7 @@ from typing import Any
 from optimizer.core.trial import Point
 from optimizer.explain.explain_report import change_name
 from optimizer.explain.explanation import ChangeForecasts, Explanation, RunnerUp
-from optimizer.explain.forecaster import Forecast, Gain, OtherSla, Remedy
+from optimizer.explain.forecaster import CandidateForecast, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, result_document
 from optimizer.results.forecast_accuracy import CheckedForecast, count_inside, median_error
 
@@ -110,7 +110,7 @@ def _entry(point: Point | None) -> dict[str, Any] | None:
     return result_document.entry(point) if point else None
 
 
-def _forecast_values(forecast: Forecast | None) -> dict[str, Any]:
+def _forecast_values(forecast: CandidateForecast | None) -> dict[str, Any]:
     """Return a forecast with null values if no load meets the bounds."""
     return {
         "configuration": configuration_text.configuration(forecast.candidate) if forecast else None,

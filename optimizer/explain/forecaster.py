@@ -24,7 +24,7 @@ MIN_SAMPLES = 20  # samples for an interval in which some load meets the bounds 
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class CandidateForecast:
     """The forecast of a candidate at a load, usually at its best one within the bounds.
 
     ``latencies_ms`` are the predicted latencies by metric, the binding one first. ``samples`` [samples] are the best
@@ -60,7 +60,7 @@ class Forecaster(Protocol):
     errors: tuple[float, ...]
     measurement_count: int
 
-    def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> Forecast | None:
+    def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> CandidateForecast | None:
         """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.
 
         ``time_share`` is a factor on the time of computing.
@@ -113,7 +113,7 @@ class Gain:
         return self.bounds[1] >= NEGLIGIBLE_GAIN
 
 
-def compute_gain(forecast: Forecast | None, reference: Forecast | None) -> Gain | None:
+def compute_gain(forecast: CandidateForecast | None, reference: CandidateForecast | None) -> Gain | None:
     """Return the gain of ``forecast`` over ``reference``; None if either forecast is None."""
     if forecast is None or reference is None:
         return None
@@ -141,7 +141,7 @@ class Remedy:
 
     kind: ChangeKind
     change: str
-    forecast: Forecast | None
+    forecast: CandidateForecast | None
     gain: Gain | None
     parameter: str = ""
     measured: Point | None = None
@@ -173,7 +173,7 @@ class OtherSla:
     factor: float
     bound_ms: float
     sla: Sla
-    forecast: Forecast | None
+    forecast: CandidateForecast | None
     forecast_gain: Gain | None
     gain: Gain | None
     measured: Point | None = None
@@ -188,7 +188,7 @@ class OtherSla:
 
 
 def forecast_other_slas(
-    forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla, best: Forecast | None
+    forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla, best: CandidateForecast | None
 ) -> tuple[OtherSla, ...]:
     """Return the best of ``tried`` within each latency bound multiplied by each of SLA_FACTORS; other bounds stay.
 
@@ -218,7 +218,7 @@ def _measured_gain(measured: Point, subject: Point) -> Gain | None:
     return Gain(measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1)
 
 
-def _refutation(forecast: Forecast | None, outcome: Outcome, sla: Sla) -> Point | None:
+def _refutation(forecast: CandidateForecast | None, outcome: Outcome, sla: Sla) -> Point | None:
     """Return the measurement at the load of ``forecast`` if it misses ``sla``, else None."""
     point = find_measurement(outcome, forecast.candidate, forecast.concurrency) if forecast else None
     return None if point is None or sla.is_met(point.measurement) else point

@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.config.batching import format_preferred_sizes, parse_preferred_sizes, resolve_preferred_sizes
 from optimizer.config.search_space import OFF, Problem, SearchSpace
 from optimizer.core.trial import Candidate, Trial
-from optimizer.explain.forecaster import Forecast, Remedy, compute_gain, median_errors
+from optimizer.explain.forecaster import CandidateForecast, Remedy, compute_gain, median_errors
 from optimizer.results.report.parameter_effects import label
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.simulator.predicted_metrics import log_measurements
@@ -53,7 +53,7 @@ class SurrogateForecaster:
         # [samples, candidates, fine loads, 1 + latencies]: log throughput and log latencies in seconds
         self._samples = _interpolated(samples.reshape(shape), np.log(loads), np.log(self._fine_loads))
 
-    def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> Forecast | None:
+    def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> CandidateForecast | None:
         """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.
 
         A server that takes ``time_share`` of the time at every load has the same throughput and latencies in units
@@ -67,7 +67,7 @@ class SurrogateForecaster:
             default=None,
         )
 
-    def at(self, candidate: Candidate, concurrency: int) -> Forecast:
+    def at(self, candidate: Candidate, concurrency: int) -> CandidateForecast:
         """Return the forecast of ``candidate`` at a load, without samples."""
         mean = self._samples_of(candidate).mean(axis=0)
         nearest = int(np.argmin(np.abs(self._fine_loads - concurrency)))
@@ -83,7 +83,7 @@ class SurrogateForecaster:
         """Return the samples [samples, fine loads, 1 + latencies] of a candidate."""
         return self._samples[:, self._indices[self._space.canonical(candidate)]]
 
-    def _best(self, candidate: Candidate, log_bounds: FloatArray, time_share: float) -> Forecast | None:
+    def _best(self, candidate: Candidate, log_bounds: FloatArray, time_share: float) -> CandidateForecast | None:
         """Return ``candidate`` at its best load; ``log_bounds`` [latencies] are in units of ``time_share`` s."""
         samples = self._samples_of(candidate)
         mean = samples.mean(axis=0)
@@ -97,10 +97,10 @@ class SurrogateForecaster:
         forecast = self._forecast(candidate, scaled, int(self._fine_loads[best]))
         return replace(forecast, samples=best_throughputs / time_share)
 
-    def _forecast(self, candidate: Candidate, logs: FloatArray, concurrency: int) -> Forecast:
+    def _forecast(self, candidate: Candidate, logs: FloatArray, concurrency: int) -> CandidateForecast:
         """Return the forecast with ``logs`` [1 + latencies]: log throughput and log latencies in seconds."""
         throughput, *latencies_s = np.exp(logs).tolist()
-        return Forecast(
+        return CandidateForecast(
             candidate,
             concurrency,
             throughput,

@@ -14,7 +14,14 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
-from optimizer.explain.forecaster import ChangeKind, Forecast, Remedy, compute_gain, is_beyond_failures, median_errors
+from optimizer.explain.forecaster import (
+    CandidateForecast,
+    ChangeKind,
+    Remedy,
+    compute_gain,
+    is_beyond_failures,
+    median_errors,
+)
 from optimizer.results import configuration_text
 from optimizer.results.outcome_values import OTHER_MODELS
 from optimizer.simulator.compilation import SIMULATION_THREADS
@@ -75,7 +82,7 @@ class SimulatedForecaster:
 
     def best(
         self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0, network_share: float = 1.0
-    ) -> Forecast | None:
+    ) -> CandidateForecast | None:
         """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.
 
         ``time_share`` is a factor on the time of a batch, ``network_share`` on the time between client and server.
@@ -99,7 +106,7 @@ class SimulatedForecaster:
 
     def _best_within(
         self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad], sla: Sla
-    ) -> Forecast | None:
+    ) -> CandidateForecast | None:
         """Return the forecast of ``loads`` with the most throughput within the bounds; None if none meets them."""
         bounds_ms = {name: sla.latency_bound_ms(name) for name in self.latencies}
         met = [
@@ -109,14 +116,16 @@ class SimulatedForecaster:
         ]
         return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
-    def _forecasts(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> list[Forecast]:
+    def _forecasts(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> list[CandidateForecast]:
         """Return the simulation of each of ``loads`` by ``model``, corrected by the measurements."""
         corrections = [self._corrections.get(candidate, self._default_correction) for candidate, _ in loads]
         logs = self._simulate(model, loads) + np.array(corrections)
         log_means = log_loads(loads, self._request_batch_size) - logs[:, 0]
         latencies_ms = 1e3 * np.exp(logs[:, 1:] + log_means[:, None])
         return [
-            Forecast(candidate, load, float(math.exp(log_throughput)), dict(zip(self.latencies, row, strict=True)))
+            CandidateForecast(
+                candidate, load, float(math.exp(log_throughput)), dict(zip(self.latencies, row, strict=True))
+            )
             for (candidate, load), log_throughput, row in zip(loads, logs[:, 0], latencies_ms.tolist(), strict=True)
         ]
 
@@ -187,7 +196,7 @@ def simulate_changes(
     their time in that of the network.
     """
     subject, copied_share = stages.point.candidate, stages.copied_share
-    changes: list[tuple[ChangeKind, str, Forecast | None]] = []
+    changes: list[tuple[ChangeKind, str, CandidateForecast | None]] = []
     if more := [other for other in _more_instances(subject) if not is_beyond_failures(other, subject, trials)]:
         parallel = forecaster.best(more, sla)
         count = parallel.candidate.instance_count if parallel else subject.instance_count + 1

@@ -125,7 +125,7 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLengths:
+class LengthSummary:
     """Lengths of the requests of a run: ``tokens`` by ``prompt`` and ``output``, ``sequence`` in steps, as text.
 
     They are empty if they are unknown or do not apply.
@@ -163,7 +163,7 @@ class MeasuredCapacity:
     loads: int
     mean_in_flight: float | None
     full_share: float | None
-    lengths: RequestLengths
+    lengths: LengthSummary
     assumptions: tuple[str, ...]
 
 
@@ -221,7 +221,7 @@ def _has_throughput(confirmed: ConfirmedLoad) -> bool:
     return bool(confirmed.point.throughput_infer_per_sec) and 0 < interval.low <= interval.high < math.inf
 
 
-def _lengths(run: FinishedRun) -> RequestLengths:
+def _lengths(run: FinishedRun) -> LengthSummary:
     """Return the lengths in run.json. Raises BadInputError for values that no run can have."""
     problem = run.info["problem"]
     try:
@@ -232,7 +232,7 @@ def _lengths(run: FinishedRun) -> RequestLengths:
         }
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise run.folder.no_record(f"problem.tokens: {error}") from None
-    return RequestLengths(tokens, one_line(str(problem.get("sequence_length") or ""), MAX_TEXT_LENGTH))
+    return LengthSummary(tokens, one_line(str(problem.get("sequence_length") or ""), MAX_TEXT_LENGTH))
 
 
 def _curve(run: FinishedRun, confirmed: ConfirmedLoad) -> tuple[ReplicaCurve, int]:

@@ -15,7 +15,7 @@ from optimizer.core.trial import Point
 from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPlan, LoadForecast
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
 from optimizer.plan.fleet import HOURS_A_MONTH, MAX_REPLICAS
-from optimizer.plan.measured_capacity import RequestLengths
+from optimizer.plan.measured_capacity import LengthSummary
 from optimizer.plan.traffic import BALANCER_SPLITS, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
@@ -403,7 +403,7 @@ def _measured_capacity_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     return lines
 
 
-def _lengths_text(lengths: RequestLengths) -> str:
+def _lengths_text(lengths: LengthSummary) -> str:
     """Return the lengths of the requests of a run in words."""
     texts = [f"{name}s of {tokens}" for name, tokens in lengths.tokens.items()]
     if lengths.sequence:

@@ -271,7 +271,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """The results of all replays of one table.
 
     ``runs`` has a list of results by seed for each method. The name of a method with a warm start ends with WARM.
@@ -292,7 +292,7 @@ def compare(
     max_trials: int,
     transferred: TransferredStudy | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> Comparison:
+) -> MethodComparison:
     """Replay each method with each seed, without and, if given, with the warm start ``transferred``.
 
     ``on_progress`` receives a line of progress before each replay.
@@ -309,10 +309,10 @@ def compare(
                 on_progress(f"{name}, {i} of {len(seeds)}")
                 result = replay(recording, problem, method, seed, max_trials, transferred=start)
                 runs.setdefault(name, []).append(result)
-    return Comparison(recording, problem, _best_row(recording, problem), runs)
+    return MethodComparison(recording, problem, _best_row(recording, problem), runs)
 
 
-def document(comparison: Comparison) -> dict[str, dict[str, Any]]:
+def document(comparison: MethodComparison) -> dict[str, dict[str, Any]]:
     """Return the document of ``--json``. Over several seeds it has the configuration recommended most often."""
     return {
         method: {
@@ -342,7 +342,7 @@ def _entry(row: RecordedRow | None) -> dict[str, object] | None:
     return {name: value for name, value in values.items() if name != "trial"} | {"line": row.line}
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: MethodComparison) -> None:
     """Print the table's size, one row for each method (over seeds two: median and p90), and the table's best row."""
     several = any(len(runs) > 1 for runs in comparison.runs.values())
     for line in wrap(_headline(comparison), console.width):
@@ -402,7 +402,7 @@ def describe_row(row: RecordedRow, problem: Problem) -> str:
     return f"{formatting.performance(row.point, problem.sla.judged_latency)} (line {row.line})"
 
 
-def _headline(comparison: Comparison) -> str:
+def _headline(comparison: MethodComparison) -> str:
     recording = comparison.recording
     loads = {row.load.concurrency for row in recording.rows if row.load}
     seeds = max(len(runs) for runs in comparison.runs.values())

@@ -61,7 +61,7 @@ REQUEST_TIMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ProductionValue:
     """A value in production, with a confidence interval from the differences between the observed intervals."""
 
     value: float
@@ -88,7 +88,7 @@ class Check:
     kind: CheckKind
     status: Status
     unit: str = ""
-    measured: Estimate | None = None
+    measured: ProductionValue | None = None
     expected_range: Range | None = None
     explanation: str = ""
     bound: Constraint | None = None
@@ -225,7 +225,7 @@ class Judgement:
 
     def _ratio(
         self, numerator: Callable[[ServedLoad], float], denominator: Callable[[ServedLoad], float]
-    ) -> Estimate:
+    ) -> ProductionValue:
         """Return the ratio of two sums over the loads; each end of its confidence interval is wrong with ``error``.
 
         The loads are batch means: requests of one interval influence each other, those of different ones hardly do.
@@ -235,20 +235,20 @@ class Judgement:
         """
         loads = [load for load in self.loads if denominator(load) > 0]
         if not loads:
-            return Estimate(math.nan, -math.inf, math.inf)
+            return ProductionValue(math.nan, -math.inf, math.inf)
         above = np.array([numerator(load) for load in loads])
         below = np.array([denominator(load) for load in loads])
         value = float(above.sum() / below.sum())
         count = len(loads)
         if math.isnan(value):
-            return Estimate(value, value, value)
+            return ProductionValue(value, value, value)
         if count < 2:
-            return Estimate(value, -math.inf, math.inf)
+            return ProductionValue(value, -math.inf, math.inf)
         squares = float(((above - value * below) ** 2).sum()) * count / (count - 1)
         half = -float(special.stdtrit(count - 1, self.error)) * math.sqrt(squares) / float(below.sum())
-        return Estimate(value, value - half, value + half)
+        return ProductionValue(value, value - half, value + half)
 
-    def _per_request(self, value: Callable[[ServedLoad], float]) -> Estimate:
+    def _per_request(self, value: Callable[[ServedLoad], float]) -> ProductionValue:
         return self._ratio(value, lambda load: load.requests)
 
     def _check_failures(self) -> Check:
@@ -263,7 +263,7 @@ class Judgement:
         run_share = share_interval(float(run_failed), float(run_requests), self.error)[1]
         bounds = [bound.bound / 100 for bound in self.expectation.sla if METRICS[bound.metric].counted]
         allowed = Range(0.0, 100 * max(run_share, min(bounds, default=0.0)))
-        measured = Estimate(failed / (served + failed), low, high)
+        measured = ProductionValue(failed / (served + failed), low, high)
         reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in self.failures.items())
         number = f"{run_failed:,}" if run_failed else "none"
         meaning = f"requests fail ({reasons}), and {number} of {run_requests:,} did in the run"
@@ -280,7 +280,9 @@ class Judgement:
         longest_ms = self.expectation.longest_latency_ms
         allowed = None if longest_ms is None else Range(0.0, MAX_STALL_FACTOR * longest_ms)
         meaning = f"a server served no request for {stalled_ms / 1e3:,.3g} s, although requests waited"
-        return [_compare(CheckKind.STALL, "ms", Estimate(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)]
+        return [
+            _compare(CheckKind.STALL, "ms", ProductionValue(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)
+        ]
 
     def _check_rate(self) -> Check:
         """Compare the requests per second and replica with the confirmed throughput on further replicas."""
@@ -338,7 +340,7 @@ class Judgement:
             )
         return _compare(CheckKind.BATCH_SIZE, "", self._widen(measured), self.at_rate.mean_batch_size, meaning)
 
-    def _widen(self, batch_size: Estimate) -> Estimate:
+    def _widen(self, batch_size: ProductionValue) -> ProductionValue:
         """Return ``batch_size`` with at least the uncertainty of so few executions.
 
         The variance of a size between ``smallest`` and ``largest`` with a given mean is at most the product of its
@@ -351,7 +353,7 @@ class Judgement:
         smallest = min(self.expectation.request_samples, largest)
         max_variance = max(0.0, (value - smallest) * (largest - value))
         half = -float(special.ndtri(self.error)) * math.sqrt(max_variance / executions)
-        return Estimate(value, min(batch_size.low, value - half), max(batch_size.high, value + half))
+        return ProductionValue(value, min(batch_size.low, value - half), max(batch_size.high, value + half))
 
     def _check_queue_time(self) -> Check:
         """Compare the queue time with the longest one at the confirmed load, or at this rate if it meets the SLA."""
@@ -383,7 +385,7 @@ class Judgement:
         meaning = "requests take longer in the server than at the highest load that met the SLA"
         return _compare(CheckKind.TIME_IN_SERVER, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
 
-    def _not_simulated(self, kind: CheckKind, unit: str, measured: Estimate) -> Check:
+    def _not_simulated(self, kind: CheckKind, unit: str, measured: ProductionValue) -> Check:
         """Return the check of a value that only the simulator could predict."""
         if isinstance(self.expectation.simulation, WhyNotSimulated):
             reason = self.expectation.simulation.value
@@ -423,7 +425,7 @@ class Judgement:
         # each value is that of the server's last minute, so that neighboring ones are not independent
         largest = [high for _, high in quantiles]
         smallest = largest if self.expectation.server_processes == 1 else [low for low, _ in quantiles]
-        measured = Estimate(float(np.median(largest)), min(smallest), max(largest))
+        measured = ProductionValue(float(np.median(largest)), min(smallest), max(largest))
         meaning = f"the server's own latency, which is without the network, misses {formatting.bound(bound)}"
         return _compare(CheckKind.LATENCY_QUANTILE, "ms", measured, allowed, meaning)
 
@@ -439,7 +441,7 @@ class Judgement:
             return None
         late = total - counts[limit]
         low, high = share_interval(late, total, self.error)
-        measured = _as_percent(Estimate(late / total, low, high))
+        measured = _as_percent(ProductionValue(late / total, low, high))
         allowed = Range(0.0, 100 * (1 - level))
         meaning = f"the first responses miss {formatting.bound(bound)}"
         return _compare(CheckKind.LATE_FIRST_RESPONSES, "%", measured, allowed, meaning)
@@ -455,7 +457,9 @@ def share_interval(hits: float, count: float, error: float) -> tuple[float, floa
     return clopper_pearson_bounds(hits / count, count, math.inf, error) if count > 0 else (0.0, 1.0)
 
 
-def _compare(kind: CheckKind, unit: str, measured: Estimate, expected_range: Range | None, meaning: str) -> Check:
+def _compare(
+    kind: CheckKind, unit: str, measured: ProductionValue, expected_range: Range | None, meaning: str
+) -> Check:
     """Return the check of a value that should be within a range; ``meaning`` is that of a value outside."""
     if expected_range is None:
         return Check(kind, "unknown", unit, _none_if_nan(measured), None, "the run lacks the times of this model")
@@ -478,9 +482,9 @@ def _up_to_longest(confirmed: Range | None, at_rate_ms: float) -> Range | None:
     return None if confirmed is None else Range(0.0, max(confirmed.high, at_rate_ms))
 
 
-def _none_if_nan(measured: Estimate) -> Estimate | None:
+def _none_if_nan(measured: ProductionValue) -> ProductionValue | None:
     return None if math.isnan(measured.value) else measured
 
 
-def _as_percent(share: Estimate) -> Estimate:
-    return Estimate(100 * share.value, 100 * share.low, 100 * share.high)
+def _as_percent(share: ProductionValue) -> ProductionValue:
+    return ProductionValue(100 * share.value, 100 * share.low, 100 * share.high)

@@ -26,7 +26,7 @@ from optimizer.results.terminal_output import (
     wrap,
 )
 from optimizer.watch.expectation import Expectation, Range
-from optimizer.watch.fit_check import NOT_EXPORTED, Check, CheckKind, Estimate, Judgement
+from optimizer.watch.fit_check import NOT_EXPORTED, Check, CheckKind, Judgement, ProductionValue
 from optimizer.watch.next_steps import (
     SERVER_FAULTS,
     find_cause,
@@ -251,5 +251,5 @@ def _check_document(check: Check, expectation: Expectation) -> dict[str, Any]:
     }
 
 
-def _ends(interval: Estimate | Range | None) -> list[object] | None:
+def _ends(interval: ProductionValue | Range | None) -> list[object] | None:
     return None if interval is None else [json_value(interval.low), json_value(interval.high)]

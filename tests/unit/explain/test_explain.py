@@ -20,7 +20,7 @@ from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, Loa
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
 from optimizer.explain.explanation import explain
 from optimizer.explain.explanation_document import document
-from optimizer.explain.forecaster import Forecast, Gain, compute_gain
+from optimizer.explain.forecaster import CandidateForecast, Gain, compute_gain
 from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
 from optimizer.plan.evidence import choose_configurations
 from optimizer.plan.plan_report import capacity_sentence
@@ -223,7 +223,7 @@ def test_forecast_gains_match_the_simulated_server() -> None:
     forecast_now, throughput_now = forecaster.best([candidate], SLA), best_throughput(candidate, 20.0)
     assert forecast_now is not None
     three_instances = replace(candidate, instance_count=3)
-    cases: list[tuple[str, Forecast | None, float]] = [
+    cases: list[tuple[str, CandidateForecast | None, float]] = [
         ("three instances", forecaster.best([three_instances], SLA), best_throughput(three_instances, 20.0)),
         (
             "twice as fast",

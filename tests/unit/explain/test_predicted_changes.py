@@ -20,7 +20,7 @@ from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, 
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_bottleneck
 from optimizer.explain.explanation import explain
 from optimizer.explain.explanation_document import document
-from optimizer.explain.forecaster import Forecast, Gain, compute_gain, forecast_other_slas
+from optimizer.explain.forecaster import CandidateForecast, Gain, compute_gain, forecast_other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork
@@ -168,8 +168,8 @@ def test_each_parameter_takes_its_next_choices() -> None:
 
 
 def test_an_interval_needs_samples_that_meet_the_bounds() -> None:
-    def forecast(rate: float, samples: list[float]) -> Forecast:
-        return Forecast(TRIED[0], 4, rate, {"ttft-p95": 100.0}, np.array(samples))
+    def forecast(rate: float, samples: list[float]) -> CandidateForecast:
+        return CandidateForecast(TRIED[0], 4, rate, {"ttft-p95": 100.0}, np.array(samples))
 
     forecast_now, forecast_changed = forecast(10.0, [10.0] * 100), forecast(20.0, [0.0] * 10 + [20.0] * 90)
     assert compute_gain(forecast_changed, forecast_now) == Gain(1.0, ConfidenceInterval(-1.0, 1.0))

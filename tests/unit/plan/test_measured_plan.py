@@ -17,7 +17,7 @@ from objectives.intervals import ConfidenceInterval
 from optimizer.cli.plan import main
 from optimizer.core.errors import BadInputError
 from optimizer.plan.capacity_plan import replicas_for
-from optimizer.plan.measured_capacity import MeasuredCapacity, ReplicaCurve, RequestLengths
+from optimizer.plan.measured_capacity import LengthSummary, MeasuredCapacity, ReplicaCurve
 from optimizer.store.run_folder import RunFolder
 from tests import stateful_run, streaming_run
 from tests.run_folders import copy_run
@@ -40,7 +40,7 @@ BATCHED = curve(COUNTS / (SERVICE_S * (0.6 + 0.4 * COUNTS)))  # a step takes lon
 
 def capacity(rates: tuple[float, float, float]) -> MeasuredCapacity:
     interval = ConfidenceInterval(rates[0], rates[2])
-    return MeasuredCapacity(*rates, 0.99, rates[1], interval, 8, 3, 4.0, 0.04, RequestLengths({}, ""), ())
+    return MeasuredCapacity(*rates, 0.99, rates[1], interval, 8, 3, 4.0, 0.04, LengthSummary({}, ""), ())
 
 
 # -- the rate of a replica ---------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from optimizer.measure.measurer import Measurer
 from optimizer.replay.replay import (
     NEVER,
     WINDOW_SECONDS,
-    Comparison,
     Effort,
+    MethodComparison,
     ReplayResult,
     Spread,
     compare,
@@ -68,7 +68,7 @@ def replayed(
     return replay(recording, problem, method, seed, trials)
 
 
-def compared(path: Path, seeds: int, *methods: str) -> Comparison:
+def compared(path: Path, seeds: int, *methods: str) -> MethodComparison:
     recording = read_recording(path)
     problem = recorded_problem(recording, {"p95": 20})
     return compare(recording, problem, methods, seeds=range(seeds), max_trials=6)
