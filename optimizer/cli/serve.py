@@ -112,14 +112,14 @@ def main(argv: list[str]) -> int:
     exit_seconds = parse_value("--exit-timeout", arguments.exit_timeout, parse_budget_seconds)
     from optimizer.emit.recommended import read_recommendation
     from optimizer.results.finished_run import read_run
-    from optimizer.study.recommendation_server import check_target, recommended_server, wait_for_failure
+    from optimizer.study.recommendation_server import check_can_be_served, recommended_server, wait_for_failure
 
     run = read_run(arguments.run, arguments.results)
     recommendation = read_recommendation(run, "serve")
     check_decided(recommendation, "serves", force=arguments.force)
     if arguments.latency_quantiles and recommendation.no_quantiles_reason:
         raise BadInputError(f"--latency-quantiles: {recommendation.no_quantiles_reason}; leave it out")
-    check_target(run.folder, run.options, recommendation.server_processes)
+    check_can_be_served(run.folder, run.options, recommendation.server_processes)
     options = _read_options(run.folder, arguments)
     if options.server_cpus != run.options.server_cpus:
         print_message(

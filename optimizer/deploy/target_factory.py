@@ -135,7 +135,7 @@ def _module(options: RunOptions) -> TargetModule:
     return cast(TargetModule, importlib.import_module(f"{__package__}.{options.target}_target"))
 
 
-def find_installation(options: RunOptions, on_progress: Callable[[str], None]) -> Installation:
+def server_installation(options: RunOptions, on_progress: Callable[[str], None]) -> Installation:
     """Return the tritonserver of this machine: the user's for the local target, otherwise the embedded one."""
     if options.target == "local":
         return local_target.installation_of(options)
@@ -146,7 +146,7 @@ def check_server_options(space: SearchSpace, options: RunOptions, on_progress: C
     """Raise BadInputError if the server lacks a server option of the space."""
     space_options = server_options.option_names(space.fields)
     if space_options and options.target in PROGRAM_TARGETS:  # the options of an image are known when it starts
-        installation = find_installation(options, on_progress)
+        installation = server_installation(options, on_progress)
         options_of_server = local_target.options_in_help(installation.tritonserver, installation.environment)
         for name in space_options:
             if name not in options_of_server:

@@ -66,7 +66,7 @@ SEARCH_ADVICE: Final = {  # for options of `tune sweep`, perf_analyzer and Model
 def check_options(options: RunOptions, explicit: Collection[str]) -> None:
     """Raise OptionError if options contradict each other."""
     _check_load(options, explicit)
-    check_target(options, explicit)
+    check_target_options(options, explicit)
     _check_remote(options)
     _check_shared_memory(options)
     _check_search(options)
@@ -75,7 +75,7 @@ def check_options(options: RunOptions, explicit: Collection[str]) -> None:
         raise _fault("study-name", "--storage is missing; give the database of all workers", options.study_name)
 
 
-def check_target(options: RunOptions, explicit: Collection[str]) -> None:
+def check_target_options(options: RunOptions, explicit: Collection[str]) -> None:
     """Raise OptionError if an option does not belong to the target, or needs another option that is missing."""
     if misplaced := _misplaced_option(options, explicit):
         raise _requires(*misplaced)
@@ -287,7 +287,7 @@ def retarget(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
         former = [option for option in TARGET_OPTIONS if option.targets == ("remote",)]
     options = replace(options, **{option.field: getattr(DEFAULTS, option.field) for option in former})
     options = replace(options, **_fields(parsed))
-    check_target(options, parsed.keys())
+    check_target_options(options, parsed.keys())
     return options
 
 
@@ -301,7 +301,7 @@ def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOpti
         name, value, targets = misplaced
         problem = f"works only with {targets}, not with the --target {options.target} of before"
         raise _fault(name, f"{problem}; remove --{name}", value)
-    check_target(resumed, parsed.keys())
+    check_target_options(resumed, parsed.keys())
     _check_cluster(resumed)  # no other option of a resumed run contradicts those of the run
     return resumed
 

@@ -16,7 +16,7 @@ from optimizer.core.request_sizes import SizeDistribution, parse_size_distributi
 from optimizer.core.safe_text import is_file, is_folder, one_line, quote, show_path
 from optimizer.core.trial import INSTANCE_GPUS
 from optimizer.deploy.installed_server import Installation, complete_config
-from optimizer.deploy.target_factory import find_installation
+from optimizer.deploy.target_factory import server_installation
 from optimizer.deploy.target_settings import model_load_timeout_within
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
@@ -207,7 +207,7 @@ class _Finder:
             if missing and options.cluster is None and not nvml.survey().fault:
                 raise BadInputError(f"{show_path(config)}: {missing}")
             if self.start_server:
-                find = partial(self._find_installation, config)
+                find = partial(self._server_installation, config)
                 source = complete_config(source, find, model_load_timeout_within(options.budget_seconds))
         elif not (source.config.input and source.config.output):
             raise BadInputError(
@@ -217,9 +217,9 @@ class _Finder:
         refuse_unmeasurable(source.config, config)
         return source
 
-    def _find_installation(self, config: Path) -> Installation:
+    def _server_installation(self, config: Path) -> Installation:
         self.on_progress(f"{show_path(config)} declares no inputs or outputs: starting a server, which knows them")
-        return find_installation(self.options, self.on_progress)
+        return server_installation(self.options, self.on_progress)
 
 
 def undeclared_models(source: ModelSource) -> list[str]:

@@ -52,7 +52,7 @@ class RecommendedServer:
     models: tuple[str, ...]
 
 
-def check_target(run: RunFolder, options: RunOptions, server_processes: int) -> None:
+def check_can_be_served(run: RunFolder, options: RunOptions, server_processes: int) -> None:
     """Raise BadInputError, which says what to do, if the run was not measured on a server program of this machine."""
     path = show_path(run.path)
     if options.target == "docker":
