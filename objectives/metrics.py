@@ -275,7 +275,7 @@ class Metric:
         timing: The time of a request that the metric describes; None for other metrics.
         statistic: Which statistic of this time it is, such as ``p95``; empty for other metrics.
         needs_own_client: Whether perf_analyzer does not report it, so that only tune's own client measures it.
-        counted: Returns the requests of which the metric is the percentage; None for other metrics.
+        counted_requests: Returns the requests of which the metric is the percentage; None for other metrics.
     """
 
     name: str
@@ -285,7 +285,7 @@ class Metric:
     timing: Timing | None = None
     statistic: str = ""
     needs_own_client: bool = False
-    counted: Callable[[Measurement], int | None] | None = None
+    counted_requests: Callable[[Measurement], int | None] | None = None
 
     @property
     def quantile(self) -> float | None:
@@ -295,7 +295,7 @@ class Metric:
     @property
     def is_of_requests(self) -> bool:
         """Whether it is a time of the requests or a share of them, so that a lower load can meet a bound on it."""
-        return self.timing is not None or self.counted is not None
+        return self.timing is not None or self.counted_requests is not None
 
     @property
     def nearest_reported(self) -> str:
@@ -425,7 +425,9 @@ METRICS = MetricTable(
             for timing in TIMINGS
             for statistic in STATISTICS
         ),
-        Metric("error-rate", "%", "lower", _error_percent, needs_own_client=True, counted=lambda m: m.errors),
+        Metric(
+            "error-rate", "%", "lower", _error_percent, needs_own_client=True, counted_requests=lambda m: m.errors
+        ),
         # the memory of the GPUs if the model is served on GPUs, otherwise that of the server's processes
         Metric("memory", "bytes", "lower", _memory_bytes),
         # unknown if no GPU serves the model or the driver does not report it

@@ -131,6 +131,11 @@ class Sla:
         return Sla(tuple(constraint for constraint in self if METRICS[constraint.metric].is_of_requests))
 
     @property
+    def permitted_failures(self) -> tuple[float, ...]:
+        """The shares of the requests, 0 to 1, that may fail by each bound on the error rate; empty without one."""
+        return tuple(constraint.bound / 100 for constraint in self if METRICS[constraint.metric].counted_requests)
+
+    @property
     def judged_latency(self) -> str:
         """The metric of the first latency bound; ``latency-p95`` if there is none."""
         return next((constraint.metric for constraint in self.latencies), "latency-p95")

@@ -215,7 +215,7 @@ def _tested(constraint: Constraint, latency_rise: float) -> str:
 def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
     """Return about how many effective requests a PASS of ``bound`` needs; 0 if it permits no share of them."""
     metric, allowed = METRICS[bound.metric], bound.bound / 100
-    if metric.counted is not None:
+    if metric.counted_requests is not None:
         return fewest_requests(allowed, error) if 0 < allowed < 1 else 0
     return 0 if metric.quantile is None else fewest_requests(1 - metric.quantile, error)
 
@@ -235,8 +235,8 @@ def _judge_constraint(
     if level is not None and timing is not None:
         counts = count_misses(servers, bound.bound, level, timing)
         return judge_share(counts, 1 - level, spreads[bound.metric], test)
-    if metric.counted is not None:
-        return _judge_counted(servers, bound, metric.counted, test)
+    if metric.counted_requests is not None:
+        return _judge_counted(servers, bound, metric.counted_requests, test)
     if bound.metric in spreads:
         judged = judge_mean(
             metric_logs(servers, bound.metric),

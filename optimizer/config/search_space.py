@@ -440,7 +440,7 @@ class Problem:
         kind: Kind of the model.
         request_times: When an open loop sends; None for a closed loop.
         tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
-        priorities: Shares of the priorities of the requests; None if all have the default one or a trace tells them.
+        priorities: Shares of the priorities of the requests; None if all have the default one or a trace has them.
         queue: Settings of the batcher's queue in config.pbtxt. Those in the space replace them.
     """
 
@@ -483,7 +483,7 @@ class Problem:
         return any(metric.name in SIMULATED_OBJECTIVES for metric in self.objectives)
 
     @property
-    def needs_own_client(self) -> Metric | None:
+    def unreported_goal(self) -> Metric | None:
         """The first goal that perf_analyzer does not report; None if it reports all."""
         metrics = (*(METRICS[bound.metric] for bound in self.sla), *self.objectives)
         return next((metric for metric in metrics if metric.needs_own_client), None)
@@ -495,7 +495,7 @@ class Problem:
             return "server_processes needs tune's own client, which spreads the load"
         if self.priorities is not None:
             return "perf_analyzer does not send several priorities, and tune's own client measures it"
-        if goal := self.needs_own_client:
+        if goal := self.unreported_goal:
             return f"perf_analyzer does not report {goal.short_name}, and tune's own client measures it"
         return ""
 

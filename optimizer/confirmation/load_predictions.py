@@ -243,7 +243,7 @@ def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list
     if not problem.sla.latencies:
         return [load]
     loads = _rates_around(load) if load.request_rate else _concurrencies(point, problem, every_load=every_load)
-    if any(METRICS[bound.metric].counted for bound in problem.sla) or METRICS["goodput"] in problem.objectives:
+    if problem.sla.permitted_failures or METRICS["goodput"] in problem.objectives:
         # only the search's measurements show at which load too many requests fail, or the goodput falls again
         return [other for other in loads if other <= load]
     return loads

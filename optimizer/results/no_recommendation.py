@@ -115,7 +115,7 @@ def _may_meet_bound_undisturbed(measurement: Measurement, bound: Constraint) -> 
     free_share = 1 - (measurement.other_cpu_share or 0.0)
     metric = METRICS[bound.metric]
     value = metric.value(measurement)
-    if bound.violation(measurement) <= 0 or metric.counted is not None:  # late requests may fail
+    if bound.violation(measurement) <= 0 or metric.counted_requests is not None:  # late requests may fail
         return True
     if metric.timing is not None:
         median_ms = METRICS[metric.timing.metric("p50")].value(measurement)

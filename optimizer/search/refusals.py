@@ -133,7 +133,7 @@ def permitted_share(problem: Problem) -> float:
 
     A failed request misses each bound on a percentile too.
     """
-    shares = [bound.bound / 100 for bound in problem.sla if bound.metric == "error-rate"]
+    shares = problem.sla.permitted_failures
     if not shares:
         return 0.0
     levels = [METRICS[bound.metric].quantile for bound in problem.sla]

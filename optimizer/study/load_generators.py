@@ -199,7 +199,7 @@ def _make_own_client(
         is_streaming=task.source.is_streaming,
         token_output=task.token_output,
         shared_memory=options.requested_shared_memory(),
-        counts_failures=any(bound.metric == "error-rate" for bound in task.problem.sla),
+        counts_failures=bool(task.problem.sla.permitted_failures),
     )
 
 

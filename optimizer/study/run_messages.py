@@ -208,8 +208,8 @@ def _usual_states(outcome: Outcome) -> UsualStatesJudged | None:
 def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
     """Return a note on the simulated refusals of a limited queue; None if the search did not simulate any."""
     problem, options = record.task.problem, record.environment.options
-    has_bound = any(METRICS[bound.metric].counted for bound in problem.sla)
-    if options.search != "simulated" or not problem.is_simulated or not has_bound or not problem.may_refuse:
+    permits_failures = problem.sla.permitted_failures and problem.may_refuse
+    if options.search != "simulated" or not problem.is_simulated or not permits_failures:
         return None
     from optimizer.search.candidate_selector import fit_surrogate  # imports SciPy
 

@@ -261,8 +261,8 @@ class Judgement:
         run_failed = self.expectation.failed_requests
         run_requests = self.expectation.served_requests + run_failed
         run_share = share_interval(float(run_failed), float(run_requests), self.error)[1]
-        bounds = [bound.bound / 100 for bound in self.expectation.sla if METRICS[bound.metric].counted]
-        allowed = Range(0.0, 100 * max(run_share, min(bounds, default=0.0)))
+        permitted_share = min(self.expectation.sla.permitted_failures, default=0.0)
+        allowed = Range(0.0, 100 * max(run_share, permitted_share))
         measured = ProductionValue(failed / (served + failed), low, high)
         reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in self.failures.items())
         number = f"{run_failed:,}" if run_failed else "none"

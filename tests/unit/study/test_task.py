@@ -103,9 +103,9 @@ def test_bounds_are_those_of_the_options(models: Path) -> None:
         models, "sleeper", sla_ms=HIGH, max_error_percent=0.1, objectives=("goodput",), search="tpe"
     ).problem
     assert problem.sla == Sla.from_bounds({"p99.9": 30.0, "error-rate": 0.1})
-    assert problem.needs_own_client is METRICS["latency-p99.9"]
+    assert problem.unreported_goal is METRICS["latency-p99.9"]
     assert problem.maximizes_throughput
-    assert task(models, "sleeper", sla_ms={"p99": 30.0}).problem.needs_own_client is None
+    assert task(models, "sleeper", sla_ms={"p99": 30.0}).problem.unreported_goal is None
 
 
 @pytest.mark.parametrize(
