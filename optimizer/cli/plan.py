@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
-from objectives.sla import Sla, parse_duration_ms, parse_rate
+from objectives.sla import Sla
+from objectives.units import parse_duration_ms, parse_rate
 from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line, quote

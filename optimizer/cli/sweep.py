@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from objectives.sla import parse_duration_ms
+from objectives.units import parse_duration_ms
 from optimizer.cli.commands import add_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes

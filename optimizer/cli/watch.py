@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from objectives.sla import parse_duration_ms
+from objectives.units import parse_duration_ms
 from optimizer.cli.output import EXIT_CODES, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url

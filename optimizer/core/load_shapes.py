@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from objectives.sla import parse_duration_ms
+from objectives.units import parse_duration_ms
 
 DEFAULTS = {"spike": "spike:4x:10%:1s", "ramp": "ramp:0.5..1.5:1s", "diurnal": "diurnal:1.5x:1s"}
 SHAPES = tuple(DEFAULTS)

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from objectives.sla import parse_duration_ms
+from objectives.units import parse_duration_ms
 from optimizer.config import gpu_placement, model_json
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.request_sizes import (

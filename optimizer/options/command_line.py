@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from objectives.quantiles import parse_percentile
-from objectives.sla import UNITS
+from objectives.units import UNITS
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import QUOTE_LENGTH, one_line, quote
 from optimizer.options.option_reader import flag_advice, written_values

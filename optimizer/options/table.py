@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from objectives.metrics import LATENCY, METRICS, TTFT
-from objectives.sla import metric_name, parse_bytes, parse_duration_ms, parse_rate
+from objectives.sla import metric_name
+from objectives.units import parse_bytes, parse_duration_ms, parse_rate
 from optimizer.core.endpoint import ProtocolName
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
 from optimizer.core.request_sizes import parse_input_shape, parse_priorities, parse_range, parse_token_lengths

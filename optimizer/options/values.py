@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from objectives.metrics import METRICS
 from objectives.quantiles import parse_percentile
-from objectives.sla import metric_name, parse_duration_ms
+from objectives.sla import metric_name
+from objectives.units import parse_duration_ms
 from optimizer.core.endpoint import HEADER_NAME
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import STEADY_DISTRIBUTIONS, is_load_shape, parse_load_shape

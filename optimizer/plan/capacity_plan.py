@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from objectives.confidence import Verdict
 from objectives.metrics import METRICS
-from objectives.sla import Sla, parse_rate
+from objectives.sla import Sla
+from objectives.units import parse_rate
 from optimizer.core.errors import BadInputError
 from optimizer.plan.autoscaler import Autoscaler, AutoscalerTest, day_rates, recorded_rates, simulate_autoscaler
 from optimizer.plan.evidence import (

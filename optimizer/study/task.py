@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from objectives.metrics import METRICS, QUANTILES
-from objectives.sla import Sla, parse_rate
+from objectives.sla import Sla
+from objectives.units import parse_rate
 from optimizer.config import model_config
 from optimizer.config.backends import backend_of
 from optimizer.config.model_source import ModelSource, configured_candidate

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
+from objectives.units import parse_bytes, parse_duration_ms, parse_rate
 from optimizer.config import model_config
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line, read_bytes, read_tail
