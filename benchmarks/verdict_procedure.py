@@ -55,7 +55,7 @@ from objectives.load_sequence import (
 )
 from objectives.sequential import LOOKS
 from objectives.server_spread import pool_server_spread
-from objectives.sla import CONFIDENCE
+from objectives.sla import DEFAULT_CONFIDENCE
 from objectives.verdict import MAX_EXCLUDED_SHARE, MAX_SLOPE, SLOPE_LEVELS, SlaVerdict, counted_windows
 from optimizer.confirmation.load_predictions import LOAD_STEP, MAX_LOAD_FACTOR, MAX_RIVAL_LOAD_FACTOR, MIN_LOAD_FACTOR
 from optimizer.confirmation.server_plan import (
@@ -340,7 +340,7 @@ class SimulatedTests:
 
     def __post_init__(self) -> None:
         throughput = [self.configuration.throughput(n) for n in self.confirmation.in_flight]
-        self.sequence = LoadSequence(self.predicted, throughput, 1 - CONFIDENCE, self.shares, self.margin)
+        self.sequence = LoadSequence(self.predicted, throughput, 1 - DEFAULT_CONFIDENCE, self.shares, self.margin)
 
     def correct(self, load: int, servers: list[Server]) -> float:
         """Shift the predictions by the measured difference at ``load``. Return the expected throughput."""
@@ -513,7 +513,7 @@ def main() -> int:
             ended = list(pool.map(partial(simulate, scenario, arguments.seconds), range(runs), chunksize=50))
             passed = [run for run in ended if run.passed]
             false = sum(run.is_false for run in ended) / runs
-            is_wrong |= false > 1 - CONFIDENCE
+            is_wrong |= false > 1 - DEFAULT_CONFIDENCE
             lost = np.array([run.given_up for run in passed] or [math.nan])
             seconds = np.median([run.seconds for run in ended])
             servers = np.median([run.servers for run in passed] or [0])

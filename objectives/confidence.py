@@ -18,7 +18,7 @@ from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
 from objectives.server_spread import PRIOR_DEGREES_OF_FREEDOM, USUAL_RANGE, ServerSpread, Windows
-from objectives.sla import CONFIDENCE
+from objectives.sla import DEFAULT_CONFIDENCE
 
 PROMISING_STANDARD_ERRORS = 1.5  # standard errors by which a load may be better than measured, before the first look
 UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing
@@ -79,7 +79,7 @@ class SequentialTest:
 
     error: float
     max_servers: int = 0
-    confidence: float = CONFIDENCE
+    confidence: float = DEFAULT_CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from objectives.confidence import difference_bounds, fresh_server_range, mean_bo
 from objectives.metrics import METRICS
 from objectives.pooled_windows import pooled_quantile_ms
 from objectives.server_spread import ServerSpread, ServerWindows, has_log, log_probe, metric_logs
-from objectives.sla import CONFIDENCE
 
 MAX_LOG = 700.0  # the exponential of more is not a floating-point number
 
@@ -52,7 +51,7 @@ class ThroughputRatio:
 
 
 def throughput_interval(
-    servers: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE, metric: str = "throughput"
+    servers: ServerWindows, spread: ServerSpread, confidence: float, metric: str = "throughput"
 ) -> ConfidenceInterval:
     """Return the confidence interval of the throughput ``metric`` on a fresh server in its unit per second.
 
@@ -70,7 +69,7 @@ def throughput_interval(
 
 
 def throughput_ratio(
-    ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
+    ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float
 ) -> ThroughputRatio | None:
     """Return the ratio of our throughput to theirs on fresh servers.
 
@@ -102,7 +101,7 @@ def latency_interval_ms(
     metric: str,
     effective_requests: float,
     spread: ServerSpread,
-    confidence: float = CONFIDENCE,
+    confidence: float,
 ) -> ConfidenceInterval:
     """Return the confidence interval of a latency metric on a fresh server in ms.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from objectives.metrics import LATENCY, METRICS, Measured, Measurement, Metric, PointT, Timing
 
-CONFIDENCE = 0.99  # default confidence of a verdict
+DEFAULT_CONFIDENCE = 0.99  # of the verdict, without --confidence
 
 
 @dataclass(frozen=True, slots=True)

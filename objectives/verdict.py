@@ -27,7 +27,7 @@ from objectives.metrics import LATENCY, METRICS, Measurement, Timing, four_digit
 from objectives.pooled_windows import misses_over, pooled_quantile_ms, requests_with, served_nothing
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, ServerWindows, metric_logs
-from objectives.sla import CONFIDENCE, Constraint, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla
 
 NOTHING = "nothing was measured"
 # The excess (log of latency) after a test of failed requests: their number does not show the distance to the bound.
@@ -69,7 +69,7 @@ class SlaVerdict:
     verdict: Verdict
     reason: str
     effective_requests: float = 0.0
-    confidence: float = CONFIDENCE
+    confidence: float = DEFAULT_CONFIDENCE
     slow_share: ConfidenceInterval = UNBOUNDED
     disturbed_share: float = 0.0
     is_promising: bool = False
@@ -212,8 +212,11 @@ def _tested(constraint: Constraint, latency_rise: float) -> str:
     return str(constraint) if lower == constraint else f"{constraint}, tested as {lower}"
 
 
-def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
-    """Return about how many effective requests a PASS of ``bound`` needs; 0 if it permits no share of them."""
+def needed_requests(bound: Constraint, error: float) -> int:
+    """Return about how many effective requests a PASS of ``bound`` needs; 0 if it permits no share of them.
+
+    ``error`` is the error probability of the test.
+    """
     metric, allowed = METRICS[bound.metric], bound.bound / 100
     if metric.counted_requests is not None:
         return fewest_requests(allowed, error) if 0 < allowed < 1 else 0

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from objectives.metrics import METRICS, Metric, PointT
-from objectives.sla import CONFIDENCE, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from optimizer.config import gpu_placement, model_config, model_json, ort_settings, queue_policy
 from optimizer.config.batching import (
     DIRECT_DELAY,
@@ -452,7 +452,7 @@ class Problem:
     sla: Sla = field(default_factory=Sla)
     open_loop: bool = False
     cpu_count: int | None = None
-    confidence: float = CONFIDENCE
+    confidence: float = DEFAULT_CONFIDENCE
     fixed_shapes: bool = True
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False

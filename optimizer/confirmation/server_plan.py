@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import needed_requests
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
@@ -94,12 +94,14 @@ def plan_server(
 ) -> ServerPlan:
     """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
 
-    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow. If the
-    times of the requests repeat, a window has whole periods. So all windows have the same load, and their differences
-    are those of the server.
+    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow: the
+    windows are long enough for the default confidence, whatever that of the run is. If the times of the requests
+    repeat, a window has whole periods. So all windows have the same load, and their differences are those of the
+    server.
     """
     served = point.throughput_infer_per_sec / load.request_batch_size
-    requests = max(WINDOW_REQUESTS, *(needed_requests(bound) / (WINDOWS * LOOKS[0]) for bound in sla or ()), 0)
+    needed = (needed_requests(bound, 1 - DEFAULT_CONFIDENCE) for bound in sla or ())
+    requests = max(WINDOW_REQUESTS, max(needed, default=0) / (WINDOWS * LOOKS[0]))
     seconds = requests / served if served > 0 else MAX_WINDOW_SECONDS
     lead_in_seconds = 0.0
     if point.measurement.responses_per_sec is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from objectives.sla import CONFIDENCE
+from objectives.sla import DEFAULT_CONFIDENCE
 from optimizer.core.endpoint import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
 from optimizer.core.load_shapes import SHAPES, STEADY_DISTRIBUTIONS, is_load_shape
 from optimizer.options.addresses import redact_header
@@ -88,7 +88,7 @@ class RunOptions:
     max_memory_bytes: float | None = None
     max_error_percent: float | None = None
     min_score: float | None = None
-    confidence: float = CONFIDENCE
+    confidence: float = DEFAULT_CONFIDENCE
     output_check: bool = True
     budget_seconds: float = 180.0
     max_trials: int | None = None

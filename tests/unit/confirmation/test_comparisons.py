@@ -13,7 +13,7 @@ import pytest
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import needed_requests
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
@@ -271,6 +271,6 @@ def test_windows_are_long_enough_for_a_high_percentile() -> None:
     requests = (
         LOOKS[0] * WINDOWS * 100.0 * plan_server(slow_point, POINT.load, None, sla=high_percentile).window_seconds
     )
-    assert requests == pytest.approx(needed_requests(bound))
+    assert requests == pytest.approx(needed_requests(bound, 1 - DEFAULT_CONFIDENCE))
     longest_plan = plan_server(slow_point, POINT.load, None, sla=Sla.from_bounds({"p99.99": 20.0}))
     assert longest_plan.window_seconds == MAX_WINDOW_SECONDS

@@ -19,7 +19,7 @@ from objectives.latency_sketch import sketch_latencies
 from objectives.load_sequence import OTHER_ERROR_SHARES, OTHER_MARGIN, LoadSequence
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import CONFIDENCE, Constraint, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.load_predictions import MAX_LOAD_FACTOR, LoadPredictions
@@ -408,7 +408,7 @@ def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: 
             trial = trial.with_confirmation(ConfirmationWindow(number, load, drawn, 0.01))
     (confirmed,) = judge_confirmations([trial], problem)
     assert confirmed.judged.verdict is Verdict.PASS
-    assert order_statistic_levels(confirmed.judged.effective_requests, 0.95, CONFIDENCE)[1] == math.inf
+    assert order_statistic_levels(confirmed.judged.effective_requests, 0.95, DEFAULT_CONFIDENCE)[1] == math.inf
     assert confirmed.latency_ms.low < (confirmed.point.measurement.latency_p95_ms or math.nan)
     assert confirmed.latency_ms.high == BOUND_MS
 

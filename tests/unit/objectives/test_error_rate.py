@@ -16,7 +16,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import server_spreads
-from objectives.sla import Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import SlaVerdict, count_misses, judge_sla
 
 BOUND_MS = 20.0
@@ -184,9 +184,9 @@ def test_windows_that_served_nothing_lower_the_throughput() -> None:
     spreads = server_spreads([half], sla.bounded_latencies)
     assert judge_sla([[served_window] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
     assert judge_sla(half, sla, spreads, test).verdict is Verdict.FAIL
-    interval = throughput_interval(half, spreads["throughput"])
+    interval = throughput_interval(half, spreads["throughput"], DEFAULT_CONFIDENCE)
     assert interval.low < 50 < interval.high < 90
-    ratio = throughput_ratio(half, [[served_window] * 8] * 6, spreads["throughput"])
+    ratio = throughput_ratio(half, [[served_window] * 8] * 6, spreads["throughput"], DEFAULT_CONFIDENCE)
     assert ratio is not None
     assert ratio.estimate == pytest.approx(0.5)
 
@@ -212,10 +212,10 @@ def test_a_server_that_served_nothing_fails_a_throughput() -> None:
     spreads = server_spreads([servers], sla.bounded_latencies)
     judged = judge_sla(servers, sla, spreads, SequentialTest(0.01, 9))
     assert (judged.verdict, judged.excess) == (Verdict.FAIL, UNSERVED_EXCESS)
-    interval = throughput_interval(servers, spreads["throughput"])
+    interval = throughput_interval(servers, spreads["throughput"], DEFAULT_CONFIDENCE)
     assert interval.low == 0
     assert 100 < interval.high < 120
-    assert throughput_ratio(servers, servers, spreads["throughput"]) is None
+    assert throughput_ratio(servers, servers, spreads["throughput"], DEFAULT_CONFIDENCE) is None
 
 
 def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:

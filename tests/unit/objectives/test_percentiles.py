@@ -17,7 +17,7 @@ from objectives.metrics import METRICS, QUANTILES, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.quantiles import parse_percentile, quantile_at
 from objectives.server_spread import server_spreads
-from objectives.sla import Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import judge_sla, needed_requests
 
 BOUND_MS = 30.0
@@ -107,7 +107,7 @@ def test_a_percentile_is_judged_by_exact_counts(scale: float) -> None:
     servers = [[window(scale * rng.gamma(9.0, 1.0, 3000)) for _ in range(8)] for _ in range(6)]
     judged = judge_sla(servers, SLA, server_spreads([servers], SLA.bounded_latencies), SequentialTest(0.01))
     assert judged.verdict is (Verdict.PASS if scale < 1 else Verdict.FAIL)
-    assert judged.effective_requests > needed_requests(SLA.constraints[0])
+    assert judged.effective_requests > needed_requests(SLA.constraints[0], 1 - DEFAULT_CONFIDENCE)
 
 
 def test_the_needed_requests_are_those_of_the_exact_bound() -> None:
@@ -116,7 +116,7 @@ def test_the_needed_requests_are_those_of_the_exact_bound() -> None:
     _, high = clopper_pearson_bounds(0.0, needed, 1e9, 0.005)
     assert high == pytest.approx(0.001, rel=1e-3)
     assert needed_requests(Sla.from_bounds({"error-rate": 0.1}).constraints[0], 0.005) == needed
-    assert needed_requests(Sla.from_bounds({"avg": 1.0}).constraints[0]) == 0
+    assert needed_requests(Sla.from_bounds({"avg": 1.0}).constraints[0], 0.005) == 0
 
 
 def test_perf_analyzer_is_compared_at_the_nearest_percentile_that_it_reports() -> None:

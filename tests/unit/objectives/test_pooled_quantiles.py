@@ -20,6 +20,7 @@ from objectives.latency_sketch import MIN_LATENCY_MS, RELATIVE_ACCURACY, count_o
 from objectives.metrics import LATENCY, QUANTILES, Measurement
 from objectives.pooled_windows import misses_over, pool_measurements, pooled_quantile_ms
 from objectives.server_spread import ServerSpread
+from objectives.sla import DEFAULT_CONFIDENCE
 from objectives.verdict import count_misses
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
@@ -98,7 +99,7 @@ def test_a_level_above_the_highest_quantile_needs_sketches() -> None:
 def test_an_interval_of_p95_lies_around_the_quantile_of_all_requests() -> None:
     latencies_of_windows = draw_windows(3)
     servers = [[measured(ms, sketched=True)] for ms in latencies_of_windows]
-    interval = latency_interval_ms(servers, "latency-p95", 2000.0, ServerSpread(0.0, 9.0))
+    interval = latency_interval_ms(servers, "latency-p95", 2000.0, ServerSpread(0.0, 9.0), DEFAULT_CONFIDENCE)
     assert interval.low < np.quantile(np.concatenate(latencies_of_windows), 0.95) < interval.high < float("inf")
 
 
@@ -111,7 +112,7 @@ def test_too_few_requests_for_order_statistics_have_the_interval_of_one_server(
     latencies_of_windows = draw_windows(3)
     servers = [[measured(ms, sketched=sketched)] for ms in latencies_of_windows]
     spread = ServerSpread(0.05**2, 9.0)
-    interval = latency_interval_ms(servers, "latency-p95", effective, spread)
+    interval = latency_interval_ms(servers, "latency-p95", effective, spread, DEFAULT_CONFIDENCE)
     quantile_ms = float(np.quantile(np.concatenate(latencies_of_windows), 0.95))
     factor = math.exp(2.821 * 0.05)  # Student's t with 9 degrees of freedom at 99 %
     assert (interval.low, interval.high) == pytest.approx((quantile_ms / factor, quantile_ms * factor), rel=0.03)
@@ -127,7 +128,9 @@ def test_the_interval_of_one_server_has_the_p95_of_servers_that_differ_more_than
     for _ in range(runs):
         logs = random.normal(0, between, (4, 1, 1)) + random.normal(0, within, (4, 2, 200))
         servers = [[measured(np.exp(window), sketched=True) for window in server] for server in logs]
-        interval = latency_interval_ms(servers, "latency-p95", 20.0, ServerSpread(between**2, 9.0))
+        interval = latency_interval_ms(
+            servers, "latency-p95", 20.0, ServerSpread(between**2, 9.0), DEFAULT_CONFIDENCE
+        )
         contained += interval.low <= math.exp(true_log) <= interval.high
     assert contained / runs >= 0.97, "99 % are planned"
 

@@ -29,7 +29,7 @@ from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, has_log, metric_logs, server_spreads
-from objectives.sla import CONFIDENCE, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import (
     MAX_EXCLUDED_SHARE,
     SlaVerdict,
@@ -112,7 +112,7 @@ def test_an_average_is_that_of_all_requests() -> None:
     )
     assert judged(measured, Sla.from_bounds({"avg": 10.0})).verdict is Verdict.UNDECIDED
     assert judged(measured, Sla.from_bounds({"avg": 16.0})).verdict is Verdict.PASS
-    interval = latency_interval_ms(measured, "latency-avg", 0.0, ServerSpread(0.01, 9.0))
+    interval = latency_interval_ms(measured, "latency-avg", 0.0, ServerSpread(0.01, 9.0), DEFAULT_CONFIDENCE)
     assert math.sqrt(interval.low * interval.high) == pytest.approx(10.625)
 
 
@@ -236,7 +236,7 @@ def test_a_throughput_bound_passes_only_if_less_slow_windows_pass_too() -> None:
         measured[0][7] = replace(window(9.0, 0), throughput_infer_per_sec=slowest)
         spreads = server_spreads([measured], sla.bounded_latencies)
         verdicts.append(judged(measured, sla).verdict)
-        lows.append(throughput_interval(measured, spreads["throughput"]).low)
+        lows.append(throughput_interval(measured, spreads["throughput"], DEFAULT_CONFIDENCE).low)
     assert verdicts == [Verdict.PASS] * 4
     assert lows == sorted(lows)
 
@@ -348,7 +348,10 @@ def test_windows_without_requests_count_as_slow() -> None:
 
 
 def test_without_effective_requests_a_latency_has_no_interval() -> None:
-    assert latency_interval_ms(servers(9.0), "latency-p95", 0.0, ServerSpread(0.01, 9.0)) == UNBOUNDED
+    assert (
+        latency_interval_ms(servers(9.0), "latency-p95", 0.0, ServerSpread(0.01, 9.0), DEFAULT_CONFIDENCE)
+        == UNBOUNDED
+    )
 
 
 @pytest.mark.parametrize(
@@ -373,7 +376,8 @@ def test_an_interval_is_unknown_or_shows_a_difference(
 
 def test_an_unknown_throughput_has_no_ratio_and_no_log() -> None:
     unknown, spread = [[replace(window(9.0, 0), throughput_infer_per_sec=None)]], ServerSpread(0.01, 9.0)
-    assert throughput_ratio(servers(9.0), unknown, spread) is throughput_ratio(unknown, servers(9.0), spread) is None
+    assert throughput_ratio(servers(9.0), unknown, spread, DEFAULT_CONFIDENCE) is None
+    assert throughput_ratio(unknown, servers(9.0), spread, DEFAULT_CONFIDENCE) is None
     assert not has_log(unknown[0], "throughput")
     assert has_log(servers(9.0)[0], "throughput")
 
@@ -394,7 +398,9 @@ def test_the_logs_of_a_mean_are_linear_in_it(metric: str) -> None:
 
 
 def test_the_throughput_interval_has_the_variance_between_servers() -> None:
-    narrow, wide = (throughput_interval(servers(9.0), ServerSpread(sigma**2, 9.0)) for sigma in (0.01, 0.1))
+    narrow, wide = (
+        throughput_interval(servers(9.0), ServerSpread(sigma**2, 9.0), DEFAULT_CONFIDENCE) for sigma in (0.01, 0.1)
+    )
     assert wide.low < narrow.low < 1000 < narrow.high < wide.high
 
 
@@ -403,27 +409,27 @@ def test_the_throughput_interval_has_the_variance_between_servers() -> None:
 
 @pytest.mark.parametrize(("requests", "column"), [(161, 0.99), (645, 0.97), (2600, 0.96)])
 def test_a_column_of_the_load_generator_bounds_p95(requests: int, column: float) -> None:
-    assert order_statistic_levels(requests, 0.95, CONFIDENCE)[1] <= column + 1 / requests
+    assert order_statistic_levels(requests, 0.95, DEFAULT_CONFIDENCE)[1] <= column + 1 / requests
 
 
 def test_too_few_requests_bound_nothing() -> None:
-    assert order_statistic_levels(89, 0.95, CONFIDENCE)[1] == math.inf
-    assert order_statistic_levels(90, 0.95, CONFIDENCE)[1] == 1
+    assert order_statistic_levels(89, 0.95, DEFAULT_CONFIDENCE)[1] == math.inf
+    assert order_statistic_levels(90, 0.95, DEFAULT_CONFIDENCE)[1] == 1
 
 
 @pytest.mark.parametrize("requests", [90, 161, 400, 2600])
 @pytest.mark.parametrize("level", [0.5, 0.95])
 def test_the_order_statistics_are_the_nearest_ones_that_bound_the_quantile(requests: int, level: float) -> None:
-    low, high = order_statistic_levels(requests, level, CONFIDENCE)
+    low, high = order_statistic_levels(requests, level, DEFAULT_CONFIDENCE)
     above_low, above_high = round(requests * (1 - low)), round(requests * (1 - high))
     chance = [float(special.bdtr(above, requests, 1 - level)) for above in range(-1, requests + 1)]
-    assert chance[above_low] < CONFIDENCE <= chance[above_low + 1]
-    assert chance[above_high + 1] <= 1 - CONFIDENCE < chance[above_high + 2]
+    assert chance[above_low] < DEFAULT_CONFIDENCE <= chance[above_low + 1]
+    assert chance[above_high + 1] <= 1 - DEFAULT_CONFIDENCE < chance[above_high + 2]
 
 
 def test_order_statistics_bound_the_quantile() -> None:
     random = np.random.default_rng(0)
-    low, high = order_statistic_levels(400, 0.95, CONFIDENCE)
+    low, high = order_statistic_levels(400, 0.95, DEFAULT_CONFIDENCE)
     samples = np.sort(random.exponential(size=(1000, 400)), axis=1)
     true = -math.log(0.05)
     assert np.mean(samples[:, math.ceil(400 * low) - 1] > true) <= 0.02
