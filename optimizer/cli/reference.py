@@ -29,7 +29,7 @@ from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
 from optimizer.model.profile_files import SCHEMA_FILE, flow, schema_text
 from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSection, OnnxRuntimeSection
 from optimizer.options.command_line import Parser
-from optimizer.options.run_options import Option
+from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS, FORECAST_COLUMNS
 from optimizer.study import run_record

@@ -12,13 +12,13 @@ from typing import Any, Final
 from optimizer.core.endpoint import ProtocolName
 from optimizer.core.safe_text import exists, is_folder, quote
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
+from optimizer.options.option import Option
 from optimizer.options.run_options import (
     DEFAULTS,
     EXHAUSTIVE_SEARCHES,
     PROGRAM_TARGETS,
     SEARCHERS,
     SIMULATED_OBJECTIVES,
-    Option,
     RunOptions,
     default_search,
 )

@@ -26,16 +26,15 @@ from optimizer.options.addresses import (
     redact_header,
     server_address,
 )
+from optimizer.options.option import Option, ValueType
 from optimizer.options.run_options import (
     LOGS,
     SEARCHERS,
     SHARED_MEMORY,
     SLA_METRICS,
     TARGETS,
-    Option,
     SlaMetric,
     TargetName,
-    ValueType,
     is_distribution,
     is_trace,
 )

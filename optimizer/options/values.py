@@ -22,11 +22,11 @@ from optimizer.core.load_shapes import STEADY_DISTRIBUTIONS, is_load_shape, pars
 from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, names_file, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, quote
+from optimizer.options.option import MovePath
 from optimizer.options.run_options import (
     DISTRIBUTIONS,
     GENERATED_DATA,
     TRACE_ENDING,
-    MovePath,
     RunOptions,
     is_distribution,
     is_trace,

@@ -13,6 +13,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, is_folder, named_file, one_line, quote, show_path
 from optimizer.options.addresses import redact
 from optimizer.options.command_line import option_words
+from optimizer.options.option import Option
 from optimizer.options.option_reader import (
     MODEL_ARGUMENT,
     changed_options,
@@ -24,7 +25,7 @@ from optimizer.options.option_reader import (
     run_options,
     written_values,
 )
-from optimizer.options.run_options import DEFAULTS, Option, RunOptions
+from optimizer.options.run_options import DEFAULTS, RunOptions
 from optimizer.options.table import REQUEST_TIME_OPTIONS
 from optimizer.options.values import parse_cpus, storage_file, usable_cpus
 from optimizer.store.run_folder import RunFolder

@@ -23,8 +23,9 @@ from optimizer.options.addresses import (
     server_address,
 )
 from optimizer.options.command_line import command_line
+from optimizer.options.option import Option
 from optimizer.options.option_reader import external_values
-from optimizer.options.run_options import Option, RunOptions
+from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
 from optimizer.options.values import MAX_CPU_COUNT, usable_cpus
 from optimizer.store.run_folder import RunFolder
