@@ -18,24 +18,16 @@ from optimizer.config.search_space import INSTANCE_COUNT, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import OpenLoopSampleLimit, PerfAnalyzerSampleLimit
-from optimizer.core.request_sizes import (
-    SizeDistribution,
-    TokenRequests,
-    parse_priorities,
-    parse_size_distribution,
-    parse_token_lengths,
-)
-from optimizer.core.safe_text import one_line, quote
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate, FieldChoices, FieldValue, TrialRole, model_of_field
 from optimizer.deploy.target_factory import other_machine_address
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, option_arrivals
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice, too_many_instances
-from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
-from optimizer.model.requests import InputOptionError, RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.model.profile_schema import LoadSection, ScoreSection, SpaceSection
+from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import parse_optional
 from optimizer.study.model_finder import NamedModel, find_model
 from optimizer.study.option_check import (
     check_own_client,
@@ -44,10 +36,15 @@ from optimizer.study.option_check import (
     check_server_settings,
     check_shared_memory,
     check_warm_up,
-    priorities_fault,
+)
+from optimizer.study.task_requests import (
+    make_requests,
+    request_options,
+    request_priorities,
+    sequence_lengths,
+    token_requests,
 )
 
-MAX_CONCURRENCY = 256  # of a model without a profile
 DEFAULT_TOLERANCE = Tolerance()
 
 
@@ -189,13 +186,14 @@ def _make_problem(
     fields: FieldChoices,
 ) -> Problem:
     """Return the problem to solve on ``hardware``, which serves the model; ``fields`` are those that are tried."""
-    source, batch, profile, on_gpu = named.source, named.batch, named.profile, bool(hardware.gpus)
+    source, batch, on_gpu = named.source, named.batch, bool(hardware.gpus)
+    load = named.profile.load if named.profile else LoadSection()
     return Problem(
         model=source.name,
         space=space,
         request_batch_size=batch.mean,
         request_mix=None if batch.fixed else batch,
-        max_concurrency=profile.load.max_concurrency if profile else MAX_CONCURRENCY,
+        max_concurrency=load.max_concurrency,
         objectives=tuple(METRICS[_metric(name, on_gpu)] for name in options.objectives),
         sla=_sla(named, options, on_gpu=on_gpu),
         open_loop=options.load == "rate",
@@ -337,123 +335,3 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
         f"{goal}: {named.source.name} sends one response to a request; only a decoupled model streams "
         f"(model_transaction_policy in config.pbtxt), so {remedy}"
     )
-
-
-DEFAULT_SEQUENCE_LENGTH = 20  # the default of perf_analyzer
-NO_OPTIONS = RequestOptions()
-
-
-def request_priorities(
-    named: NamedModel,
-    fields: FieldChoices,
-    options: RunOptions,
-    arrivals: Arrivals | None,
-) -> SizeDistribution | None:
-    """Return the shares of the priorities of the requests; None without any. ``fields`` are those that are tried.
-
-    Raises BadInputError if the model lacks a priority, or if a trace has its own.
-    """
-    profile_value = named.profile.request.priorities if named.profile else None
-    text = options.priorities or profile_value
-    if text is None:
-        return None
-    priorities = parse_priorities(text)
-    fault = priorities_fault(priorities, named.source, fields)
-    if isinstance(arrivals, RecordedArrivals) and arrivals.classes is not None:
-        fault = f"the trace {arrivals.name} has the requests' own; leave the priorities out"
-    if not fault:
-        return priorities
-    if named.profile and not options.priorities:
-        raise named.profile.fault("request", "priorities", problem=fault)
-    raise BadInputError(f"--priorities {fault}" if fault[0].isdigit() else f"--priorities: {fault}")
-
-
-def sequence_lengths(named: NamedModel, options: RunOptions) -> SizeDistribution | None:
-    """Return the distribution of the requests in a sequence; None if the model is not stateful.
-
-    Raises BadInputError if a model that is not stateful is given one.
-    """
-    profile_value = named.profile.request.sequence_length if named.profile else None
-    length = options.sequence_length or profile_value
-    if named.source.is_stateful:
-        return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
-    if length is not None:
-        problem = f"{named.source.name} is not stateful (no sequence_batching); leave it out"
-        if named.profile and not options.sequence_length:
-            raise named.profile.fault("request", "sequence_length", problem=problem)
-        raise BadInputError(f"--sequence-length: {problem}")
-    return None
-
-
-def request_options(named: NamedModel, options: RunOptions) -> RequestOptions:
-    """Return the options of the command line for requests, and those of the profile for the rest."""
-    defaults = named.profile.request.options() if named.profile else NO_OPTIONS
-    return RequestOptions(
-        options.input_data or "", options.shapes, options.input_ranges, options.string_data, options.string_length
-    ).over(defaults)
-
-
-def make_requests(
-    named: NamedModel, batching: RequestBatching, options: RequestOptions, tokens: TokenRequests | None
-) -> Requests:
-    """Return the requests by ``options`` and ``tokens``; without any, those of the model's builder."""
-    source = named.source
-    if source.input_data is not None and options == NO_OPTIONS and tokens is None:
-        return Requests(source.input_data).limited(batching, cache_folder())
-    try:
-        return prepare_requests(options, source.config, batching, cache_folder(), tokens)
-    except ParameterError as error:  # an input in the section tokens, which only a profile has
-        assert named.profile is not None
-        raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None
-    except InputOptionError as error:
-        raise _located(error, named) from None
-
-
-def _located(error: InputOptionError, named: NamedModel) -> BadInputError:
-    """Return the error with the line of the profile that has the option; as it is if the command line has it."""
-    if named.profile is not None:
-        request = named.profile.request
-        given: Mapping[str, object] = request.shapes if error.kind == "shape" else request.ranges
-        for names, value in given.items():
-            if f"{names}:{value}" == error.text:
-                return named.profile.fault("request", f"{error.kind}s", names, problem=error.problem)
-    return error
-
-
-def token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:
-    """Return the lengths of prompts and outputs by the command line, else by the profile.
-
-    None if there are none, or if the prompts are recorded.
-    """
-    profile, section = named.profile, named.profile.tokens if named.profile else TokensSection()
-    texts = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
-    options_text = " ".join(f"{flag} {quote(text)}" for flag, text in texts.items() if text is not None)
-    if not named.source.is_streaming:
-        problem = f"{named.source.name} sends one response to a request; only a decoupled model generates tokens"
-        if options_text:
-            raise BadInputError(f"{options_text}: {problem} (model_transaction_policy in config.pbtxt); leave it out")
-        if profile and section != TokensSection():
-            raise profile.fault("tokens", problem=f"{problem}; leave the section out")
-        return None
-    outputs = [tensor.name for tensor in named.source.config.output]
-    if profile and section.output_tensor and section.output_tensor not in outputs:
-        problem = f"{section.output_tensor}: {named.source.name} has no such output; its outputs are"
-        raise profile.fault("tokens", "output_tensor", problem=f"{problem} {one_line(', '.join(outputs), 200)}")
-    if options_text and requests.is_recorded:
-        raise BadInputError(
-            f"{options_text}: the input data {quote(str(requests.input_data))} have prompts of their own; "
-            "leave one out"
-        )
-    if requests.is_recorded:
-        return None
-    prompt, output = (parse_optional(flag, text, parse_token_lengths) for flag, text in texts.items())
-    try:
-        tokens = section.requests(prompt, output)
-    except ValueError as error:
-        raise BadInputError(f"{options_text}: {error}") from None
-    if options_text and tokens is None:
-        raise BadInputError(
-            f"{options_text}: the inputs for the prompt and the number of tokens, or one of the lengths, are "
-            "unknown; write a profile with tokens: {prompt_input: NAME, output_input: NAME} and give both lengths"
-        )
-    return tokens
