@@ -71,7 +71,7 @@ def emitted(run: Path, folder: Path, *words: str) -> dict[str, str]:
 
 
 def in_production(models: str, format_name: str) -> list[str]:
-    mounted = "/srv/my $models" if format_name in ("docker", "compose") else "pvc://claim/some/path"
+    mounted = "/srv/my $models" if "path" in emit.FORMATS[format_name].schemes else "pvc://claim/some/path"
     where = mounted if models == "mounted" else models
     return ["--format", format_name, "--image", IMAGE, "--model-repository", where]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,36 +27,49 @@ if TYPE_CHECKING:
     from optimizer.emit.recommended import Recommendation
 
 
-FORMATS = ("pbtxt", "per-device", "docker", "compose", "helm-values", "kserve", "kubernetes")
-ENGINE_FORMATS, CLUSTER_FORMATS = ("docker", "compose"), ("kubernetes", "helm-values", "kserve")
-FORMATS_OF = {  # the formats that take an option
-    "--model-warmup": FORMATS,
-    "--device": ("per-device",),
-    "--image": (*ENGINE_FORMATS, *CLUSTER_FORMATS),
-    "--model-repository": (*ENGINE_FORMATS, *CLUSTER_FORMATS),
-    "--name": (*ENGINE_FORMATS, *CLUSTER_FORMATS),
-    "--service-account": CLUSTER_FORMATS,
-    "--min-replicas": CLUSTER_FORMATS,
-    "--max-replicas": CLUSTER_FORMATS,
-    "--target-utilization": CLUSTER_FORMATS,
-    "--autoscale-on": ("kubernetes", "helm-values"),
+@dataclass(frozen=True, slots=True)
+class EmitFormat:
+    """A format of ``--format``; ``_files`` calls its emitter.
+
+    Attributes:
+        files: The files that it writes, for the help.
+        options: The options that it takes in addition to those of every format.
+        schemes: The places of a model repository that its server can read; empty for a format without a server.
+        needs_image: Whether the image of its server must be known.
+    """
+
+    files: str
+    options: tuple[str, ...] = ()
+    schemes: tuple[str, ...] = ()
+    needs_image: bool = True
+
+
+_BUCKETS = ("s3", "gs", "as")
+_SERVER_OPTIONS = ("--image", "--model-repository", "--name")
+_CLUSTER_OPTIONS = (
+    *_SERVER_OPTIONS,
+    *("--service-account", "--min-replicas", "--max-replicas", "--target-utilization"),
+)
+FORMATS = {
+    "pbtxt": EmitFormat("config.pbtxt of each model, and model.json if the run changed it"),
+    "per-device": EmitFormat(
+        "MODEL/configs/DEVICE.pbtxt for each RUN, for tritonserver --model-config-name=DEVICE", ("--device",)
+    ),
+    "docker": EmitFormat("run.sh, which calls `docker run`", _SERVER_OPTIONS, ("path", *_BUCKETS)),
+    "compose": EmitFormat("compose.yaml", _SERVER_OPTIONS, ("path", *_BUCKETS)),
+    "kubernetes": EmitFormat(
+        "ConfigMap, Deployment, Service, HorizontalPodAutoscaler",
+        (*_CLUSTER_OPTIONS, "--autoscale-on"),
+        ("pvc", *_BUCKETS),
+    ),
+    "helm-values": EmitFormat("values.yaml and its chart", (*_CLUSTER_OPTIONS, "--autoscale-on"), ("pvc", *_BUCKETS)),
+    "kserve": EmitFormat("InferenceService", _CLUSTER_OPTIONS, ("pvc", "s3", "gs", "https"), needs_image=False),
 }
-SCHEMES = {  # the model repositories that a format can refer to
-    **dict.fromkeys(ENGINE_FORMATS, ("path", "s3", "gs", "as")),
-    **dict.fromkeys(("kubernetes", "helm-values"), ("pvc", "s3", "gs", "as")),
-    "kserve": ("pvc", "s3", "gs", "https"),
-}
+FORMAT_OPTIONS = tuple(dict.fromkeys(option for each in FORMATS.values() for option in each.options))
 SCHEME_NAMES = {"path": "a folder", "pvc": "pvc://CLAIM/PATH"}
-EPILOG = """\
+_EPILOG = """\
 formats:
-  pbtxt        config.pbtxt of each model, and model.json if the run changed it
-  per-device   MODEL/configs/DEVICE.pbtxt for each RUN, for tritonserver
-               --model-config-name=DEVICE
-  docker       run.sh, which calls `docker run`
-  compose      compose.yaml
-  kubernetes   ConfigMap, Deployment, Service, HorizontalPodAutoscaler
-  helm-values  values.yaml and its chart
-  kserve       InferenceService
+{formats}
 
 exit codes: 0 done, 2 bad input, such as a run that has not ended, or an
 UNDECIDED one without --force
@@ -68,13 +83,24 @@ examples:
 """
 
 
+def _epilog() -> str:
+    """Return the text below the options in the help: the formats with their files, and examples."""
+    lines = (
+        textwrap.fill(
+            each.files, 80, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15, break_on_hyphens=False
+        )
+        for name, each in FORMATS.items()
+    )
+    return _EPILOG.format(formats="\n".join(lines))
+
+
 def build_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="tune emit",
         usage="[options] RUN",
         description="Write the recommendation of a run as files for production.",
-        epilog=EPILOG,
+        epilog=_epilog(),
     )
     add = parser.add_argument
     add("runs", metavar="RUN", nargs="+", help=RUN_HELP)
@@ -137,9 +163,8 @@ def read_emit_arguments(argv: list[str]) -> argparse.Namespace:
     arguments = build_parser().read(argv)
     if arguments.format != "per-device" and len(arguments.runs) > 1:
         raise BadInputError(f"--format {arguments.format} takes one run; only --format per-device takes several")
-    for flag, formats in FORMATS_OF.items():
-        value = value_of(arguments, flag)
-        if value is not None and value is not False and arguments.format not in formats:
+    for flag in FORMAT_OPTIONS:
+        if value_of(arguments, flag) is not None and flag not in FORMATS[arguments.format].options:
             raise BadInputError(f"{flag}: --format {arguments.format} does not use it; leave it out")
     devices: list[str] = arguments.device or []
     for device in devices:
@@ -155,7 +180,7 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     from optimizer.emit.production import ProductionServer, name_of, read_image, read_name
 
     image = recommendation.run.options.docker_image if arguments.image is None else arguments.image
-    if image is None and arguments.format != "kserve":
+    if image is None and FORMATS[arguments.format].needs_image:
         raise BadInputError(
             f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
             f"{recommendation.triton_version}, the measured version, or newer"
@@ -183,7 +208,7 @@ def _read_repository(arguments: argparse.Namespace) -> ModelRepository:
     """Return the model repository of production. Raises BadInputError if the format cannot refer to it."""
     from optimizer.emit.production import read_repository
 
-    schemes = SCHEMES[arguments.format]
+    schemes = FORMATS[arguments.format].schemes
     places = ", ".join(SCHEME_NAMES.get(scheme, f"{scheme}://…") for scheme in schemes)
     if arguments.model_repository is None:
         raise BadInputError(f"--format {arguments.format}: --model-repository is missing; give {places}")
