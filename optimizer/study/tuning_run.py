@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -189,19 +190,9 @@ class _Session:
                 report_path=folder.report if report or is_file(folder.report) else None,
                 continued_by=result.continued_by if result else "",
             )
-            has_page = not report
-            try:
+            write_page = partial(record.write_page, recorded, outcome, trials, ended.document)
+            with _called_at_end(write_page) if report else contextlib.nullcontext():
                 yield ended
-            finally:  # the folder gets its page even if nothing can be shown
-                try:
-                    with interrupts.deferred():
-                        if report:
-                            record.write_page(recorded, outcome, trials, ended.document)
-                        has_page = True
-                except KeyboardInterrupt:
-                    if not has_page:  # it came just before interrupts were deferred
-                        record.write_page(recorded, outcome, trials, ended.document)
-                    raise
 
     def _fingerprint(self, task: Task) -> Fingerprint:
         """Return the fingerprint of the machine. Raises BadInputError if the resumed run has another one."""
@@ -298,6 +289,23 @@ class _Session:
     def _continue_command(self, folder: RunFolder) -> str:
         action = "verify" if self.mode is RunMode.CONFIRM else "--resume"
         return f"tune {action} {shlex.quote(show_path(folder.path))}"
+
+
+@contextlib.contextmanager
+def _called_at_end(write_page: Callable[[], object]) -> Iterator[None]:
+    """Call ``write_page`` when the context ends: the folder gets its page even if nothing can be shown."""
+    is_written = False
+    try:
+        yield
+    finally:
+        try:
+            with interrupts.deferred():
+                write_page()
+                is_written = True
+        except KeyboardInterrupt:
+            if not is_written:  # it came just before interrupts were deferred
+                write_page()
+            raise
 
 
 def _status(result: StudyResult | None, outcome: Outcome) -> RunStatus:
