@@ -139,6 +139,20 @@ class _ConfirmationState:
         """The trials with their confirmations so far."""
         return tuple(self.by_number.values())
 
+    def apply(self, event: WorkerEvent) -> None:
+        """Take over the trials and the plan of an ``event``; others are ignored."""
+        match event:
+            case ConfirmationEnded(trials):
+                self.by_number.update({trial.number: trial for trial in trials})
+            case ConfirmationPlanned(plan):
+                self.plan = plan
+                self.store_plan(plan)
+            case LoadMeasured(trial, load, measurement, FreshServer() as fresh):
+                earlier = self.by_number[trial.number]
+                self.by_number[trial.number] = earlier.with_row(load, measurement, fresh)
+            case TrialFailed(trial):
+                self.by_number[trial.number] = trial
+
 
 @dataclass
 class ClusterExecutor:
@@ -184,20 +198,9 @@ class ClusterExecutor:
                 if worker is not confirming:
                     continue
                 self.recorder.record(worker, event)
-                match event:
-                    case ConfirmationEnded(trials):
-                        state.by_number.update({trial.number: trial for trial in trials})
-                        return True
-                    case WorkerFailed() | WorkerLost():
-                        return False
-                    case ConfirmationPlanned(plan):
-                        state.plan = plan
-                        state.store_plan(plan)
-                    case LoadMeasured(trial, load, measurement, FreshServer() as fresh):
-                        earlier = state.by_number[trial.number]
-                        state.by_number[trial.number] = earlier.with_row(load, measurement, fresh)
-                    case TrialFailed(trial):
-                        state.by_number[trial.number] = trial
+                state.apply(event)
+                if isinstance(event, ConfirmationEnded | WorkerFailed | WorkerLost):
+                    return isinstance(event, ConfirmationEnded)
 
 
 @dataclass
