@@ -18,7 +18,7 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import EXECUTION_PATHS, Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.trial import ORT_SETTING_PATHS, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.simulator.dynamic_batching_model import simulated_measurement
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
@@ -174,9 +174,9 @@ def execution_server(seed: int, settings: Sequence[str]) -> SimulatedServer:
     """Return a server whose space has ``settings`` of EXECUTION_SPEEDS in addition to two numbers of threads."""
     rng = np.random.default_rng(seed)
     fields: dict[str, tuple[FieldValue, ...]] = {THREADS: ("1", "2")}
-    fields |= {EXECUTION_PATHS[name]: (EXECUTION_DEFAULTS[name], EXECUTION_SPEEDS[name][0]) for name in settings}
+    fields |= {ORT_SETTING_PATHS[name]: (EXECUTION_DEFAULTS[name], EXECUTION_SPEEDS[name][0]) for name in settings}
     others = EXECUTION_SPEEDS.items()
-    speeds = {(EXECUTION_PATHS[name], value): rng.uniform(low, high) for name, (value, low, high) in others}
+    speeds = {(ORT_SETTING_PATHS[name], value): rng.uniform(low, high) for name, (value, low, high) in others}
     return SimulatedServer(
         f"execution-{seed}-{'+'.join(('threads', *settings))}",
         fixed_s=10 ** rng.uniform(-3.0, -2.3),

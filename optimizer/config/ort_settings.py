@@ -15,12 +15,12 @@ from optimizer.config import field_path
 from optimizer.config.backends import ONNXRUNTIME, backend_of
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import CPU_ACCELERATOR, EXECUTION_PATHS, GPU_ACCELERATOR, PLAN_CUDA_GRAPHS, FieldValue
+from optimizer.core.trial import CPU_ACCELERATOR, GPU_ACCELERATOR, ORT_SETTING_PATHS, PLAN_CUDA_GRAPHS, FieldValue
 
 NO_ACCELERATOR = "none"
 OPENVINO, TENSORRT = "openvino", "tensorrt"
 INTRA_OP_THREADS, INTER_OP_THREADS, EXECUTION_MODE, GRAPH_LEVEL, SPINNING = (
-    EXECUTION_PATHS[name]
+    ORT_SETTING_PATHS[name]
     for name in ("intra_op_thread_count", "inter_op_thread_count", "execution_mode", "graph_level", "allow_spinning")
 )
 _ACCELERATORS = (CPU_ACCELERATOR, GPU_ACCELERATOR)

@@ -23,7 +23,7 @@ INSTANCE_GPUS = "instance_group_gpus"  # GPUs of the instances, as gpu_placement
 CPU_ACCELERATOR, GPU_ACCELERATOR = (
     f"optimization.execution_accelerators.{device}_execution_accelerator.0" for device in ("cpu", "gpu")
 )
-EXECUTION_PATHS = {  # settings of ONNX Runtime, by their short names -> their paths in ModelConfig
+ORT_SETTING_PATHS = {  # settings of ONNX Runtime, by their short names -> their paths in ModelConfig
     "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
     "inter_op_thread_count": "parameters.inter_op_thread_count.string_value",
     "execution_mode": "parameters.execution_mode.string_value",
@@ -34,7 +34,7 @@ EXECUTION_PATHS = {  # settings of ONNX Runtime, by their short names -> their p
     "cuda_graphs": f"{GPU_ACCELERATOR}.parameters.trt_cuda_graph_enable",
 }
 PLAN_CUDA_GRAPHS = "optimization.cuda.graphs"  # read by the tensorrt backend
-_SHORT_NAMES = {path: name for name, path in EXECUTION_PATHS.items()} | {
+_SHORT_NAMES = {path: name for name, path in ORT_SETTING_PATHS.items()} | {
     f"{CPU_ACCELERATOR}.name": "execution_accelerator",
     PLAN_CUDA_GRAPHS: "cuda_graphs",
 }

@@ -33,10 +33,10 @@ from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.core.safe_text import format_value, resolve_inside
 from optimizer.core.trial import (
     CPU_ACCELERATOR,
-    EXECUTION_PATHS,
     INSTANCE_GPUS,
     MAX_CONCURRENCY,
     MODEL_JSON_PREFIX,
+    ORT_SETTING_PATHS,
     SERVER_CPUS,
     SERVER_OPTION_PREFIX,
     SERVER_PROCESSES,
@@ -388,7 +388,7 @@ class OnnxRuntimeSection(ProfileSection):
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices by path in ModelConfig."""
-        paths = dict(EXECUTION_PATHS)
+        paths = dict(ORT_SETTING_PATHS)
         if "openvino" in (self.execution_accelerator or ()):
             paths["execution_accelerator"] = f"{CPU_ACCELERATOR}.name"
         fields = {paths[name]: choices for name, choices in self if choices}
@@ -522,7 +522,7 @@ def keys_of_parameter(name: str) -> tuple[str, ...]:
         return "model_json", name.removeprefix(MODEL_JSON_PREFIX)
     if name.startswith(f"{PRIORITY_POLICY}."):
         return "priority_queue_policy", *name.removeprefix(f"{PRIORITY_POLICY}.").split(".")
-    if is_accelerator_field(name) or name in EXECUTION_PATHS.values():
+    if is_accelerator_field(name) or name in ORT_SETTING_PATHS.values():
         return "onnxruntime", short_path(name)
     return (_KEYS_OF_PARAMETERS[name],) if name in _KEYS_OF_PARAMETERS else ()
 

@@ -16,7 +16,7 @@ from optimizer.config.ort_settings import check_ort_settings, unread_settings, u
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import CPU_ACCELERATOR, EXECUTION_PATHS, Candidate, short_path
+from optimizer.core.trial import CPU_ACCELERATOR, ORT_SETTING_PATHS, Candidate, short_path
 from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import build_space, space_keys
 from optimizer.model.profile import parse_profile
@@ -24,7 +24,7 @@ from optimizer.model.profile_schema import OnnxRuntimeSection, SpaceSection
 from optimizer.results.configuration_text import configuration, triton_lines
 
 NAME, PRECISION, GRAPHS = (
-    EXECUTION_PATHS[name] for name in ("execution_accelerator", "precision_mode", "cuda_graphs")
+    ORT_SETTING_PATHS[name] for name in ("execution_accelerator", "precision_mode", "cuda_graphs")
 )
 PLAIN = ModelConfig(name="m", backend="onnxruntime", max_batch_size=8)
 OPENVINO_NAME, STREAMS = f"{CPU_ACCELERATOR}.name", f"{CPU_ACCELERATOR}.parameters.num_streams"
@@ -80,7 +80,7 @@ def test_an_accelerator_that_is_off_has_no_parameters() -> None:
 
 
 def test_a_candidate_is_shown_with_short_names_and_valid_lines() -> None:
-    spinning = EXECUTION_PATHS["allow_spinning"]
+    spinning = ORT_SETTING_PATHS["allow_spinning"]
     chosen = Candidate(8, fields=((NAME, "tensorrt"), (PRECISION, "FP16"), (spinning, "0")))
     assert configuration(chosen).endswith("execution_accelerator=tensorrt · precision_mode=FP16 · allow_spinning=0")
     lines = "\n".join(triton_lines(chosen))
