@@ -53,7 +53,7 @@ from optimizer.measure.output_check import (
     infer_streamed,
 )
 from optimizer.measure.score import read_scorer
-from optimizer.model.default_space import DeviceAssignment, has_gpu_choice
+from optimizer.model.instances import DeviceAssignment, has_gpu_choice
 from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions

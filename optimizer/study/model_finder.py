@@ -21,7 +21,7 @@ from optimizer.deploy.target_settings import model_load_timeout_within
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals, option_arrivals
-from optimizer.model.default_space import DeviceAssignment, instance_count, too_many_instances
+from optimizer.model.instances import DeviceAssignment, instance_count, too_many_instances
 from optimizer.model.onnx_file import read_bare_onnx
 from optimizer.model.profile import Profile, load_profile
 from optimizer.model.profile_lookup import MODEL_ENDINGS, PROFILE_ENDINGS, find_profile, list_profiles

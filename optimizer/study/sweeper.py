@@ -28,7 +28,8 @@ from optimizer.deploy.target_factory import describe_server
 from optimizer.machine.conditions import machine_conditions
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
-from optimizer.model.default_space import check_sequence_fields, too_many_instances, without_batch_dimension
+from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
+from optimizer.model.instances import too_many_instances
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
 from optimizer.options.option_reader import external_values

@@ -24,7 +24,8 @@ from optimizer.deploy.target_factory import other_machine_address
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, option_arrivals
 from optimizer.measure.output_comparison import Tolerance
-from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice, too_many_instances
+from optimizer.model.default_space import build_space
+from optimizer.model.instances import DeviceAssignment, has_gpu_choice, too_many_instances
 from optimizer.model.profile_schema import LoadSection, ScoreSection, SpaceSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions

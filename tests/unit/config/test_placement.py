@@ -19,7 +19,7 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.trial import CPU_ACCELERATOR, INSTANCE_GPUS, Candidate
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
-from optimizer.model.default_space import DeviceAssignment, has_gpu_choice
+from optimizer.model.instances import DeviceAssignment, has_gpu_choice
 from optimizer.model.profile import parse_profile
 from optimizer.options.run_options import RunOptions
 from optimizer.results.configuration_text import configuration, triton_lines
