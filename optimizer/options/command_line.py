@@ -15,8 +15,9 @@ from objectives.quantiles import parse_percentile
 from objectives.units import UNITS
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import QUOTE_LENGTH, one_line, quote
+from optimizer.options.flag_advice import flag_advice
 from optimizer.options.option import Option, ValueType
-from optimizer.options.option_reader import flag_advice, written_values
+from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import DEFAULTS, EXHAUSTIVE_SEARCHES, RunOptions
 from optimizer.options.table import OPTIONS, SLA
 from optimizer.options.values import parse_latency_bound, parse_optional, parse_path, parse_value

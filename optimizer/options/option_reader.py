@@ -1,209 +1,30 @@
-"""Convert option values to RunOptions, and check combinations of options."""
+"""Convert option values to RunOptions and back, also for a resumed run or another working folder."""
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from optimizer.core.endpoint import ProtocolName
 from optimizer.core.safe_text import exists, is_folder, quote
-from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
-from optimizer.options.option import Option
-from optimizer.options.run_options import (
-    DEFAULTS,
-    EXHAUSTIVE_SEARCHES,
-    PROGRAM_TARGETS,
-    SEARCHERS,
-    SIMULATED_OBJECTIVES,
-    RunOptions,
-    default_search,
+from optimizer.options.addresses import server_address
+from optimizer.options.conflicts import (
+    check_cluster,
+    check_options,
+    check_target_options,
+    misplaced_option,
+    option_fault,
 )
+from optimizer.options.flag_advice import flag_advice
+from optimizer.options.option import Option
+from optimizer.options.run_options import DEFAULTS, RunOptions, default_search
 from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME, REQUEST_TIME_OPTIONS, TARGET_OPTIONS
-from optimizer.options.values import MAX_INT32, OptionError, format_number, move_model
+from optimizer.options.values import OptionError, move_model
 
-MIN_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
-MAX_PROPOSALS = 5  # flags that are equally similar
 MODEL_ARGUMENT = "MODEL"  # stands for the model among names of options
 # options that name code, a program, an address, or data that are sent to a server
 EXTERNAL = ("model-repository", "input-data", "cluster", *(option.name for option in TARGET_OPTIONS))
-MAX_FLAG_LENGTH = 100  # further characters are not compared
-SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write runs name differently
-    "--out": "--results",
-    "--results": "--out",
-}
-
-
-def _advise_sweep(setting: str, flag: str) -> str:
-    """Return the advice on an option that would fix a ``setting``, and the ``flag`` of `tune sweep` for it."""
-    return f"{setting} is searched; limit it in a profile, or measure given values with `tune sweep {flag}`"
-
-
-SEARCH_ADVICE: Final = {  # for options of `tune sweep`, perf_analyzer and Model Analyzer that a search does not have
-    **dict.fromkeys(
-        ("--concurrency", "--concurrency-range", "--max-concurrency"),
-        _advise_sweep("the concurrency", "--concurrency"),
-    ),
-    **dict.fromkeys(
-        ("--request-rate", "--request-rate-range"),
-        "--load rate searches the highest rate; measure given rates with `tune sweep --request-rate`",
-    ),
-    "--max-batch-size": _advise_sweep("max_batch_size", "--max-batch-size"),
-    "--max-queue-delay": _advise_sweep("the queue delay", "--max-queue-delay"),
-    "--instance-count": _advise_sweep("the number of instances", "--instance-count"),
-    **dict.fromkeys(
-        ("--latency", "--latency-threshold", "--latency-budget", "--percentile"),
-        "a bound on the latency is written --sla-p95 20ms",
-    ),
-    **dict.fromkeys(("--model-name", "--profile-models", "-m"), "write the model without an option"),
-    "--triton-launch-mode": "the server is chosen with --target",
-}
-
-
-def check_options(options: RunOptions, explicit: Collection[str]) -> None:
-    """Raise OptionError if options contradict each other."""
-    _check_load(options, explicit)
-    check_target_options(options, explicit)
-    _check_remote(options)
-    _check_shared_memory(options)
-    _check_search(options)
-    _check_cluster(options)
-    if options.study_name is not None and options.storage is None:
-        raise _fault("study-name", "--storage is missing; give the database of all workers", options.study_name)
-
-
-def check_target_options(options: RunOptions, explicit: Collection[str]) -> None:
-    """Raise OptionError if an option does not belong to the target, or needs another option that is missing."""
-    if misplaced := _misplaced_option(options, explicit):
-        raise _requires(*misplaced)
-    _check_ssl(options, explicit)
-    if options.target == "docker" and options.docker_image is None:
-        image = "nvcr.io/nvidia/tritonserver:…-py3"
-        raise _fault("target", f"--docker-image is missing; give an image such as {image}", "docker")
-
-
-def _misplaced_option(options: RunOptions, explicit: Collection[str]) -> tuple[str, str, str] | None:
-    """Return the name and value of an option that does not belong to the target, and the targets that take it."""
-    for option in TARGET_OPTIONS:
-        if option.name in explicit and options.target not in option.targets:
-            value = option.value_in(options)
-            shown = option.redact(value[0] if option.repeatable else value)
-            return option.name, shown, f"--target {' or '.join(option.targets)}"
-    return None
-
-
-def _fault(name: str, problem: str, value: str | None = None) -> OptionError:
-    """Return the error about the option ``name``, which begins with its flag and the ``value``, if that matters."""
-    shown = f"--{name}" if value is None else f"--{name} {quote(value)}"
-    return OptionError(name, f"{shown}: {problem}")
-
-
-def _requires(name: str, value: str, other: str) -> OptionError:
-    """Return the error about an option that has no effect without the option ``other``."""
-    return _fault(name, f"works only with {other}; add {other}, or remove --{name}", value)
-
-
-def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
-    """Raise OptionError if a PEM file is of the other protocol than ``--url``, lacks its key, or has no effect."""
-    address, url = server_address(options.url), quote(options.url or DEFAULT_URL)
-    flags = SSL_FLAGS[address.protocol]
-    other_protocol: ProtocolName = "grpc" if address.protocol == "http" else "http"
-    for name, flag in SSL_FLAGS[other_protocol].items():
-        if flag[2:] in explicit:
-            problem = f"--url {url} does not begin with {other_protocol}s://"
-            raise _fault(flag[2:], f"{problem}; begin the URL with {other_protocol}s://, or give {flags[name]}")
-    files = {"ca": options.tls_ca, "cert": options.tls_cert, "key": options.tls_key}
-    set_flags = [flags[name] for name, file in files.items() if file is not None]
-    if (flags["cert"] in set_flags) != (flags["key"] in set_flags):
-        present, missing = ("key", "cert") if options.tls_cert is None else ("cert", "key")
-        raise _fault(flags[present][2:], f"a client certificate needs its key; give {flags[missing]} too")
-    if set_flags and not address.tls:
-        raise _fault(set_flags[0][2:], f"--url {url} is not encrypted; begin it with {address.protocol}s://")
-
-
-def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
-    timing = [name for name in REQUEST_TIME_OPTIONS if name in explicit]
-    if len(timing) > 1:
-        both = " and ".join(f"--{name}" for name in timing)
-        raise OptionError(timing[0], f"{both} both set the times of the requests: give one of them")
-    if options.load != "rate":
-        if timing:
-            raise _requires(timing[0], options.request_times, "--load rate")
-        return
-    if options.protocol == "http":
-        why = "requests at a rate are sent over gRPC only"
-        if "protocol" in explicit:
-            raise _fault("protocol", f"{why}; leave it out", "http")
-        raise _fault("url", f"{why}; give the host:port of its gRPC", options.url or DEFAULT_URL)
-    if options.perf_analyzer_image is not None:
-        problem = "perf_analyzer does not send requests at a rate; leave it out"
-        raise _fault("perf-analyzer-image", problem, options.perf_analyzer_image)
-
-
-def _check_remote(options: RunOptions) -> None:
-    if options.target != "remote":
-        return
-    if options.protocol != server_address(options.url).protocol:
-        advice = "a gRPC address; give http://host:port"
-        if options.protocol == "grpc":
-            advice = "an HTTP address; give the host:port of its gRPC"
-        raise _fault("protocol", f"--url is {advice}", options.protocol)
-    if options.server_cpus is not None:
-        raise _fault("server-cpus", "the CPUs of a remote server cannot be set; leave it out", options.server_cpus)
-
-
-def _check_shared_memory(options: RunOptions) -> None:
-    size = options.output_shared_memory_bytes
-    if options.shared_memory == "none":
-        if size is not None:
-            needed = "--shared-memory system or cuda"
-            raise _requires("output-shared-memory-size", f"{format_number(size)}B", needed)
-        return
-    if size is not None and not 1 <= size <= MAX_INT32:
-        raise _fault("output-shared-memory-size", "write 1B to 2GiB", f"{format_number(size)}B")
-    if options.shared_memory == "cuda" and options.load == "rate":
-        problem = "tune's own client, which sends at a rate, has system shared memory only; use that"
-        raise _fault("shared-memory", problem, options.shared_memory)
-    if options.perf_analyzer_image is not None:
-        problem = "a perf_analyzer in a container does not share the memory; leave --perf-analyzer-image out"
-        raise _fault("shared-memory", problem, options.shared_memory)
-    if options.docker_shm_size is not None:
-        problem = "the container then has the shared memory of this machine; leave --docker-shm-size out"
-        raise OptionError("docker-shm-size", f"--shared-memory {options.shared_memory}: {problem}")
-
-
-def _check_search(options: RunOptions) -> None:
-    if options.search == "simulated" and options.objectives[0] not in SIMULATED_OBJECTIVES:
-        *alternatives, last = (name for name in SEARCHERS if name != "simulated")
-        raise OptionError(
-            "search",
-            f"--search simulated ranks by throughput or goodput; with --objective {','.join(options.objectives)} "
-            f"take {', '.join(alternatives)} or {last}",
-        )
-    if options.search in EXHAUSTIVE_SEARCHES and options.warm_start is not None:
-        problem = f"--search {options.search} measures every configuration anyway; leave one of the two out"
-        raise _fault("warm-start", problem)
-
-
-def _check_cluster(options: RunOptions) -> None:
-    if options.cluster is None:
-        if options.cluster_cpus is not None:
-            raise _requires("cluster-cpus", str(options.cluster_cpus), "--cluster")
-        return
-    if options.target not in PROGRAM_TARGETS:
-        problem = f"each trial starts its own server, which --target {options.target} does not"
-        raise _fault("cluster", f"{problem}; take {' or '.join(PROGRAM_TARGETS)}")
-    if options.study_name is not None:
-        raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --study-name out")
-    for name in ("server-cpus", "client-cpus", "perf-analyzer-image"):
-        if OPTIONS_BY_NAME[name].value_in(options) is not None:
-            reason = (
-                "uses tune's own perf_analyzer" if name == "perf-analyzer-image" else "gets free CPUs of its node"
-            )
-            raise _fault(name, f"a trial on a cluster {reason}: leave it out")
 
 
 def run_options(model: str, values: Mapping[str, object]) -> RunOptions:
@@ -245,28 +66,6 @@ def parse_values(
     return parsed
 
 
-def flag_advice(flag: str, flags: Iterable[str]) -> str:
-    """Return advice on a flag that is not among the ``flags`` of the command.
-
-    It is from SEARCH_ADVICE if these are options of a search, else it proposes the flag of SIMILAR_FLAGS, or those
-    that are spelled most alike; case, dashes and underscores do not count. It is empty if none is similar.
-    """
-    flags = list(flags)
-    name = flag if flag == "-m" else f"--{flag.lstrip('-').replace('_', '-')}"
-    if name in SEARCH_ADVICE and "--search" in flags:
-        return SEARCH_ADVICE[name]
-    if (similar := SIMILAR_FLAGS.get(name)) in flags:
-        return f"did you mean {similar}?"
-    word = _letters(flag[:MAX_FLAG_LENGTH])
-    similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in flags}
-    highest = max(similarity.values(), default=0.0)
-    nearest = [other for other, value in similarity.items() if value == highest]
-    if highest < MIN_SIMILARITY:
-        return ""
-    *alternatives, last = nearest[:MAX_PROPOSALS]
-    return f"did you mean {', '.join(alternatives)}{' or ' if alternatives else ''}{last}?"
-
-
 def latency_bounds_ms(values: Mapping[str, object]) -> dict[str, float]:
     """Return the latency bounds in ``values`` by metric, such as ``{"p95": 20.0}``. Raises OptionError."""
     bounds: dict[str, float] = _fields(parse_values(values)).get("sla_ms", {})
@@ -297,12 +96,12 @@ def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOpti
     fields = _fields(parsed)
     fields.pop("out", None)  # where the run is looked for
     resumed = replace(options, **fields)
-    if misplaced := _misplaced_option(resumed, parsed.keys()):
+    if misplaced := misplaced_option(resumed, parsed.keys()):
         name, value, targets = misplaced
         problem = f"works only with {targets}, not with the --target {options.target} of before"
-        raise _fault(name, f"{problem}; remove --{name}", value)
+        raise option_fault(name, f"{problem}; remove --{name}", value)
     check_target_options(resumed, parsed.keys())
-    _check_cluster(resumed)  # no other option of a resumed run contradicts those of the run
+    check_cluster(resumed)  # no other option of a resumed run contradicts those of the run
     return resumed
 
 
@@ -390,20 +189,16 @@ def move_options(folder: Path, options: RunOptions) -> RunOptions:
     return replace(options, **moved)
 
 
-def _letters(flag: str) -> str:
-    return re.sub("[-_]", "", flag).lower()
-
-
 def _parse(option: Option, value: object) -> Any:
     """Return the value of the option's field. Raises OptionError."""
     if option.type is None:
         if value is not True:
-            raise _fault(option.name, f"{quote(str(value))} is neither true nor false")
+            raise option_fault(option.name, f"{quote(str(value))} is neither true nor false")
         return value
     elements = value if isinstance(value, (list, tuple)) else (value,)
     for element in elements:
         if isinstance(element, bool) or not isinstance(element, (str, int, float, Path)):
-            raise _fault(option.name, f"{type(element).__name__} is not text, a number or a list of them")
+            raise option_fault(option.name, f"{type(element).__name__} is not text, a number or a list of them")
     if option.repeatable:
         return tuple(_parse_text(option, str(element)) for element in elements)
     return _parse_text(option, ",".join(map(str, elements)))
@@ -414,7 +209,7 @@ def _parse_text(option: Option, text: str) -> Any:
     try:
         return option.type.parse(text)
     except ValueError as error:
-        raise _fault(option.name, str(error), option.redact(text)) from None
+        raise option_fault(option.name, str(error), option.redact(text)) from None
 
 
 def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
@@ -426,7 +221,7 @@ def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
             of_field = fields.setdefault(option.field, {})
             for key, bound in value if option.other_keys else ((option.key, value),):
                 if key in of_field:
-                    raise _fault(name, f"{key} has two bounds; give one of them")
+                    raise option_fault(name, f"{key} has two bounds; give one of them")
                 of_field[key] = bound
         elif option.field:
             fields[option.field] = option.switch_value if option.type is None else value

@@ -16,8 +16,9 @@ from optimizer.core.endpoint import SharedMemoryName
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import server_address
 from optimizer.options.command_line import Parser, command_line, command_with_larger_budget, values_of
+from optimizer.options.flag_advice import flag_advice
 from optimizer.options.option import Option
-from optimizer.options.option_reader import flag_advice, parse_values, resume_options, run_options, written_values
+from optimizer.options.option_reader import parse_values, resume_options, run_options, written_values
 from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search
 from optimizer.options.table import GROUPS, OPTIONS, OPTIONS_BY_NAME
 from optimizer.options.values import OBJECTIVES as OBJECTIVE_NAMES
