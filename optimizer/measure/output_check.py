@@ -16,8 +16,8 @@ from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, 
 from optimizer.core.interfaces import OutputCheck
 from optimizer.core.notes import ModelNotes, NanOutputs, Note, OutputsNotCompared
 from optimizer.measure import server_calls
+from optimizer.measure.explained_failures import index_hint
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
-from optimizer.measure.load_wrappers import index_hint
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate
 
 REQUESTS = 32  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS

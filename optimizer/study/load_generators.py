@@ -18,6 +18,8 @@ from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, ContainerRunner
 from optimizer.deploy.perf_analyzer_release import ensure_older
 from optimizer.machine.nvml import BUS_ORDER
+from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProcessesLoadGenerator
+from optimizer.measure.explained_failures import RefusedRequestsLoadGenerator, SharedMemoryLoadGenerator
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.base_generator import LoadClientGenerator
 from optimizer.measure.load_client.client_process import SCRATCH
@@ -25,12 +27,6 @@ from optimizer.measure.load_client.generators import (
     ClosedLoopGenerator,
     OpenLoopGenerator,
     SequenceGenerator,
-)
-from optimizer.measure.load_wrappers import (
-    ConcurrentLoadGenerator,
-    RefusedRequestsLoadGenerator,
-    ServerProcessesLoadGenerator,
-    SharedMemoryLoadGenerator,
 )
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer, PerfAnalyzerRunner
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries

@@ -22,8 +22,8 @@ from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.process_telemetry import ProcessTelemetry
+from optimizer.measure.explained_failures import SharedMemoryLoadGenerator
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
-from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from tests.podman import Engine

@@ -29,11 +29,11 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import Gpu
 from optimizer.machine.process_telemetry import ProcessTelemetry
+from optimizer.measure.combined_load import ServerProcessesLoadGenerator
 from optimizer.measure.load_client.base_generator import LoadClientGenerator
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.responses import StreamedRequests
-from optimizer.measure.load_wrappers import ServerProcessesLoadGenerator
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.perf_analyzer import PerfAnalyzer

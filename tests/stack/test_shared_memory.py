@@ -27,8 +27,8 @@ from optimizer.core.process_owner import this_process
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.explained_failures import SharedMemoryLoadGenerator
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.shared_memory import check_is_shared, shared_region

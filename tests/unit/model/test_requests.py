@@ -18,8 +18,8 @@ from optimizer.core.errors import BadInputError, MeasurementError, ParameterErro
 from optimizer.core.notes import OpenLoopSampleLimit
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure.explained_failures import REFUSED_CONFIGURATIONS, RefusedRequestsLoadGenerator, index_hint
 from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.load_wrappers import REFUSED_CONFIGURATIONS, RefusedRequestsLoadGenerator, index_hint
 from optimizer.model import input_data
 from optimizer.model import input_data as data
 from optimizer.model.input_data import InputTensor

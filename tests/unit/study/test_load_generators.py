@@ -17,8 +17,9 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
+from optimizer.measure.combined_load import ServerProcessesLoadGenerator
+from optimizer.measure.explained_failures import RefusedRequestsLoadGenerator
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
-from optimizer.measure.load_wrappers import RefusedRequestsLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.model.requests import RequestBatching, RequestOptions, prepare_requests

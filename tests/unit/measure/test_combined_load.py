@@ -13,7 +13,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
 from optimizer.core.notes import Note, OutputsNotCompared
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, ServerProcessesLoadGenerator, combine
+from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProcessesLoadGenerator, combine_models
 from optimizer.measure.output_check import CombinedOutputCheck
 from tests.conftest import measurement
 
@@ -71,12 +71,12 @@ def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
 
 def test_missing_figures_are_unknown_and_one_unstable_model_makes_all_unstable() -> None:
     measured = measurement(100, 5)
-    joint = combine([measured, Measurement(reason="only 2 of 3 windows")])
+    joint = combine_models([measured, Measurement(reason="only 2 of 3 windows")])
     assert joint.throughput_infer_per_sec is None
     assert joint.latency_p95_ms is None
     assert joint.begin_unix_seconds is None
     assert (joint.stable, joint.reason) == (False, "only 2 of 3 windows")
-    assert combine([measured, measured]).batch_stats == ""
+    assert combine_models([measured, measured]).batch_stats == ""
 
 
 def test_a_failure_of_one_is_raised_and_a_warm_up_needs_both() -> None:
