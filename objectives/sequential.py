@@ -53,7 +53,7 @@ def _last_look(error: float, looks: tuple[int, ...]) -> _Look:
         previous, spent_before = looks[-2], spent_error(error, looks[-2])
         _, density_before, sums_before = _last_look(error, looks[:-1])
         weights = density_before * (sums_before[1] - sums_before[0])
-    added_std = np.sqrt(look - previous)  # of the sum of the values that were added since the previous look
+    added_std = np.sqrt(look - previous)  # standard deviation of the sum since the previous look
     weights = weights / (added_std * np.sqrt(2 * np.pi))
     sums = _GRID * np.sqrt(look)
     density = np.concatenate(

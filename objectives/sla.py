@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from objectives.metrics import LATENCY, METRICS, Measured, Measurement, Metric, PointT, Timing
 
-DEFAULT_CONFIDENCE = 0.99  # of the verdict, without --confidence
+DEFAULT_CONFIDENCE = 0.99  # default of --confidence
 
 
 @dataclass(frozen=True, slots=True)

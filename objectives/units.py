@@ -7,7 +7,7 @@ import re
 
 _MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3}
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-UNITS = frozenset((*_MS_PER_UNIT, *_BYTES_PER_UNIT, "%"))  # that may follow a number
+UNITS = frozenset((*_MS_PER_UNIT, *_BYTES_PER_UNIT, "%"))  # units that may follow a number
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
 _MAX_CHARACTERS = 400  # limit for a value with its unit
 

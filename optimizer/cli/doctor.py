@@ -26,7 +26,7 @@ from optimizer.results.terminal_output import wrap
 GIB = 2**30
 WIDTH = 80
 INDENT = 22  # width of the state and the name
-INSTALL_LIBRARIES = "apt-get install libssl3 zlib1g libstdc++6"  # of perf_analyzer
+INSTALL_LIBRARIES = "apt-get install libssl3 zlib1g libstdc++6"  # libraries that perf_analyzer needs
 
 
 @dataclass(frozen=True, slots=True)

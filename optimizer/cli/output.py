@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optimizer.study.tuning_run import RunResult, RunStatus
 
 
-EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
+EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # keys: values of Verdict, which takes long to import
 INTERRUPTED = 130
 MAX_MESSAGE_CHARACTERS = 900  # a longer message loses its middle
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from optimizer.store.run_folder import RunFolder
     from optimizer.study.recommendation_server import RecommendedServer
 
-EXIT_TIMEOUT = "30s"  # as that of tritonserver
+EXIT_TIMEOUT = "30s"  # the default of tritonserver
 PORTS = {"http": ("HTTP", HTTP_PORT), "grpc": ("gRPC", GRPC_PORT), "metrics": ("the metrics", METRICS_PORT)}
 EPILOG = f"""\
 It starts the tritonserver of the run, embedded or --target local, with the

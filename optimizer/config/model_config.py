@@ -31,7 +31,7 @@ from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, is_server
 FILENAME = "default_model_filename"
 ENVIRONMENT = "parameters.EXECUTION_ENV_PATH.string_value"  # Triton's Python backend sources its bin/activate
 MAX_BYTES = 1 << 20
-MAX_BACKSLASHES = 100  # in a row: protobuf's parser takes quadratic time
+MAX_BACKSLASHES = 100  # consecutive ones, for which protobuf's parser takes quadratic time
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"  # prefix of the environment's path
 _MAX_CAUSE_LENGTH = 200
 _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)

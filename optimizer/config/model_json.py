@@ -18,7 +18,7 @@ from optimizer.core.trial import MODEL_JSON_PREFIX, FieldValue
 
 FILE = "model.json"
 MAX_BYTES = 1 << 20
-MAX_OVERRIDE_BYTES = 16 << 20  # of all files of the version folders, which a load request sends
+MAX_OVERRIDE_BYTES = 16 << 20  # total of all version folders, which a load request sends
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 
 

@@ -18,7 +18,7 @@ from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, configuration_loads
 
-LOAD_STEP, RATE_STEP = 1.06, 1.03  # between neighboring loads; latency rises steeply with a request rate
+LOAD_STEP, RATE_STEP = 1.06, 1.03  # ratio of neighboring loads; latency rises steeply with a request rate
 MIN_LOAD_FACTOR, MAX_LOAD_FACTOR = 0.3, 1.4  # tested loads, relative to the best one that the search measured
 # log of latency, added to the predictions for a model that streams. Requests that run together have similar times, so
 # the search estimates them less well, and a test on few servers passes only well inside the bound.
@@ -27,7 +27,7 @@ NO_BOUND = -1e3  # log of the latency over its bound if there is none
 # highest load at which the test of a compared candidate begins, relative to the load of its comparison
 MAX_RIVAL_LOAD_FACTOR = 1.5
 ROUNDING = 1e-9  # a smaller difference between a prediction and a measurement is a rounding error
-THROUGHPUT_MARGIN_FACTOR = 1.05  # on the throughput bound; a load that serves less can hardly pass its test
+THROUGHPUT_MARGIN_FACTOR = 1.05  # margin above the throughput bound; a load that serves less can hardly pass
 COMPARED_LOADS = 3  # most loads of a candidate that is measured for comparison
 
 

@@ -19,7 +19,7 @@ from objectives.units import parse_duration_ms
 
 DEFAULTS = {"spike": "spike:4x:10%:1s", "ramp": "ramp:0.5..1.5:1s", "diurnal": "diurnal:1.5x:1s"}
 SHAPES = tuple(DEFAULTS)
-STEADY_DISTRIBUTIONS = ("poisson", "constant")  # of requests over time
+STEADY_DISTRIBUTIONS = ("poisson", "constant")  # distributions of requests over time without a shape
 STEPS = 200  # the rate of a ramp or a wave is constant for this part of the period
 MIN_PERIOD_SECONDS, MAX_PERIOD_SECONDS = 0.1, 60.0
 MAX_FACTOR = 100.0

@@ -15,7 +15,7 @@ from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_tail
 
-LOCK_FILE = ".lock"  # in the locked folder
+LOCK_FILE = ".lock"  # name of the file in the locked folder
 HOLDER_WAIT_SECONDS = 1.0  # a new holder writes its name into the lock file within this time
 
 

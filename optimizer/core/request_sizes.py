@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 DISTRIBUTION_MARKS = ("*", "|", "..")  # a DIM with one of these has several sizes
 MAX_SIZE = 2**31 - 1
 MAX_CHOICES = 64
-MAX_PRIORITIES = 16  # in one load; each priority has its own statistics
-DRAWN_SIZES = 8192  # for quantiles
+MAX_PRIORITIES = 16  # limit for one load, because each priority has its own statistics
+DRAWN_SIZES = 8192  # number of sizes that are drawn to estimate a quantile
 ValueRange: TypeAlias = "tuple[int, int] | tuple[float, float]"
 _CHOICE = re.compile(r"([0-9]{1,10})(?:\.\.([0-9]{1,10}))?(?:\*([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 
@@ -239,7 +239,7 @@ def _number(text: str) -> float:
 # -- numbers of tokens ------------------------------------------------------------------------------------------
 
 TOKENS_PLACEHOLDER = "{tokens}"
-MAX_TOKENS = 1_000_000  # in a prompt or an output
+MAX_TOKENS = 1_000_000  # limit for a prompt or an output
 MAX_LOGNORMAL = 1 << 16  # its distribution is a table
 MAX_FILE_BYTES = 16 << 20
 CLIPPED_SIGMAS = 3.0

@@ -10,7 +10,7 @@ from objectives.metrics import Measurement
 from optimizer.core.errors import DeploymentError
 
 FieldValue: TypeAlias = str | int | float | bool
-FieldChoices: TypeAlias = Mapping[str, tuple[FieldValue, ...]]  # by the names in Candidate.fields
+FieldChoices: TypeAlias = Mapping[str, tuple[FieldValue, ...]]  # choices by the names in Candidate.fields
 SEQUENCE_PREFIX = "sequence_batching."  # prefix of paths in ModelConfig that only a stateful model has
 # names in Candidate.fields that are not paths in ModelConfig
 SERVER_CPUS = "server_cpus"  # CPUs that the server runs on, as parse_cpus reads them

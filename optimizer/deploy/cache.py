@@ -44,7 +44,7 @@ KINDS = (
 )
 REMOVABLE = tuple(kind.name for kind in KINDS if kind.removable)
 OTHER_FILES = CacheKind("other", "not tune's; is kept", ("*",), removable=False)
-LOCKS = (LOCK, "models/.*.lock", "requests/.lock", f"{REMOTE_FOLDER}/*.lock")  # of processes that use the cache
+LOCKS = (LOCK, "models/.*.lock", "requests/.lock", f"{REMOTE_FOLDER}/*.lock")  # held by processes that use the cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, TargetSettin
 from optimizer.machine.nvml import BUS_ORDER, VISIBLE_DEVICES, mps_share
 from optimizer.measure.server_client import CallError, missing_module, without_traceback
 
-STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
+STUB_SHELL = "bash"  # shell with which Triton's Python backend starts the process of a model
 NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model"
 INSTALL_STUB_SHELL = "apt-get install bash"
 WITHOUT_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}  # its thread and requests would disturb measurements

@@ -125,7 +125,7 @@ class ModelContent(NamedTuple):
     model_json: Mapping[str, bytes]
 
 
-UNKNOWN_CONTENT = ModelContent("", {})  # of a model that is loaded, but not with a known configuration
+UNKNOWN_CONTENT = ModelContent("", {})  # content of a loaded model whose configuration is unknown
 CHECK_SECONDS = 2.0  # between two checks whether a server that loads a model still responds
 
 

@@ -75,7 +75,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-FOLDER = "remote"  # in tune's cache
+FOLDER = "remote"  # name of the folder in tune's cache
 MAX_BYTES = 16 << 20
 _UNREADABLE = (
     BadInputError,
@@ -180,7 +180,7 @@ def unrestored_servers(folder: Path) -> list[str]:
 UNLOAD_SECONDS = 30.0
 UNLOAD_POLL_SECONDS = 0.05
 OBSERVED_SECONDS = 1.0  # the time in which requests of other clients are counted
-ROUNDS = 3  # of loads: an ensemble may fail while a step still has its old batch size
+ROUNDS = 3  # attempts to load: an ensemble may fail while a step still has its old batch size
 NO_MODEL = "tritune-asks-for-the-mode"  # a name that no repository has
 MANAGED_BY_ITSELF = "explicit model load / unload is not allowed"  # the answer in the modes NONE and POLL
 

@@ -314,7 +314,7 @@ def too_old_for_http(program: str) -> BadInputError:
     )
 
 
-LOG_BYTES = 2**16  # of the end of the log that are read
+LOG_BYTES = 2**16  # bytes that are read from the end of the log
 # A server without a GPU logs these as errors, the second one for each loaded ensemble, and serves nevertheless.
 _HARMLESS = re.compile("CudaDriverHelper has not been initialized|unable to create stream for ")
 _UNREADABLE = re.compile("Poll failed for model directory '(.+?)': (.+?)\"?$")

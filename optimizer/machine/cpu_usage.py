@@ -13,7 +13,7 @@ from optimizer.machine.cpus import read_kernel_file
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # per second
 _BUSY = (0, 1, 2, 7)  # columns of a line in /proc/stat: user, nice, system, steal
-MAX_READINGS = 3  # of the processes of a tree, until none of them ends meanwhile
+MAX_READINGS = 3  # attempts to read a tree of processes, until none of them ends meanwhile
 _TOTAL = range(8)  # and idle, iowait, irq, softirq; guest time is part of user
 
 

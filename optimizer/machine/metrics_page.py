@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import TypeAlias
 
 MAX_READ_SECONDS = 2.0
-MAX_BYTES = 16 << 20  # that of some thousand models
+MAX_BYTES = 16 << 20  # enough for some thousand models
 MetricsPage: TypeAlias = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]  # labels and values, by series
 _LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]{0,199})\{([^\n]{0,999})\} ([0-9.eE+-]{1,40})")
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')

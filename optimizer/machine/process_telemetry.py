@@ -22,7 +22,7 @@ from optimizer.machine.cpus import read_kernel_file
 
 T = TypeVar("T")
 
-INTERVAL_SECONDS = 0.1  # of readings, unless a caller sets another
+INTERVAL_SECONDS = 0.1  # time between two readings
 CPU_INTERVAL_SECONDS = 0.25
 
 

@@ -277,7 +277,7 @@ MAX_STEP, MIN_STEP = 4.0, 1.5
 ANSWERED_SHARE = 0.97  # share of the sent requests: a server that answers fewer is overloaded
 CAPACITY_SHARE = 0.9  # share of the capacity: random arrivals need headroom
 RATE_MARGIN_FACTOR = 1.1  # on the throughput floor; a test of four fresh servers with random arrivals needs it
-MIN_REQUESTS = 3  # in the longest window of a measurement, at the lowest rate
+MIN_REQUESTS = 3  # requests in the longest window of a measurement, at the lowest rate
 MIN_RATE = MIN_REQUESTS * 1000 / MAX_WINDOW_MS
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 PROBE_BYTES = 4096
-LOCK = "perf_analyzer_shared_memory.lock"  # in the cache folder
+LOCK = "perf_analyzer_shared_memory.lock"  # name of the file in the cache folder
 FREE_SECONDS = 3.0  # after the kill of a run, its supervisor removes the regions within this time
 MAX_CAUSE = 200  # characters
 

@@ -29,7 +29,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_PREFERRED_SIZES, SpaceSection, keys_of_parameter
 
 MAX_THREADS = 16
-MAX_DERIVED_CONFIGURATIONS = 5_000  # with derived choices of other models: the search compares all of them
+MAX_DERIVED_CONFIGURATIONS = 5_000  # limit with derived choices of other models: the search compares all
 
 
 def build_space(

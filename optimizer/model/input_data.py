@@ -31,7 +31,7 @@ Array: TypeAlias = npt.NDArray[Any]
 InputSample: TypeAlias = dict[str, Array]  # one array per input, without the batch dimension
 
 MAX_BYTES = 2**30
-MAX_SENT_BYTES, MAX_SENT_ENTRIES = 32 << 20, 65_536  # of a file that tune's own client keeps in memory
+MAX_SENT_BYTES, MAX_SENT_ENTRIES = 32 << 20, 65_536  # limits of a file that tune's own client keeps in memory
 JSON_ADVICE = 'write the format of perf_analyzer, which begins with {"data": ['
 STRING_LENGTH = 128  # perf_analyzer's default
 _CHARACTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", dtype=np.uint8)

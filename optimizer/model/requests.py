@@ -50,9 +50,9 @@ MIN_ENTRY_BYTES = 10  # smallest size of an entry in perf_analyzer's JSON
 # perf_analyzer reads the file at each of its starts and registers each sample in shared memory, so samples of one
 # shape are few; a mix needs more for its shares
 MAX_GENERATED_SAMPLES, GENERATED_BYTES = 128, 2 << 20
-PREPARED_BYTES = 128 << 20  # of the requests that begin with each sample, which perf_analyzer copies there
+PREPARED_BYTES = 128 << 20  # limit for the requests that begin with each sample, which perf_analyzer copies there
 MAX_MIXED_REQUESTS, MIN_MIXED_REQUESTS, MIXED_BYTES = 256, 8, 8 << 20
-EXAMPLE_SIZE, EXAMPLE_SIZES = "128", "16..128"  # of a variable dimension, in errors
+EXAMPLE_SIZE, EXAMPLE_SIZES = "128", "16..128"  # examples of a variable dimension in errors
 
 
 @dataclass(frozen=True, slots=True)

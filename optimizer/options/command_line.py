@@ -26,7 +26,7 @@ _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCI
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
 MIN_PROPOSED_SECONDS = 600.0  # the least budget that is proposed if the first trial took the whole time
-COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
+COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by a shell that asks for the words that may come next
 RUN_HELP = "Folder of a run, <model>/<run> in --results, a model for its newest run, or latest"
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-MIN_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
-MAX_PROPOSALS = 5  # flags that are equally similar
+MIN_SIMILARITY = 0.6  # least similarity of a proposed flag; 1 is the same text
+MAX_PROPOSALS = 5  # limit of equally similar flags
 MAX_FLAG_LENGTH = 100  # further characters are not compared
 SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write runs name differently
     "--out": "--results",

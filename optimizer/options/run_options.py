@@ -89,7 +89,7 @@ class RunOptions:
     output_check: bool = True
     budget_seconds: float = 180.0
     max_trials: int | None = None
-    max_instance_count: int | None = None  # of one model
+    max_instance_count: int | None = None  # limit for one model
     confirmation: bool = True
     search: str = default_search(DEFAULT_OBJECTIVES)
     seed: int = 0

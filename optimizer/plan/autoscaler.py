@@ -36,10 +36,10 @@ TOLERANCE = 0.1  # --horizontal-pod-autoscaler-tolerance
 MAX_GROWTH, MAX_ADDED = 2, 4  # in SYNC_SECONDS at most twice as many replicas, or 4 more if that is a larger number
 READY_SECONDS = 5.0  # period of the readiness probe in the manifest, after which a loaded replica gets requests
 STEP_SECONDS = 5
-MAX_STEPS = 30 * 24 * 3600 // STEP_SECONDS  # of a recording that was stretched to a low rate
+MAX_STEPS = 30 * 24 * 3600 // STEP_SECONDS  # limit for a recording that was stretched to a low rate
 LOADS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)  # shares of the capacity
 MAX_DISTINCT_REPLICAS = 32  # with more, the arrivals at one of them by round-robin hardly change
-REQUESTS = 10_000  # in a simulation of one load
+REQUESTS = 10_000  # number of requests in a simulation of one load
 # the quantile that each field of a SimulationResult has
 LATENCY_LEVELS = {"latency_p50_s": 0.5, "latency_p90_s": 0.9, "latency_p95_s": 0.95, "latency_p99_s": 0.99}
 

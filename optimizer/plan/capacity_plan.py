@@ -45,7 +45,7 @@ from optimizer.results.finished_run import FinishedRun
 
 HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
 BURST = 2.0  # factor on the planned rate
-FURTHER_SECONDS = 600.0  # of measuring, whose benefit is computed
+FURTHER_SECONDS = 600.0  # further measuring time whose benefit is computed
 MEASURED_KIND = "a model that streams or keeps state"  # these are planned by measurements
 
 

@@ -34,8 +34,8 @@ from optimizer.core.trial import Point
 from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, how_to_finish, resume_command, why_unfinished
 
-MAX_TEXT_LENGTH = 80  # of a value in run.json, which may come from anywhere
-PRECISION = 1e-6  # of a rate, as a share of the throughput
+MAX_TEXT_LENGTH = 80  # limit for a value in run.json, which may come from anywhere
+PRECISION = 1e-6  # precision of a rate, as a share of the throughput
 ASSUMPTIONS = (
     "requests arrive independently of each other and have the lengths of the run",
     "a request that finds as many in flight as were confirmed, or more, misses the bound",

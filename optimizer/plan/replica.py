@@ -99,12 +99,12 @@ def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> Pl
 
 
 SIMULATED_SLOWNESSES = np.geomspace(0.6, 1.7, 13)
-# of a deployment; between the simulated ones, its loads are interpolated
+# possible slownesses of a deployment; its loads are interpolated between the simulated ones
 SLOWNESSES = np.geomspace(SIMULATED_SLOWNESSES[0], SIMULATED_SLOWNESSES[-1], 401)
 CLOSED_LOOP_INTERVAL = MeasurementInterval(warm_up_requests=400, requests=4000)
-RATE_REQUESTS = 20_000  # in a simulation of a load at a rate
-SEED = 0  # of the simulated jitter
-MIN_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
+RATE_REQUESTS = 20_000  # number of requests in a simulation of a load at a rate
+SEED = 0  # seed of the simulated jitter
+MIN_PERIODS = 6  # periods of a load shape, because an overload is judged by the last third of the requests
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
 SATURATING_BATCHES = 4  # batches in flight per instance; more do not raise the throughput
 FITS = 2  # the second one scales all deployments to the mean speed that the first one has estimated

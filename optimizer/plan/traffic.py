@@ -146,8 +146,8 @@ COLUMNS = ("timestamp", "time", "ts")  # names of the column; without them the f
 MIN_TIMESTAMPS = 100  # fewer do not determine the rate
 MAX_GAPS = 10  # more long intervals are idle times of the traffic
 GAP_FACTOR = 50.0  # a gap is this many times as long as the interval around a random instant of the other intervals
-MIN_EQUAL_SHARE = 0.01  # of the timestamps, from which a note says that equal ones were spread
-LARGEST_EPOCH_TIMES = (1e11, 1e14, 1e17)  # in s, ms and µs; larger numbers are in the next smaller unit
+MIN_EQUAL_SHARE = 0.01  # share of the timestamps from which a note says that equal ones were spread
+LARGEST_EPOCH_TIMES = (1e11, 1e14, 1e17)  # limits in s, ms and µs; larger numbers are in the next smaller unit
 
 
 def read_trace(path: Path) -> RecordedTraffic:

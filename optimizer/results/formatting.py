@@ -20,7 +20,7 @@ ComparedSide = Literal["recommendation", "compared"]  # one side of the comparis
 
 UNKNOWN = "unknown"
 OUTPUT_THROUGHPUT = "output-throughput"
-TIMING_NAMES = {"latency": "latency", "ttft": "TTFT", "itl": "inter-token"}  # for people
+TIMING_NAMES = {"latency": "latency", "ttft": "TTFT", "itl": "inter-token"}  # names for people
 NO_SLA = "PASS: no SLA was given"
 VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", Verdict.FAIL: "bold red"}
 MAX_DECIMALS, RATIO_DECIMALS = 6, 2

@@ -19,7 +19,7 @@ from optimizer.results.formatting import ComparedSide
 from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
-RATIO_TO_ITSELF = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # of a configuration
+RATIO_TO_ITSELF = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class FrontMetrics(NamedTuple):
     latency: Metric
 
 
-FRONT_METRICS = FrontMetrics(METRICS["throughput"], METRICS["latency-p95"])  # for most goals, see ``front_metrics``
+FRONT_METRICS = FrontMetrics(METRICS["throughput"], METRICS["latency-p95"])  # the usual ones, see ``front_metrics``
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line, read_bytes, show_path
 from optimizer.results import formatting
 
-FILE = "shared_memory.json"  # in the folder of the run
+FILE = "shared_memory.json"  # name of the file in the folder of the run
 MAX_BYTES = 1 << 20
 MAX_TEXT_LENGTH = 300
 MAX_NUMBER = 1e12  # limit of any number in the file

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RUNNERS_UP = 2  # configurations that are measured again for comparison
 TOO_SHORT = "the time ended before its first fresh server was measured"
 FOLDER, FILE = "verify", "verify.json"  # each verification has a folder of its own below that of the run
-MAX_BYTES = 1 << 20  # of verify.json, which may come from anywhere
+MAX_BYTES = 1 << 20  # limit for verify.json, which may come from anywhere
 _TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys that identify a tested point
 
 

@@ -30,8 +30,8 @@ from optimizer.core.files import DISK_FAULTS
 from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import redact
 
-RETRY_SECONDS = 30.0  # from the first failure of a statement to its last repetition
-FIRST_PAUSE_SECONDS = 0.05  # before the first repetition; each later pause is twice as long
+RETRY_SECONDS = 30.0  # time from the first failure of a statement to its last repetition
+FIRST_PAUSE_SECONDS = 0.05  # pause before the first repetition; each later one is twice as long
 REPORT_SECONDS = 1.0  # shorter outages are not reported
 
 # Optuna's `models` and SQLAlchemy's errors are imported at first use: a study in a journal needs 11 MB less.

@@ -37,12 +37,12 @@ from optimizer.store.optuna_storage import (
     translate_storage_errors,
 )
 
-POLL_SECONDS = 0.01  # between two attempts to lock a journal
+POLL_SECONDS = 0.01  # pause between two attempts to lock a journal
 CONNECT_SECONDS = 10  # limit of an attempt to connect to a database server
 CREATION_ATTEMPTS, MAX_CREATION_PAUSE_SECONDS = 5, 1.0  # for tables that other workers create at the same time
 LOCK_SECONDS = 10  # a lock is held for milliseconds; an SQLite URL may end in ?timeout=SECONDS
 _JOURNAL_START = b'{"op_code":'
-_MAX_LINE_BYTES = 16 << 20  # of an incomplete last line, which is read into memory
+_MAX_LINE_BYTES = 16 << 20  # limit for an incomplete last line, which is read into memory
 # libpq closes a connection whose peer is silent: after 10 + 3 * 5 s without traffic, or 20 s after an unacknowledged
 # packet. Without these, a statement waits for up to two hours when the network fails without a reset.
 _KEEPALIVE = {

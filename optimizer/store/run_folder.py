@@ -25,7 +25,7 @@ from optimizer.options.option_reader import external_values, move_options
 from optimizer.options.run_options import RunOptions
 
 SCHEMA_VERSION = 1  # raised with every change of run.json that an older or newer tune would misread
-MAX_INFO_BYTES = 64 << 20  # of a record, which may come from anywhere
+MAX_INFO_BYTES = 64 << 20  # limit for a record, which may come from anywhere
 MAX_REASON_LENGTH = 200  # characters of a fault in a message
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
 ENDED: Final = ("found", "none")  # the states of a run that ended normally

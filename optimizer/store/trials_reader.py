@@ -20,7 +20,7 @@ from optimizer.core.safe_text import is_folder, one_line, read_bytes, show_path
 from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS, Candidate, FieldValue
 from optimizer.options.values import MAX_CPU_COUNT, MAX_INT32
 
-MAX_BYTES = 64 << 20  # of a table, which is read into memory and may come from anywhere
+MAX_BYTES = 64 << 20  # limit for a table, which is read into memory and may come from anywhere
 MAX_ROWS, MAX_COLUMNS = 50_000, 1_000
 
 

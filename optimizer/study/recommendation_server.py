@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import psutil
 
 FOLDER = "serve"  # holds the logs, in the folder of the run
-CHECK_SECONDS = 1.0  # between two checks of the servers
-UNLOAD_CHECK_SECONDS = 0.05  # between two checks whether a model has answered its last request
+CHECK_SECONDS = 1.0  # pause between two checks of the servers
+UNLOAD_CHECK_SECONDS = 0.05  # pause between two checks whether a model has answered its last request
 MIN_CALL_SECONDS = 0.1  # the limit of a call when the time for requests in flight has ended
 RESPONSE_SECONDS = 0.3  # the server may still send the last responses for so long
 SILENT_SECONDS = 30.0  # a server that responds to no check for so long hangs

@@ -66,7 +66,7 @@ SearchEnd = Literal["converged", "budget", "exhausted", "interrupted"]
 FIRST_CONCURRENCY, FIRST_RATE = 4, 100  # first load of a trial while none has been measured
 MAX_LOADS, MAX_COMPARED_LOADS = 3, 5  # loads of a searched deployment, and of a baseline
 MAX_RATES, MAX_COMPARED_RATES = 5, 9  # the same at request rates: an overload says less about the best load
-HOPELESS_DEPLOYMENTS = 3  # if the first trials all fail, no configuration is to blame
+HOPELESS_DEPLOYMENTS = 3  # if as many first trials all fail, no configuration is the cause
 MAX_CONTROLS = 3  # control measurements of a search
 CONTROL_CHANGE = 1.2  # factor on the speed of the machine after which the best configuration is measured again
 

@@ -46,7 +46,7 @@ from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import SimulationResult
 
 SEED = 1
-LARGEST_LOG = 300.0  # of a value that a damaged table could hold
+LARGEST_LOG = 300.0  # limit for a value that a damaged table could hold
 
 
 class WhyNotSimulated(Enum):

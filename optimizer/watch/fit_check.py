@@ -29,7 +29,7 @@ Status: TypeAlias = Literal["fits", "near", "undecided", "differs", "unknown"]
 CHECKS_WITHOUT_BOUNDS = 7  # each latency bound is one check more; all share the error probability
 SLOW_SHARE_WITHOUT_SLA = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
 ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
-MAX_STEADY_RATIO = 1.05  # of the mean rate over requests to that over time; above it the load has several rates
+MAX_STEADY_RATIO = 1.05  # mean rate over requests to that over time; a load above it has several rates
 MAX_STALL_FACTOR = 3  # multiple of the longest latency; a server that serves nothing for longer is faulty
 NOT_EXPORTED = "the server does not export it because of --metrics-config=counter_latencies=false"
 

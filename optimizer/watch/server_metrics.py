@@ -28,10 +28,10 @@ SUCCESSES = f"{PREFIX}request_success"
 FAILURES = f"{PREFIX}request_failure"
 COMPUTE_DURATIONS = tuple(f"{PREFIX}compute_{part}_duration_us" for part in ("input", "infer", "output"))
 REQUEST_SUMMARY = f"{PREFIX}request_summary_us"  # with --metrics-config=summary_latencies=true
-FIRST_RESPONSE_BUCKETS = f"{PREFIX}first_response_histogram_ms_bucket"  # of newer servers
+FIRST_RESPONSE_BUCKETS = f"{PREFIX}first_response_histogram_ms_bucket"  # only newer servers export it
 PENDING = f"{PREFIX}pending_request_count"  # 0 of an ensemble, whose requests wait for its steps
-ANY_REASON = "any reason"  # of a failure: older servers do not tell reasons apart
-MAX_LISTED_MODELS = 5  # in a message
+ANY_REASON = "any reason"  # older servers do not distinguish the reasons of failures
+MAX_LISTED_MODELS = 5  # limit for a message
 MIN_SERVER_ERROR = 500  # HTTP status
 Key = TypeVar("Key", str, float)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HEADERS_VARIABLE = "TRITUNE_HEADERS"  # environment variable of the client: the headers as a JSON object
 NEVER = -1  # stands for the time of a request that was not sent or not answered
-MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # for models that stream
+MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # limits of the lead-in for models that stream
 PLAN_FILE, MESSAGES_FILE, PLANNED_FILE, ORDER_FILE = "plan.json", "messages.bin", "planned.bin", "order.bin"
 RECORD_FILE, TIMES_FILE = "record.json", "times.bin"
 RESPONSE_TIMES_FILE, RESPONSES_FILE = "response_times.bin", "responses.bin"

@@ -44,7 +44,7 @@ DRAIN_SECONDS = 20.0
 # if the mean window has this multiple of the least number of requests, the server paused or many requests end at
 # once, so that fewer, longer windows cost less time than waiting for the sparsest one
 MAX_UNEVENNESS = 3
-MAX_STARTING_SECONDS = 10.0  # for the first requests of a closed loop
+MAX_STARTING_SECONDS = 10.0  # limit of the time over which a closed loop sends its first requests
 
 
 class StreamingClient(LoadClient):

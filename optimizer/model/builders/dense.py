@@ -61,7 +61,7 @@ class DenseGraph(Graph):
 
 MAX_WIDTH, MAX_LAYERS = 65_536, 1000
 MAX_PARAMETERS = 1 << 27  # 512 MiB of weights, which are in memory several times while the model is built
-MAX_VALUES = 1 << 24  # in the requests: about 300 MB of JSON
+MAX_VALUES = 1 << 24  # limit for the requests: about 300 MB of JSON
 
 
 class MlpSettings(BuilderSettings):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 RUNNER_UP_COLOURS = (LIGHT["stage-1"], LIGHT["stage-6"])
-MARKERS = "osD^v"  # of the lines, which a reader may not distinguish by colour
+MARKERS = "osD^v"  # markers of the lines, which a reader may not distinguish by colour
 MAX_FORECASTS = 100  # intervals in a panel
 
 

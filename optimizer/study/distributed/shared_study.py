@@ -88,7 +88,7 @@ class Heartbeat:
 
 # User attributes of a worker's trial.
 HOST, PID, STARTED_TICKS = "host", "pid", "started_ticks"  # identify its process
-FOLDER = "folder"  # of its run, with the host
+FOLDER = "folder"  # the folder of its run, with the host
 ROLE, SEARCH, CONFIRM = "role", "search", "confirm"  # the attribute and its two values
 FINISHED_TRIALS = "seen"  # the number of finished trials that it confirms
 HAS_HEARTBEAT = "lives"  # set last, after the first heartbeat

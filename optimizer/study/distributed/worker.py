@@ -44,7 +44,7 @@ from optimizer.study.study import LocalExecutor
 from optimizer.study.trial_runner import TrialRunner
 
 PARENT_POLL_SECONDS = 1.0
-CPUS_WAIT_SECONDS = 10.0  # for the CPUs of a worker that is about to end
+CPUS_WAIT_SECONDS = 10.0  # wait for the CPUs of a worker that is about to end
 CPUS_POLL_SECONDS = 0.1
 
 
