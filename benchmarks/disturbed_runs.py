@@ -44,10 +44,9 @@ from lib.simulated_stack import (
 )
 from lib.simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from objectives import batch_stats
-from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.server_plan import START_SECONDS

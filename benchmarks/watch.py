@@ -27,7 +27,7 @@ from pathlib import Path
 from lib.measured_model import write_requests
 from lib.output import print_progress, print_title
 from lib.records import this_machine
-from objectives.confidence import Verdict
+from objectives.sla import Verdict
 from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
@@ -18,21 +17,13 @@ from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
 from objectives.server_spread import PRIOR_DEGREES_OF_FREEDOM, USUAL_RANGE, ServerSpread, Windows
-from objectives.sla import DEFAULT_CONFIDENCE
+from objectives.sla import DEFAULT_CONFIDENCE, Verdict
 
 PROMISING_STANDARD_ERRORS = 1.5  # standard errors by which a load may be better than measured, before the first look
 UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing
 PRIOR_SHARE_STD = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
 UNSEEN_GAP_ERROR = 0.02  # error of the bound by the count if the counts show no gap in the latencies
 LIKELY_STANDARD_ERRORS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
-
-
-class Verdict(Enum):
-    """PASS: the bound is met at the confidence. FAIL: it is missed at the confidence. UNDECIDED: neither holds."""
-
-    PASS = "PASS"
-    FAIL = "FAIL"
-    UNDECIDED = "UNDECIDED"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Protocol
 
-from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
+from objectives.sla import Verdict
 from objectives.verdict import SlaVerdict
 
 ERROR_SHARES = (1 / 2, 1 / 4, 1 / 16)  # shares of the first load and of the loads that are tried after failures

@@ -1,4 +1,4 @@
-"""The SLA: its constraints, and which measured points meet them best.
+"""The SLA: its constraints, the verdicts on it, and which measured points meet it best.
 
 A point is any object with a ``measurement``. Unstable points and unknown values never win. If a load was measured
 more than once, the caller passes the measurement that counts.
@@ -11,10 +11,19 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from objectives.metrics import LATENCY, METRICS, Measured, Measurement, Metric, PointT, Timing
 
 DEFAULT_CONFIDENCE = 0.99  # default of --confidence
+
+
+class Verdict(Enum):
+    """PASS: the bound is met at the confidence. FAIL: it is missed at the confidence. UNDECIDED: neither holds."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    UNDECIDED = "UNDECIDED"
 
 
 @dataclass(frozen=True, slots=True)

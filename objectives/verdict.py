@@ -15,7 +15,6 @@ from objectives.confidence import (
     ConstraintVerdict,
     MissCounts,
     SequentialTest,
-    Verdict,
     fewest_requests,
     judge_mean,
     judge_share,
@@ -27,7 +26,7 @@ from objectives.metrics import LATENCY, METRICS, Measurement, Timing, four_digit
 from objectives.pooled_windows import misses_over, pooled_quantile_ms, requests_with, served_nothing
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, ServerWindows, metric_logs
-from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla, Verdict
 
 NOTHING = "nothing was measured"
 # The excess (log of latency) after a test of failed requests: their number does not show the distance to the bound.

@@ -21,6 +21,7 @@ from unittest import mock
 import psutil
 import pytest
 
+from objectives.sla import Verdict
 from optimizer.cli.commands import COMMANDS
 from optimizer.cli.main import main
 from optimizer.cli.output import EXIT_CODES
@@ -32,9 +33,9 @@ from tests.forked_tune import ForkedTune
 Env = Mapping[str, str | Path]
 RunningTune = subprocess.Popen[str] | ForkedTune
 REPORT = "(with report.html)"
-UNDECIDED = EXIT_CODES["UNDECIDED"]  # the exit code of a recommendation with --no-confirmation
-FOUND = {EXIT_CODES["PASS"], UNDECIDED}  # the verdict of a run with a confirmation depends on the machine
-FINISHED = {*FOUND, EXIT_CODES["FAIL"]}
+UNDECIDED = EXIT_CODES[Verdict.UNDECIDED]  # the exit code of a recommendation with --no-confirmation
+FOUND = {EXIT_CODES[Verdict.PASS], UNDECIDED}  # the verdict of a run with a confirmation depends on the machine
+FINISHED = {*FOUND, EXIT_CODES[Verdict.FAIL]}
 RUN_SECONDS = 800.0  # only a run that hangs takes so long, even if it compiles the simulator on a slow machine
 HANG_SECONDS = 600.0  # the same for a start, an end and a clean-up
 TUNE = Path(sys.executable).with_name("tune")
@@ -171,7 +172,7 @@ class Run:
         assert (self.ended.code in FOUND, self.ended.stderr) == (True, ""), self.ended
         info = self.info()
         assert info["status"] == "found"
-        assert self.ended.code == EXIT_CODES[info["verdict"]]
+        assert self.ended.code == EXIT_CODES[Verdict(info["verdict"])]
         assert info["verdict"] == info["result"]["verdict"]
         assert info["options"]["confirmation"] or info["verdict"] == "UNDECIDED"
 
@@ -188,7 +189,7 @@ def assert_search_ended(ended: Ended, folder: Path) -> bool:
     disturbed may be.
     """
     status = json.loads((folder / "run.json").read_text())["status"]
-    assert (ended.code, ended.stderr) == ({"found": UNDECIDED, "none": EXIT_CODES["FAIL"]}[status], "")
+    assert (ended.code, ended.stderr) == ({"found": UNDECIDED, "none": EXIT_CODES[Verdict.FAIL]}[status], "")
     with (folder / "trials.csv").open(newline="") as file:
         assert status == "found" or not any(row["stable"] == "true" for row in csv.DictReader(file))
     return bool(status == "found")

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 import optimizer
+from objectives.sla import Verdict
 from optimizer.cli.output import EXIT_CODES
 
 
@@ -111,7 +112,7 @@ def run_study(keywords: Mapping[str, object]) -> StudyEnd:
     """Run one study in this process."""
     exit_code, error = 0, ""
     try:
-        exit_code = EXIT_CODES[optimizer.tune(**keywords).verdict or "FAIL"]  # type: ignore[arg-type]
+        exit_code = EXIT_CODES[Verdict(optimizer.tune(**keywords).verdict or "FAIL")]  # type: ignore[arg-type]
     except optimizer.TuneError as fault:
         exit_code, error = fault.exit_code, str(fault)
     gc.collect()

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from objectives.sla import Verdict
 from optimizer.cli.output import EXIT_CODES, INTERRUPTED, fail, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from optimizer.study.batch.batch_runner import RunEntry
 
 
-WORST_FIRST = (EnvironmentFault.exit_code, *(EXIT_CODES[verdict] for verdict in ("FAIL", "UNDECIDED", "PASS")))
+WORST_FIRST = (
+    EnvironmentFault.exit_code,
+    *(EXIT_CODES[verdict] for verdict in (Verdict.FAIL, Verdict.UNDECIDED, Verdict.PASS)),
+)
 NEWEST = ""  # the value of --resume without a batch
 EPILOG = """\
 SUITE.yaml lists models, SLAs, targets and options of `tune run` (see
@@ -83,8 +87,8 @@ def _entry_exit_code(entry: EntryRecord) -> int:
     if entry.state == "failed" or not entry.is_done:
         return EnvironmentFault.exit_code
     if entry.has_missed or entry.regressed:
-        return EXIT_CODES["FAIL"]
-    return EXIT_CODES["UNDECIDED" if entry.is_undecided else "PASS"]
+        return EXIT_CODES[Verdict.FAIL]
+    return EXIT_CODES[Verdict.UNDECIDED if entry.is_undecided else Verdict.PASS]
 
 
 def build_parser() -> Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from objectives.sla import Verdict
 from optimizer.cli.output import EXIT_CODES
 from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_regression
@@ -60,4 +61,4 @@ def main(argv: list[str]) -> int:
 
         print_comparison(Console(), comparison, limit)
     has_regressed = limit is not None and comparison.has_regressed(limit)
-    return EXIT_CODES["FAIL"] if has_regressed else EXIT_CODES["PASS"]
+    return EXIT_CODES[Verdict.FAIL] if has_regressed else EXIT_CODES[Verdict.PASS]

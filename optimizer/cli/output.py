@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from objectives.sla import Verdict
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from objectives.confidence import Verdict
     from optimizer.emit.recommended import Recommendation
     from optimizer.results.progress_observers import Progress
     from optimizer.study.tuning_run import RunResult, RunStatus
 
 
-EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # keys: values of Verdict, which takes long to import
+EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.UNDECIDED: 4}
 INTERRUPTED = 130
 MAX_MESSAGE_CHARACTERS = 900  # a longer message loses its middle
 
@@ -65,7 +65,7 @@ def _terminal() -> Console:
 def exit_code(status: RunStatus, verdict: Verdict) -> int:
     """Return the exit code of a run: that of its verdict, unless it was interrupted or others continue its study."""
     ended_early = {"left": 0, "interrupted": INTERRUPTED}
-    return ended_early.get(status, EXIT_CODES[verdict.value])
+    return ended_early.get(status, EXIT_CODES[verdict])
 
 
 def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:

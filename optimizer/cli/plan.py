@@ -325,7 +325,7 @@ def main(argv: list[str]) -> int:
         from optimizer.plan.plan_report import print_plan
 
         print_plan(Console(), capacity)
-    return EXIT_CODES[capacity.verdict.value]
+    return EXIT_CODES[capacity.verdict]
 
 
 def _refuse_shapes(runs: Sequence[FinishedRun]) -> None:

@@ -172,4 +172,4 @@ def main(argv: list[str]) -> int:
         from rich.console import Console
 
         print_verification(Console(), result)
-    return EXIT_CODES[result.verified.verdict.value]
+    return EXIT_CODES[result.verified.verdict]

@@ -125,7 +125,7 @@ def main(argv: list[str], clock: Clock = time) -> int:
         if not arguments.follow:
             break
     assert judgement is not None, "there was at least one judgement"
-    return EXIT_CODES[judgement.verdict.value]
+    return EXIT_CODES[judgement.verdict]
 
 
 def _parse_interval(text: str) -> float:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
+from objectives.sla import Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import (
     CandidateTests,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
-from objectives.confidence import SequentialTest, Verdict, servers_missing
+from objectives.confidence import SequentialTest, servers_missing
 from objectives.intervals import (
     ConfidenceInterval,
     ThroughputRatio,
@@ -18,7 +18,7 @@ from objectives.intervals import (
 from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from objectives.verdict import SlaVerdict, judge_sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.machine_states import usual_latency_rise

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from objectives.confidence import Verdict
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.config import model_config, model_json, ort_settings
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.core.errors import BadInputError

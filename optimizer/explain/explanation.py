@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from google.protobuf import text_format
 
-from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
+from objectives.sla import Verdict
 from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import Problem

@@ -10,9 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from objectives.confidence import Verdict
 from objectives.metrics import METRICS
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from objectives.units import parse_rate
 from optimizer.core.errors import BadInputError
 from optimizer.plan.autoscaler import Autoscaler, AutoscalerTest, day_rates, recorded_rates, simulate_autoscaler

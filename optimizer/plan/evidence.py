@@ -14,11 +14,10 @@ from scipy import optimize, special
 
 from objectives import batch_stats
 from objectives.arrays import FloatArray
-from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import START_SECONDS, estimate_start_seconds
 from optimizer.core.errors import BadInputError

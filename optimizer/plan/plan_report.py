@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from objectives.confidence import Verdict
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.core.trial import Point
 from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPlan, LoadForecast
 from optimizer.plan.evidence import SAFE, PlannedConfiguration

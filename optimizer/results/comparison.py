@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from objectives.confidence import Verdict
 from objectives.intervals import ThroughputRatio, throughput_ratio
 from objectives.server_spread import server_spreads
+from objectives.sla import Verdict
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import undisturbed_windows, windows_of
 from optimizer.core.errors import BadInputError

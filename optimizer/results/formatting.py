@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
-from objectives.sla import Constraint, Sla
+from objectives.sla import Constraint, Sla, Verdict
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.load_shapes import RequestTimes, is_load_shape, parse_load_shape
 from optimizer.core.safe_text import one_line

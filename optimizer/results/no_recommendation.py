@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import Constraint, Sla
+from objectives.sla import Constraint, Sla, Verdict
 from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from objectives import pareto
-from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS, Metric
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
+from objectives.sla import Verdict
 from objectives.verdict import estimand, needed_requests
 from optimizer.core.notes import UsualStatesJudged
 from optimizer.core.safe_text import one_line, show_path

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
+from objectives.sla import Verdict
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.server_plan import ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from objectives.pooled_windows import pool_measurements
+from objectives.sla import Verdict
 from optimizer.config import ort_settings
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import Problem

@@ -17,9 +17,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from scipy import special
 
-from objectives.confidence import Verdict, clopper_pearson_bounds, fewest_requests
+from objectives.confidence import clopper_pearson_bounds, fewest_requests
 from objectives.metrics import LATENCY, METRICS, TTFT
-from objectives.sla import Constraint
+from objectives.sla import Constraint, Verdict
 from objectives.verdict import needed_requests
 from optimizer.results import formatting
 from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range, WhyNotSimulated

@@ -10,9 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from objectives.confidence import Verdict
 from objectives.metrics import LATENCY, METRICS, TTFT
-from objectives.sla import Constraint
+from objectives.sla import Constraint, Verdict
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.options.server_options import QUANTILE_COST, latency_quantiles
 from optimizer.results import formatting

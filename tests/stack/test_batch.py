@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from objectives.sla import Verdict
 from optimizer.cli.output import EXIT_CODES
 from tests.command_fixtures import Ended, Sandbox, Tune
 from tests.repositories import write_sleeper
@@ -41,7 +42,7 @@ def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) ->
     again = tune("batch", "suite.yaml", "--resume", folder, "--budget", "15s", "--json")
     resumed = batch(again)
     verdicts = [entry["verdict"] for entry in resumed["entries"]]
-    assert again.code == max(EXIT_CODES[verdict] for verdict in verdicts), again.stderr
+    assert again.code == max(EXIT_CODES[Verdict(verdict)] for verdict in verdicts), again.stderr
     assert resumed["status"] == "finished"
     assert [entry["state"] for entry in resumed["entries"]] == ["found", "found"]
     assert (run.parent / "trials.csv").read_bytes() == measured

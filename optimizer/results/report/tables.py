@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from objectives import batch_stats, response_times
-from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Metric
+from objectives.sla import Verdict
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values

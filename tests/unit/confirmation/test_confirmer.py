@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from objectives.confidence import Verdict
 from objectives.intervals import order_statistic_levels
 from objectives.latency_sketch import sketch_latencies
 from objectives.load_sequence import OTHER_ERROR_SHARES, OTHER_MARGIN, LoadSequence
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla, Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.load_predictions import MAX_LOAD_FACTOR, LoadPredictions

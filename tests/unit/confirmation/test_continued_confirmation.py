@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from objectives.confidence import Verdict
 from objectives.load_sequence import ERROR_SHARES
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
+from objectives.sla import Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation import windows
 from optimizer.confirmation.candidate_tests import next_verdict

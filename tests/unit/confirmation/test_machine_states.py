@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
-from objectives.confidence import Verdict
 from objectives.metrics import Measurement, four_digits
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from objectives.verdict import MAX_EXCLUDED_SHARE
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.machine_states import (

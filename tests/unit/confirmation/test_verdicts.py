@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import MAX_RISE, judge_load
 from optimizer.core.endpoint import Endpoint

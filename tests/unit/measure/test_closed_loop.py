@@ -18,11 +18,11 @@ import pytest
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from objectives import latency_sketch
-from objectives.confidence import SequentialTest, Verdict
+from objectives.confidence import SequentialTest
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.server_spread import server_spreads
-from objectives.sla import Constraint, Sla
+from objectives.sla import Constraint, Sla, Verdict
 from objectives.verdict import judge_sla
 from optimizer.confirmation.windows import server_windows
 from optimizer.core.errors import MeasurementError, ServerCrashed

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.confidence import SequentialTest, Verdict
+from objectives.confidence import SequentialTest
 from objectives.metrics import METRICS, Measurement
 from objectives.server_spread import server_spreads
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from objectives.verdict import judge_sla
 from optimizer.core.measurement_windows import MAX_WINDOW_MS
 from optimizer.core.trial import LoadPoint

@@ -13,7 +13,6 @@ from objectives.confidence import (
     ConstraintVerdict,
     MissCounts,
     SequentialTest,
-    Verdict,
     clopper_pearson_bounds,
     difference_bounds,
     effective_requests,
@@ -36,6 +35,7 @@ from objectives.server_spread import (
     pool_server_spread,
     server_spreads,
 )
+from objectives.sla import Verdict
 from objectives.verdict import MAX_SLOPE, SLOPE_LEVELS
 
 SPREAD = ServerSpread(0.03**2, 9.0)

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.confidence import UNSERVED_EXCESS, SequentialTest, Verdict, fewest_requests
+from objectives.confidence import UNSERVED_EXCESS, SequentialTest, fewest_requests
 from objectives.intervals import throughput_interval, throughput_ratio
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import server_spreads
-from objectives.sla import DEFAULT_CONFIDENCE, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla, Verdict
 from objectives.verdict import SlaVerdict, count_misses, judge_sla
 
 BOUND_MS = 20.0

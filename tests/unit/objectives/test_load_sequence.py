@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.confidence import Verdict
 from objectives.load_sequence import (
     ERROR_SHARES,
     MARGIN,
@@ -19,6 +18,7 @@ from objectives.load_sequence import (
     first_load,
 )
 from objectives.sequential import LOOKS
+from objectives.sla import Verdict
 from objectives.verdict import SlaVerdict
 
 PREDICTED = (-0.6, -0.4, -0.2, -0.1, 0.05)  # log of the predicted latency over its bound

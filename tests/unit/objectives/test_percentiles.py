@@ -11,13 +11,13 @@ import pytest
 
 from objectives import latency_sketch
 from objectives.agreement import ServerPair, compare_load_generators
-from objectives.confidence import SequentialTest, Verdict, clopper_pearson_bounds, fewest_requests
+from objectives.confidence import SequentialTest, clopper_pearson_bounds, fewest_requests
 from objectives.latency_sketch import RELATIVE_ACCURACY, count_over, sketch_latencies
 from objectives.metrics import METRICS, QUANTILES, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.quantiles import parse_percentile, quantile_at
 from objectives.server_spread import server_spreads
-from objectives.sla import DEFAULT_CONFIDENCE, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla, Verdict
 from objectives.verdict import judge_sla, needed_requests
 
 BOUND_MS = 30.0

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.confidence import SequentialTest, Verdict
+from objectives.confidence import SequentialTest
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import ITL, LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, TTFT, Measurement, Timing
 from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import ServerSpread, server_spreads
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from objectives.verdict import count_misses, judge_sla
 
 BOUNDS_MS = {"ttft-p95": 200.0, "itl-p95": 30.0}

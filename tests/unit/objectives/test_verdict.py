@@ -14,7 +14,7 @@ import pytest
 from scipy import special
 
 from objectives.arrays import FloatArray
-from objectives.confidence import SequentialTest, Verdict
+from objectives.confidence import SequentialTest
 from objectives.intervals import (
     UNBOUNDED,
     ConfidenceInterval,
@@ -29,7 +29,7 @@ from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, has_log, metric_logs, server_spreads
-from objectives.sla import DEFAULT_CONFIDENCE, Sla
+from objectives.sla import DEFAULT_CONFIDENCE, Sla, Verdict
 from objectives.verdict import (
     MAX_EXCLUDED_SHARE,
     SlaVerdict,

@@ -10,9 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from objectives.confidence import Verdict
 from objectives.metrics import METRICS
-from objectives.sla import Constraint, Sla
+from objectives.sla import Constraint, Sla, Verdict
 from optimizer.confirmation.confirmer import model_fitter
 from optimizer.confirmation.load_predictions import predict_loads
 from optimizer.core.errors import BadInputError

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.pareto import dominates
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial, latest_points

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from objectives.verdict import OBSERVED_STATES, USUAL_STATES
 from optimizer.cli.output import INTERRUPTED, exit_code
 from optimizer.config.search_space import Problem

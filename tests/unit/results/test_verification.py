@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS

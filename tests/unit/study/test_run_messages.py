@@ -10,10 +10,9 @@ from typing import cast
 
 import pytest
 
-from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.plan import ConfirmationPlan

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from objectives.confidence import Verdict
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import SERVER_PROCESSES

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from objectives.confidence import Verdict
-from objectives.sla import Sla
+from objectives.sla import Sla, Verdict
 from optimizer.cli import verify
 from optimizer.cli.plan import main as plan
 from optimizer.cli.plan import read_plan_arguments
