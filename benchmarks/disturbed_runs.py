@@ -240,7 +240,7 @@ def run(job: DisturbedRunJob) -> DisturbedRunResult:
     )
     server = DisturbedServer(stack, job.disturbed, job.slowness, job.background, job.start_seconds, job.seed)
     measurer = Measurer(
-        server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed=server.probe
+        server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed_probe=server.probe
     )
     budget = Budget(BUDGET_SECONDS, clock=server.clock)
     comparisons = baselines(problem.space)

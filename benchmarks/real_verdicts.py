@@ -55,7 +55,7 @@ from optimizer.core.errors import TuneError
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
-from optimizer.machine.conditions import SpeedProbe, probe_speed
+from optimizer.machine.speed_probe import SpeedProbe, probe_speed
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.study.task import Task

@@ -51,7 +51,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import SpeedProbe, probe_speed
+from optimizer.machine.speed_probe import SpeedProbe, probe_speed
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.results import configuration_text
 from optimizer.study.task import Task

@@ -229,8 +229,8 @@ def search(job: DriftJob) -> DriftResult:
         cpu_count=job.machine.cpu_count,
     )
     server = DriftingServer(stack, job.machine, job.seed, job.method.sees_others)
-    speed = server.probe if job.method.sees_probe else None
-    measurer = Measurer(server, server, DiscardingRecord(), QuietObserver(), speed=speed)
+    probe = server.probe if job.method.sees_probe else None
+    measurer = Measurer(server, server, DiscardingRecord(), QuietObserver(), speed_probe=probe)
     budget = Budget(SEARCH_SECONDS, confirm_share=0.0, clock=server.clock)
     searcher = make_searcher("simulated", problem, job.seed)
     comparisons = baselines(problem.space)

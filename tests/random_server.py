@@ -135,14 +135,14 @@ def confirm(
     problem: Problem,
     path: Path,
     seconds: float = 600,
-    speed: Callable[[], float] | None = None,
+    speed_probe: Callable[[], float] | None = None,
 ) -> list[Trial]:
     """Return ``trials`` with their confirmations; all rows are in trials.csv in ``path``."""
     table = TrialsTable(path / "trials.csv", "drawn", {})
     for trial in trials:
         for load, measurement in trial.measurements:
             table.append(trial, load, measurement)
-    measuring = Measurer(server, server, table, QuietObserver(), speed=speed)
+    measuring = Measurer(server, server, table, QuietObserver(), speed_probe=speed_probe)
     confirmed = Confirmer(problem, server, measuring, Budget(seconds), table.read()).run(COMPARISONS)
     assert table.read() == confirmed, "all of it is in the table"
     return confirmed

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from optimizer.machine.conditions import SpeedProbe
 from optimizer.machine.cpu_usage import CpuUsage
+from optimizer.machine.speed_probe import SpeedProbe
 
 __all__ = ["OTHERS_LIMIT", "CpuUsage", "SlowdownMeter", "wait_for_quiet"]
 

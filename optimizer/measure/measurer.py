@@ -23,8 +23,8 @@ from optimizer.core.trial import (
     LoadPoint,
     Trial,
 )
-from optimizer.machine.conditions import probe_speed
 from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
+from optimizer.machine.speed_probe import probe_speed
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
 
@@ -49,7 +49,7 @@ class Measurer:
         cross_checking: perf_analyzer if another load generator confirms, which it checks; None otherwise.
         disturbance_limit: A window on a fresh server in which other processes took more than this share of the CPUs
             does not count for a verdict.
-        speed: Runs a probe of this machine's speed next to the idle server and returns its seconds, see
+        speed_probe: Runs a probe of this machine's speed next to the idle server and returns its seconds, see
             ``SpeedProbe``; None if the server runs on another machine.
         with_forecast: Adds the forecast to a measurement of the search; None if there are no forecasts.
         node: The host name of a node of a cluster; empty outside of a cluster.
@@ -65,7 +65,7 @@ class Measurer:
     confirmation: LoadGenerator | None = None
     cross_checking: LoadGenerator | None = None
     disturbance_limit: float = DISTURBANCE_LIMIT
-    speed: Callable[[], float] | None = None
+    speed_probe: Callable[[], float] | None = None
     with_forecast: Callable[[Candidate, LoadPoint, Measurement], Measurement] | None = None
     node: str = ""
 
@@ -93,15 +93,15 @@ class Measurer:
             self._output_deviation = max((share for share in shares if share is not None), default=None)
             if self.scorer is not None:
                 self._score = self.scorer.measure(endpoint)
-        self._probe_seconds = self._probe(self.speed) if self.speed else None
+        self._probe_seconds = self._probe(self.speed_probe) if self.speed_probe else None
 
     def note_device(self, endpoint: Endpoint) -> None:
         """Remember for the notes whether the server has put the deployment on the CPU although there is a GPU."""
         self._fell_back_to_cpu |= endpoint.fell_back_to_cpu
 
-    def _probe(self, speed: Callable[[], float]) -> float:
+    def _probe(self, speed_probe: Callable[[], float]) -> float:
         with self.stopwatch.count_own("probes"):
-            return probe_speed(speed)
+            return probe_speed(speed_probe)
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint, *, is_fresh: bool = False) -> Measurement | None:
         """Warm the server up with the load generator that measures it; ``is_fresh`` is whether it is a fresh server.
@@ -159,8 +159,8 @@ class Measurer:
         except ServerCrashed as crash:
             self.table.append(trial, load, Measurement(reason=str(crash), server_crashed=True), fresh)
             raise
-        if self.speed and self._probe_seconds:
-            self._probe_seconds = math.sqrt(self._probe_seconds * self._probe(self.speed))
+        if self.speed_probe and self._probe_seconds:
+            self._probe_seconds = math.sqrt(self._probe_seconds * self._probe(self.speed_probe))
         for measurement in measurements:
             measurement = self._with_deployment(measurement)
             if reason := describe_disturbance(measurement, self.disturbance_limit):

@@ -37,13 +37,13 @@ from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
 from optimizer.deploy.target_settings import ServerPorts, TargetSettings, model_load_timeout_within
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
-from optimizer.machine.conditions import SpeedProbe
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, backend_identities
 from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.machine.process_telemetry import ProcessTelemetry
+from optimizer.machine.speed_probe import SpeedProbe
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import (
     BaselineOutputCheck,
@@ -240,7 +240,7 @@ class Environment:
             self.stopwatch,
             confirmation=generators.confirmation,
             cross_checking=generators.cross_checking,
-            speed=None if self._is_remote else SpeedProbe().seconds,
+            speed_probe=None if self._is_remote else SpeedProbe().seconds,
         )
 
     def make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:

@@ -16,7 +16,7 @@ from optimizer.core.files import write_json
 from optimizer.core.notes import present
 from optimizer.core.safe_text import show_path
 from optimizer.core.trial import Trial
-from optimizer.machine.conditions import speed_note
+from optimizer.machine.speed_probe import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.command_line import option_words, search_again_command
 from optimizer.options.option_reader import written_values

@@ -34,8 +34,8 @@ from optimizer.core.notes import (
 )
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.deploy.target_factory import describe_server
-from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_telemetry import throttle_note
+from optimizer.machine.speed_probe import speed_note
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting

@@ -415,7 +415,7 @@ def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: 
 def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer()
     probes = itertools.cycle([0.02, 0.02, 0.03, 0.03])  # the faster of two counts, before and after each load
-    trials = confirm(server, searched(server, LOADS), problem, tmp_path, speed=probes.__next__)
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path, speed_probe=probes.__next__)
     windows = [window.measurement for trial in trials for window in trial.confirmations]
     assert {window.speed_probe_ms for window in windows} == {round(1000 * math.sqrt(0.02 * 0.03), 3)}
 

@@ -22,7 +22,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.notes import SpeedVaried
 from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.core.trial import Candidate
-from optimizer.machine.conditions import SpeedProbe, probe_speed, speed_note
 from optimizer.machine.cpu_usage import (
     DISTURBANCE_LIMIT,
     CpuUsage,
@@ -38,6 +37,7 @@ from optimizer.machine.process_telemetry import (
     port_forwarders,
     tree_memory_bytes,
 )
+from optimizer.machine.speed_probe import SpeedProbe, probe_speed, speed_note
 from tests.command_fixtures import eventually
 from tests.programs import write_program
 

@@ -106,7 +106,7 @@ def search(
         server,
         TrialsTable(path / "trials.csv", "known", {}),
         observer,
-        speed=server.probe if probed else None,
+        speed_probe=server.probe if probed else None,
     )
     searcher = make_searcher(method, problem, 0, str(path / "study.journal"), "known")
     limits = Budget(**({"seconds": 600} | budget))  # type: ignore[arg-type]

@@ -347,7 +347,7 @@ def test_the_best_so_far_met_the_sla_as_measured(study: Session, known_table: li
     study.problem = replace(study.problem, cpu_count=2, sla=Sla.from_bounds({"p95": bound_ms}))
     study.target = study.load_generator = study.telemetry = table = Slowing(known_table)
     search = study.new_search()
-    search.measurer.speed = lambda: 0.001 * table.slowness
+    search.measurer.speed_probe = lambda: 0.001 * table.slowness
     search.run()
     fastest = search.scheduler.best()
     assert fastest is not None
