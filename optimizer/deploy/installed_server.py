@@ -31,7 +31,8 @@ from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
 from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, TargetSettings
 from optimizer.machine.nvml import BUS_ORDER, VISIBLE_DEVICES, mps_share
-from optimizer.measure.server_client import CallError, missing_module, without_traceback
+from optimizer.measure.server_client import CallError
+from optimizer.measure.server_errors import missing_module, without_traceback
 
 STUB_SHELL = "bash"  # shell with which Triton's Python backend starts the process of a model
 NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model"

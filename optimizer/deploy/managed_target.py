@@ -25,9 +25,8 @@ from optimizer.core.process import RunningProcess
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.server_client import (
-    CallError,
-    ServerClient,
+from optimizer.measure.server_client import CallError, ServerClient
+from optimizer.measure.server_errors import (
     hides_cause,
     lacks_gpu_memory,
     lacks_memory,

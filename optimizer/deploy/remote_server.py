@@ -22,8 +22,10 @@ from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFau
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import is_folder, one_line, read_bytes
-from optimizer.measure.server_calls import diagnose_connection, open_client, responds
-from optimizer.measure.server_client import CALL_SECONDS, CallError, lacks_gpu_memory, without_traceback
+from optimizer.measure.connection_diagnosis import diagnose_connection
+from optimizer.measure.server_calls import open_client, responds
+from optimizer.measure.server_client import CALL_SECONDS, CallError
+from optimizer.measure.server_errors import lacks_gpu_memory, without_traceback
 
 SERVER_PROGRAM = "tritonserver"  # the name of its processes begins with it
 

@@ -24,7 +24,8 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.cpus import divide_among_servers, read_topology
 from optimizer.measure.server_calls import open_client, reports_live
-from optimizer.measure.server_client import CallError, ServerClient, lacks_gpu_memory
+from optimizer.measure.server_client import CallError, ServerClient
+from optimizer.measure.server_errors import lacks_gpu_memory
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
 

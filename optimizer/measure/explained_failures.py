@@ -14,7 +14,7 @@ from optimizer.core.errors import BadInputError, MeasurementError, RequestFailed
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.server_client import is_refused_by_queue, lacks_gpu_memory, lacks_memory
+from optimizer.measure.server_errors import is_refused_by_queue, lacks_gpu_memory, lacks_memory
 from optimizer.measure.shared_memory import check_is_shared
 
 T = TypeVar("T")

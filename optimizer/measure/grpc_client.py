@@ -21,10 +21,10 @@ from optimizer.measure.server_client import (
     CallError,
     CallFailure,
     ca_file,
-    is_refused_by_queue,
     send_all,
     tls_context,
 )
+from optimizer.measure.server_errors import is_refused_by_queue
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics

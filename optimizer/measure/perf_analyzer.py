@@ -41,7 +41,8 @@ from optimizer.measure.perf_output import (
     read_windows,
 )
 from optimizer.measure.server_calls import PROBE_SECONDS, all_servers_respond
-from optimizer.measure.server_client import ca_file, model_died
+from optimizer.measure.server_client import ca_file
+from optimizer.measure.server_errors import model_died
 from optimizer.measure.shared_memory import claimed
 from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import SSL_FLAGS

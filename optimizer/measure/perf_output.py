@@ -12,7 +12,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess, describe_exit_code, printed_lines
 from optimizer.core.safe_text import shorten
-from optimizer.measure.server_client import why_request_failed
+from optimizer.measure.server_errors import why_request_failed
 
 _US_COLUMNS = {
     "Client Send": "client_send_ms",

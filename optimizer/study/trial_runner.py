@@ -15,7 +15,7 @@ from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
-from optimizer.measure.server_client import is_refused_by_queue
+from optimizer.measure.server_errors import is_refused_by_queue
 from optimizer.study.scheduler import Scheduler
 
 

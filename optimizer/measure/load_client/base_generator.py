@@ -29,7 +29,7 @@ from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.model_statistics import read_statistics, with_statistics
 from optimizer.measure.server_calls import all_servers_respond, unresponsive_server
-from optimizer.measure.server_client import lacks_gpu_memory, model_died, without_traceback
+from optimizer.measure.server_errors import lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import read_request_inputs, to_message
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries

@@ -30,7 +30,7 @@ from optimizer.measure.load_client.measured_requests import (
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_client import why_request_failed
+from optimizer.measure.server_errors import why_request_failed
 
 CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # also warms a fresh server up
 

@@ -24,7 +24,7 @@ from optimizer.core.measurement_windows import MeasurementWindow, describe_insta
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendRecord
 from optimizer.measure.load_client.responses import StreamOutput, StreamTimes
-from optimizer.measure.server_client import is_rejection, without_traceback
+from optimizer.measure.server_errors import is_rejection, without_traceback
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 

@@ -35,7 +35,7 @@ from optimizer.measure.load_client.measured_requests import (
     within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_client import why_request_failed
+from optimizer.measure.server_errors import why_request_failed
 
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
 # if the median request of the last third is later than this share of the time, the client sends less than the rate

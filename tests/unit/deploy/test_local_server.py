@@ -27,7 +27,7 @@ from optimizer.deploy.server_process import (
     unreadable_model,
 )
 from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
-from optimizer.measure.server_client import missing_module
+from optimizer.measure.server_errors import missing_module
 from tests.programs import write_program
 
 HELP = """\

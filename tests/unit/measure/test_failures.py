@@ -26,7 +26,7 @@ from optimizer.measure.load_client.measured_requests import (
     split_failures,
 )
 from optimizer.measure.load_client.open_loop import LateError, summarize_open_loop
-from optimizer.measure.server_client import is_refused_by_queue
+from optimizer.measure.server_errors import is_refused_by_queue
 
 FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
 EXPIRED = "[request id: <id_unknown>] Request timeout expired"

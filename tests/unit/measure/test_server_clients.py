@@ -29,11 +29,12 @@ from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFau
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
-from optimizer.measure import server_calls, server_client
+from optimizer.measure import server_calls, server_errors
+from optimizer.measure.connection_diagnosis import diagnose_connection
 from optimizer.measure.grpc_client import GrpcClient
 from optimizer.measure.load_client.http2 import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
-from optimizer.measure.server_calls import diagnose_connection, open_client, responds
+from optimizer.measure.server_calls import open_client, responds
 from optimizer.measure.server_client import CallError
 from tests.certificates import Certificates, tls_proxy
 
@@ -375,8 +376,8 @@ NO_ARRAY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 G
     ],
 )
 def test_lack_of_memory_and_dead_models_are_recognised(message: str, lacks_memory: bool, model_died: bool) -> None:
-    assert server_client.lacks_memory(message) is lacks_memory
-    assert server_client.model_died(message) is model_died
+    assert server_errors.lacks_memory(message) is lacks_memory
+    assert server_errors.model_died(message) is model_died
 
 
 @pytest.mark.parametrize(
@@ -392,11 +393,11 @@ def test_lack_of_memory_and_dead_models_are_recognised(message: str, lacks_memor
     ],
 )
 def test_lack_of_gpu_memory_is_recognised(message: str, lacks: bool) -> None:
-    assert server_client.lacks_gpu_memory(message) is lacks
+    assert server_errors.lacks_gpu_memory(message) is lacks
 
 
 def test_a_message_is_one_line_without_a_traceback() -> None:
-    assert server_client.without_traceback(NO_ARRAY).endswith("Unable to allocate 8.00 GiB for an array")
+    assert server_errors.without_traceback(NO_ARRAY).endswith("Unable to allocate 8.00 GiB for an array")
 
 
 CONSTRUCTORS = {
