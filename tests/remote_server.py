@@ -16,7 +16,7 @@ from optimizer.core.endpoint import Connection, Tls
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import ServerFolder, TritonServer
-from optimizer.deploy.remote_server import listener_pid
+from optimizer.deploy.remote_address import listener_pid
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.server_client import CallError

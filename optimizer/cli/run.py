@@ -105,7 +105,7 @@ def _print_profile(imported: ModelAnalyzerImport, options: RunOptions) -> int:
     from functools import partial
     from pathlib import Path
 
-    from optimizer.deploy.target_factory import visible_gpus
+    from optimizer.deploy.visible_gpus import visible_gpus
     from optimizer.model.instances import DeviceAssignment
     from optimizer.model.model_analyzer.reader import render_imported_profile
     from optimizer.study.model_finder import DEFAULT_LARGEST_BATCH

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import re
 import time
@@ -11,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from google.protobuf import json_format
 
 from optimizer.config import model_config
@@ -26,56 +24,6 @@ from optimizer.measure.connection_diagnosis import diagnose_connection
 from optimizer.measure.server_calls import open_client, responds
 from optimizer.measure.server_client import CALL_SECONDS, CallError
 from optimizer.measure.server_errors import lacks_gpu_memory, without_traceback
-
-SERVER_PROGRAM = "tritonserver"  # the name of its processes begins with it
-
-
-def listener_pid(address: str) -> int | None:
-    """Return the id of the tritonserver that listens at ``host:port`` of this machine's loopback.
-
-    Returns None if the address is on another machine, or if another program or a process of another user listens.
-    """
-    pid = _listener(address)
-    return pid if pid is not None and _is_server(pid) else None
-
-
-def is_tunnel(address: str) -> bool:
-    """Return whether another program than tritonserver listens at ``host:port`` of this machine's loopback.
-
-    It passes the requests on, as ``ssh -L``, ``kubectl port-forward`` and a container engine's proxy do, perhaps to
-    another machine.
-    """
-    pid = _listener(address)
-    return pid is not None and not _is_server(pid)
-
-
-def _is_server(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).name().startswith(SERVER_PROGRAM)
-    except psutil.Error:
-        return False
-
-
-def _listener(address: str) -> int | None:
-    """Return the id of the process that listens at ``address``; None if it is unknown or on another machine."""
-    if not is_loopback(address):
-        return None
-    try:
-        sockets = [socket for socket in psutil.net_connections("tcp") if socket.status == psutil.CONN_LISTEN]
-    except psutil.Error:
-        return None
-    port = int(address.rpartition(":")[2])
-    return next((socket.pid for socket in sockets if socket.laddr and socket.laddr.port == port), None)
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether the host of ``host:port`` is ``localhost`` or a loopback address."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
 
 FOLDER = "remote"  # name of the folder in tune's cache
 MAX_BYTES = 16 << 20

@@ -20,7 +20,8 @@ from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrash
 from optimizer.core.files import cache_folder
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
-from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile, listener_pid
+from optimizer.deploy.remote_address import listener_pid
+from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile
 from optimizer.deploy.target_settings import MODEL_LOAD_TIMEOUT_SECONDS, TargetSettings
 from optimizer.options.addresses import expand_headers, server_address
 from optimizer.options.run_options import RunOptions

@@ -1,12 +1,11 @@
-"""Create the target that the options name, and find the GPUs that its server sees."""
+"""Create the target that the options name, and check that its server is there."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, cast
 
 from optimizer.config.model_source import ModelSource
@@ -15,59 +14,15 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import ServerTarget
 from optimizer.core.safe_text import named_file
 from optimizer.deploy import docker_engine, local_target, runtime
-from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import Installation
 from optimizer.deploy.managed_target import ManagedTarget
-from optimizer.deploy.remote_server import is_loopback, is_tunnel
+from optimizer.deploy.remote_address import other_machine_address
 from optimizer.deploy.several_servers import ServerProcesses
-from optimizer.deploy.target_settings import METRICS_PORT, TargetSettings
-from optimizer.machine import gpu_telemetry, nvml
-from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options import server_options
 from optimizer.options.addresses import SSL_FLAGS, expand_headers, server_address
 from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions
-
-
-@dataclass(frozen=True)
-class VisibleGpus:
-    """The GPUs that a server sees, in the order of CUDA.
-
-    ``names`` are their names, or their UUIDs for a server on another machine. ``local`` are the GPUs of this machine,
-    which NVML can query. ``metrics`` is the ``host:port`` of the server's metrics, empty if it provides no GPU data.
-    ``fault`` says why the GPUs of this machine provide no data, and what to do; with ``unusable`` a server cannot
-    use them either.
-    """
-
-    names: tuple[str, ...] = ()
-    local: tuple[Gpu, ...] = ()
-    metrics: str = ""
-    fault: str = ""
-    unusable: bool = False
-
-
-def visible_gpus(options: RunOptions) -> VisibleGpus:
-    """Return the GPUs that the server of ``options`` sees, according to NVML or the metrics of a remote server."""
-    if options.target == "docker":
-        ids = read_gpus(options.docker_gpus or NO_GPUS)
-        gpus = _local_gpus(None if ids == (ALL_GPUS,) else ",".join(ids))
-        local = tuple(sorted(gpus.local, key=lambda gpu: gpu.index))  # whatever the order of the ids
-        return replace(gpus, names=tuple(gpu.name for gpu in local), local=local)
-    if options.target != "remote":
-        return _local_gpus(os.environ.get(VISIBLE_DEVICES))
-    metrics = metrics_address(options)
-    uuids = tuple(gpu_telemetry.read_gpu_metrics(metrics))
-    gpus = VisibleGpus() if other_machine_address(options) else _local_gpus(os.environ.get(VISIBLE_DEVICES))
-    return replace(gpus, names=uuids or gpus.names, metrics=metrics if uuids else "")
-
-
-def _local_gpus(chosen: str | None) -> VisibleGpus:
-    """Return the GPUs of this machine that ``chosen`` lists in the form of CUDA_VISIBLE_DEVICES; None means all."""
-    survey = nvml.survey()
-    if chosen == "":
-        return VisibleGpus()
-    gpus = tuple(survey.gpus) if chosen is None else filter_visible(survey.gpus, chosen)
-    return VisibleGpus(tuple(gpu.name for gpu in gpus), gpus, "", survey.message, survey.unusable)
 
 
 def check_target(options: RunOptions, on_progress: Callable[[str], None]) -> None:
@@ -168,19 +123,3 @@ def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> 
     Raises EnvironmentFault if the server or Docker does not answer.
     """
     return _module(options).server_identity(options, on_progress)
-
-
-def metrics_address(options: RunOptions) -> str:
-    """Return the address of the metrics of a remote server."""
-    host = server_address(options.url).host_port.rpartition(":")[0]
-    return options.metrics_url or f"{host}:{METRICS_PORT}"
-
-
-def other_machine_address(options: RunOptions) -> str:
-    """Return the address of a server on another machine or behind a tunnel; empty if the server runs on this one.
-
-    ``--target remote`` with an address on loopback names a server on this machine, unless a tunnel listens there.
-    """
-    address = server_address(options.url).host_port
-    is_here = is_loopback(address) and not is_tunnel(address)
-    return "" if options.target != "remote" or is_here else address

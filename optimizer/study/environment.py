@@ -33,8 +33,9 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.managed_target import exports_metrics
-from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
+from optimizer.deploy.remote_address import metrics_address, other_machine_address
 from optimizer.deploy.target_settings import ServerPorts, TargetSettings, model_load_timeout_within
+from optimizer.deploy.visible_gpus import VisibleGpus, visible_gpus
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import CpuPlacement
@@ -126,7 +127,7 @@ class Environment:
         target_factory.check_target(options, on_progress)
         gpus = visible_gpus(options)
         hardware = machine.detect()
-        server = target_factory.other_machine_address(options)
+        server = other_machine_address(options)
         cpu = f"CPU of {server} unknown; load from {hardware.cpu}" if server else hardware.cpu
         hardware = replace(hardware, gpus=gpus.names, cpu=cpu)
         fault = gpus.fault
@@ -172,7 +173,7 @@ class Environment:
         if self.uses_openvino(task):
             backends.append(f"onnxruntime-openvino {runtime.OPENVINO_ONNX_RUNTIME}")
         server = target_factory.server_identity(self.options, self.on_progress)
-        at = target_factory.other_machine_address(self.options)
+        at = other_machine_address(self.options)
         return Fingerprint(
             cpu="" if at else self.hardware.cpu,
             cpu_count=0 if at else self.hardware.cpu_count,
@@ -356,7 +357,7 @@ class Environment:
     def _metrics_address(self, task: Task) -> str:
         """Return the address of the metrics of a remote server if they report GPUs or an engine; otherwise empty."""
         if self._is_remote and exports_metrics(task.source):
-            return target_factory.metrics_address(self.options)
+            return metrics_address(self.options)
         return self.gpus.metrics
 
     @property

@@ -11,7 +11,7 @@ from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import show_path
 from optimizer.core.trial import LoadPoint, Point
-from optimizer.deploy.target_factory import other_machine_address
+from optimizer.deploy.remote_address import other_machine_address
 from optimizer.options.option_reader import external_names
 from optimizer.options.run_options import RunOptions
 from optimizer.results.configuration_text import configuration

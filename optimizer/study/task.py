@@ -20,7 +20,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.notes import OpenLoopSampleLimit, PerfAnalyzerSampleLimit
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate, FieldChoices, FieldValue, TrialRole, model_of_field
-from optimizer.deploy.target_factory import other_machine_address
+from optimizer.deploy.remote_address import other_machine_address
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, option_arrivals
 from optimizer.measure.output_comparison import Tolerance

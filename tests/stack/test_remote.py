@@ -27,7 +27,7 @@ from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.remote_server import listener_pid
+from optimizer.deploy.remote_address import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.model_statistics import read_statistics

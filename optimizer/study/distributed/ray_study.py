@@ -19,7 +19,7 @@ from optimizer.core.interrupts import SIGNALS
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.deploy.target_factory import VisibleGpus
+from optimizer.deploy.visible_gpus import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.load_client.arrivals import option_arrivals

@@ -56,7 +56,7 @@ def test_invalid_gpus_are_refused(text: str) -> None:
 
 VISIBLE = """
 import json
-from optimizer.deploy.target_factory import visible_gpus
+from optimizer.deploy.visible_gpus import visible_gpus
 from optimizer.options.run_options import RunOptions
 print(json.dumps([gpu.index for gpu in visible_gpus(RunOptions("m", target="docker", docker_gpus="3,1")).local]))
 """

@@ -17,8 +17,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from optimizer.core.endpoint import Connection
-from optimizer.deploy.remote_server import OBSERVED_SECONDS, SERVER_PROGRAM, RemoteServer, is_tunnel, listener_pid
-from optimizer.deploy.target_factory import other_machine_address
+from optimizer.deploy.remote_address import SERVER_PROGRAM, is_tunnel, listener_pid, other_machine_address
+from optimizer.deploy.remote_server import OBSERVED_SECONDS, RemoteServer
 from optimizer.options.run_options import RunOptions
 
 

@@ -18,8 +18,8 @@ from optimizer.core.errors import ServerFault
 from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, ShareOfNode
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS
-from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.visible_gpus import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement, CpuTopology
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions, TargetName
