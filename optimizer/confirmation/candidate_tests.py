@@ -285,7 +285,8 @@ def next_verdict(
 def corrected_predictions(confirmation: ConfirmationState, trial: Trial) -> LoadPredictions | None:
     """Return the loads of a candidate that was compared and not tested, corrected by its last comparison.
 
-    They are None if they were not predicted, or if fewer than COMPARED_SERVERS fresh servers were measured.
+    They are None if they were not predicted, or if fewer than COMPARED_SERVERS fresh servers were measured. The usual
+    states are those of all measurements so far: a comparison in a quiet moment would begin the tests too high.
     """
     plan, problem = confirmation.plan, confirmation.problem
     if not trial.confirmations or errors_by_load(trial):

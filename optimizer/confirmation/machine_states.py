@@ -12,7 +12,7 @@ from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, Measurement
 from objectives.verdict import MAX_EXCLUDED_SHARE
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.windows import confirmed_loads, counted_server_windows, until_end_of_test
+from optimizer.confirmation.windows import confirmed_loads, counted_server_windows
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.cpu_usage import lost_cpu_to_others
 
@@ -108,24 +108,25 @@ def usual_latency_rise(trials: Sequence[Trial], trial: Trial, load: LoadPoint, p
     measurement is disturbed if their CPU share is above ``disturbance_limit`` of its node. In the other ones they
     change nothing.
 
-    The measurements that count are those of the search and on fresh servers, until the last window of the load. So
-    later measurements do not change a verdict. On a cluster they are those of the nodes of these windows, and in a
-    shared study those of this worker. A separate test has no usual states: its ``latency_slope`` is None.
+    The measurements that count are those of the search and on fresh servers. On a cluster they are those of the nodes
+    of these windows, and in a shared study those of this worker. A separate test has no usual states: its
+    ``latency_slope`` is None.
 
     The result is 0 for a server on GPUs, without a bound on a latency, where the CPU shares of other programs are
     unknown, and below MIN_LATENCY_RISE.
 
     Args:
-        trials: All trials of the run, with the confirmations so far.
+        trials: The trials whose measurements count. For a verdict they end with its test (``until_end_of_test``), so
+            that later measurements do not change it.
         trial: One of them, with confirmations at ``load``.
-        load: The load that is judged.
+        load: The load that is judged, or from which other loads are predicted.
         problem: The search problem.
     """
     counted = [window for server in counted_server_windows(trial, load) for window in server]
     prior_slope = next(window.latency_slope for window in trial.confirmations if window.load == load)
     if problem.cpu_count is None or not problem.sla.latencies or not counted or prior_slope is None:
         return 0.0
-    trials, nodes = until_end_of_test(trials, trial, load), {window.node for window in counted}
+    nodes = {window.node for window in counted}
     fresh = [window.measurement for other in trials for window in other.confirmations if not window.is_lost]
     known = [measurement for measurement in (*search_measurements(trials), *fresh) if measurement.measure_seconds]
     measured = [measurement for measurement in known if measurement.node in nodes]

@@ -29,6 +29,7 @@ from optimizer.confirmation.windows import (
     pooled_point,
     server_windows,
     tested_spreads,
+    until_end_of_test,
     windows_by_server,
     windows_of,
 )
@@ -132,7 +133,7 @@ def judge_load(
     """
     test = SequentialTest(error, max_servers, problem.confidence)
     servers, spreads = server_windows(trial, load), tested_spreads(trials, trial, load, problem)
-    rise = usual_latency_rise(trials, trial, load, problem)
+    rise = usual_latency_rise(until_end_of_test(trials, trial, load), trial, load, problem)
     judged = judge_sla(servers, problem.sla, spreads, test, rise)
     if rise > 0:
         judged = _combine(judge_sla(servers, problem.sla, spreads, test), judged)

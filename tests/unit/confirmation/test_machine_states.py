@@ -19,7 +19,9 @@ from objectives.metrics import Measurement, four_digits
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
 from objectives.verdict import MAX_EXCLUDED_SHARE
+from optimizer.confirmation.candidate_tests import ConfirmationState, corrected_predictions
 from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.machine_states import (
     LATENCY_SLOPE,
     SLOPE_FACTORS,
@@ -30,9 +32,10 @@ from optimizer.confirmation.machine_states import (
     slowdown_over_states,
     usual_latency_rise,
 )
-from optimizer.confirmation.plan import correct_search_points
+from optimizer.confirmation.plan import ConfirmationPlan, correct_search_points
+from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.confirmation.verdicts import judge_confirmations, judge_load
-from optimizer.confirmation.windows import confirmed_spreads
+from optimizer.confirmation.windows import confirmed_spreads, pooled_point
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
@@ -331,6 +334,30 @@ def test_later_measurements_do_not_change_a_verdict(error: float) -> None:
     assert after == before or not error, "only intervals of compared loads use all servers"
     (other,) = judge_confirmations([DISTURBED_SEARCH, low, more_search(begin - 1)], PROBLEM)
     assert other.judged.latency_rise == 0, "the machine was always shared until then"
+
+
+def test_the_tests_of_a_rival_begin_by_the_states_until_then() -> None:
+    """It was compared in a quiet moment. The verdict on the comparison is about the states until its end."""
+    compared = replace(
+        QUIET_TEST, confirmations=tuple(replace(w, error_probability=0.0) for w in QUIET_TEST.confirmations)
+    )
+    later = replace(confirmed_trial(*(8 * [BUSY_SHARE]), slow_factor=3, first_server=10), number=2)
+    trials = [searched(*(9 * [0.0])), compared, later]
+    predicted = LoadPredictions((SEARCHED, TESTED), (-0.4, -0.2), (800.0, 900.0))
+    plan = ConfirmationPlan(ERROR, (2, 1), {1: predicted})
+
+    def log_ratio(*trials: Trial) -> float:
+        confirmation = ConfirmationState(PROBLEM, plan, trials, START_SECONDS, is_cross_checked=False)
+        corrected = corrected_predictions(confirmation, compared)
+        assert corrected is not None
+        return corrected.log_latency_ratios[1]
+
+    measured = math.log((pooled_point(compared, TESTED).measurement.latency_p95_ms or 0.0) / BOUND_MS)
+    assert log_ratio(*trials[:2]) == pytest.approx(measured)
+    usual_rise = usual_latency_rise(trials, compared, TESTED, PROBLEM)
+    assert usual_rise > 0.1
+    assert log_ratio(*trials) == pytest.approx(measured + usual_rise, abs=1e-3)
+    assert judge_confirmations(trials, PROBLEM)[0].judged.latency_rise == 0
 
 
 def test_a_search_that_is_continued_later_does_not_change_which_measurements_are_disturbed() -> None:
