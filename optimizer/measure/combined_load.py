@@ -60,6 +60,7 @@ def combine_models(measurements: Sequence[Measurement]) -> Measurement:
     """Combine the measurements of models under load at the same time; a value that one lacks is unknown."""
     throughputs = _values(measurements, "throughput_infer_per_sec")
     requests, seconds = _values(measurements, "requests"), _values(measurements, "measure_seconds")
+    begins, ends = _values(measurements, "begin_unix_seconds"), _values(measurements, "end_unix_seconds")
     worst: dict[str, Any] = {
         name: max(values) for name in LATENCIES if (values := _values(measurements, name)) is not None
     }
@@ -67,8 +68,10 @@ def combine_models(measurements: Sequence[Measurement]) -> Measurement:
         throughput_infer_per_sec=None if throughputs is None else sum(throughputs),
         requests=None if requests is None else int(min(requests)),
         measure_seconds=None if seconds is None else max(seconds),
-        **_stability(measurements),
-        **_time(measurements),
+        stable=all(measurement.stable for measurement in measurements),
+        reason="; ".join(dict.fromkeys(measurement.reason for measurement in measurements if measurement.reason)),
+        begin_unix_seconds=None if begins is None else min(begins),
+        end_unix_seconds=None if ends is None else max(ends),
         **worst,
     )
 
@@ -77,21 +80,6 @@ def _values(measurements: Sequence[Measurement], name: str) -> list[float] | Non
     """Return the field ``name`` of each measurement; None if one of them lacks it."""
     values = [getattr(measurement, name) for measurement in measurements]
     return None if None in values else values
-
-
-def _stability(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the fields of a Measurement that say whether all of ``measurements`` are stable, and why not."""
-    reasons = dict.fromkeys(measurement.reason for measurement in measurements if measurement.reason)
-    return {"stable": all(measurement.stable for measurement in measurements), "reason": "; ".join(reasons)}
-
-
-def _time(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the fields of a Measurement with the time from the first start to the last end; None if unknown."""
-    begins, ends = _values(measurements, "begin_unix_seconds"), _values(measurements, "end_unix_seconds")
-    return {
-        "begin_unix_seconds": None if begins is None else min(begins),
-        "end_unix_seconds": None if ends is None else max(ends),
-    }
 
 
 MIN_OVERLAP_SHARE = 1 / 1.5  # share of the measuring time in which all servers have to be under load
@@ -156,19 +144,12 @@ class ServerProcessesLoadGenerator:
 
 def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
     """Combine the measurements of servers that shared a load. Raises MeasurementError if one lacks a throughput."""
-    throughputs = _values(measurements, "throughput_infer_per_sec")
     weights = [measurement.requests or 0 for measurement in measurements]
-    if throughputs is None or not all(weights):
+    if _values(measurements, "throughput_infer_per_sec") is None or not all(weights):
         raise MeasurementError("a server process answered no request")
     means: dict[str, Any] = {}
     for name in LATENCIES:
         if (values := _values(measurements, name)) is not None:
             means[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
-    return Measurement(
-        throughput_infer_per_sec=sum(throughputs),
-        requests=sum(weights),
-        measure_seconds=max(measurement.measure_seconds or 0.0 for measurement in measurements),
-        **_stability(measurements),
-        **_time(measurements),
-        **means,
-    )
+    seconds = max(measurement.measure_seconds or 0.0 for measurement in measurements)
+    return replace(combine_models(measurements), requests=sum(weights), measure_seconds=seconds, **means)

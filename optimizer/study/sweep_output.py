@@ -210,15 +210,16 @@ def _print_cells(console: Console, cells: Sequence[SweepCell], load: LoadColumn)
     table = plain_table(f">{load.header}", ">Throughput\ninfer/s ", ">Avg\nms", ">p90\nms", ">p95\nms", ">p99\nms")
     for cell in cells:
         mark = " " if cell.measurement.stable or not cell.is_measured else "*"
-        throughput = _field_text(cell, "throughput_infer_per_sec") + mark
-        table.add_row(load.text(cell), throughput, *(_field_text(cell, name) for name in LATENCIES))
+        throughput = _number(cell.measurement.throughput_infer_per_sec) + mark
+        table.add_row(load.text(cell), throughput, *(_number(getattr(cell.measurement, name)) for name in LATENCIES))
     print_table(console, table)
     is_streamed = any(cell.measurement.is_streamed for cell in cells)
     if is_streamed:
         print_line(console)
         streamed = plain_table(f">{load.header}", *(f">{name}" for name in STREAMED))
         for cell in cells:
-            streamed.add_row(load.text(cell), *(_metric_text(cell, metric) for metric in STREAMED.values()))
+            values = (METRICS[metric].value(cell.measurement) for metric in STREAMED.values())
+            streamed.add_row(load.text(cell), *map(_number, values))
         print_table(console, streamed)
     has_stages = any(getattr(cell.measurement, stage) is not None for cell in cells for stage in STAGES)
     if has_stages and not is_streamed:  # Triton's stages end when the execution returns, maybe before the responses
@@ -266,12 +267,12 @@ def _print_comparison(console: Console, groups: Sequence[Sequence[SweepCell]], *
         first_throughput = first_throughput or throughput
         p95_ms = [cell.measurement.latency_p95_ms for cell in measured if cell.measurement.latency_p95_ms]
         table.add_row(
-            _field_text(best, "throughput_infer_per_sec"),
+            _number(throughput),
             f"{throughput / first_throughput:.2f}x" if throughput and first_throughput else NO_VALUE,
-            *(_metric_text(best, metric) for metric in streamed.values()),
-            _field_text(best, "latency_avg_ms"),
-            _field_text(best, "latency_p95_ms"),
-            formatting.number(min(p95_ms)) if p95_ms else NO_VALUE,
+            *(_number(METRICS[metric].value(best.measurement)) for metric in streamed.values()),
+            _number(best.measurement.latency_avg_ms),
+            _number(best.measurement.latency_p95_ms),
+            _number(min(p95_ms, default=None)),
             formatting.load(best.load) if measured else NO_VALUE,
             *([f"{best.load.request_batch_size:,}"] if with_batch_size else []),
             Text(configuration_text.configuration(best.candidate), overflow="fold"),
@@ -288,13 +289,7 @@ def _load_column(cell: SweepCell, is_by_request: bool) -> LoadColumn:
     return LoadColumn("Concurrency", lambda cell: f"{cell.load.concurrency:,}")
 
 
-def _field_text(cell: SweepCell, name: str) -> str:
-    value = getattr(cell.measurement, name)
-    return NO_VALUE if value is None else formatting.number(value)
-
-
-def _metric_text(cell: SweepCell, metric: str) -> str:
-    value = METRICS[metric].value(cell.measurement)
+def _number(value: float | None) -> str:
     return NO_VALUE if value is None else formatting.number(value)
 
 
