@@ -113,7 +113,10 @@ def _sequence_problem(config: ModelConfig) -> str:
             f"{config.max_batch_size}; lower it or raise max_batch_size"
         )
     if config.sequence_batching.HasField("oldest") and oldest.max_candidate_sequences < 1:
-        return "sequence_batching.oldest: max_candidate_sequences is missing; write the sequences that are batched"
+        return (
+            "sequence_batching.oldest: max_candidate_sequences is missing; write how many sequences an instance may "
+            "have in progress"
+        )
     return ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.config import field_path, model_config
-from optimizer.config.backends import VLLM, backend_of, complete_vllm, is_ensemble
+from optimizer.config.backends import ONNXRUNTIME, VLLM, backend_of, complete_vllm, is_ensemble
 from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
@@ -64,7 +64,11 @@ def check_torch_file(path: Path) -> None:
         raise BadInputError(f"{show_path(path)}: {INVALID_ARCHIVES[kind]}")
 
 
-ALTERNATIVES = {"torch_aoti": 'in a copy write backend: "pytorch" instead of the platform'}
+_EXPORT = ", or export the model to ONNX"
+ALTERNATIVES = {  # to a server that has the backend
+    **dict.fromkeys(("tensorrt", "tensorflow", "openvino", "fil"), _EXPORT),
+    "torch_aoti": ', or in a copy write backend: "pytorch" instead of the platform',
+}
 MAX_LIST = 300  # limit for the characters of a list in an error
 MAX_ENSEMBLE_DEPTH = 8
 
@@ -73,6 +77,8 @@ def read_repository_model(
     repository: Path, name: str, *, gpu: bool, largest_batch: int = 64, is_embedded: bool = True
 ) -> ModelSource:
     """Return the model ``repository/name`` with an explicit instance count where Triton would choose one.
+
+    A model without config.pbtxt gets the one that Triton derives: from an ONNX file, its inputs and outputs too.
 
     ``gpu``: the server sees a GPU. ``largest_batch``: max_batch_size of an ONNX model without config.pbtxt whose
     graph takes batches. ``is_embedded``: the embedded server serves, which lacks some backends. Raises BadInputError
@@ -94,7 +100,7 @@ def read_repository_model(
         raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")
     versions = _versions(folder)
     path = folder / "config.pbtxt"
-    if path.exists():
+    if path.exists() or _backend_by_file(versions) not in ("", ONNXRUNTIME):
         config = _read_config(path, folder, versions, is_embedded=is_embedded)
     else:
         config = _derived_config(folder, versions, largest_batch)
@@ -126,7 +132,7 @@ def list_models(repository: Path) -> str:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / "config.pbtxt").exists() or any((path / "model.onnx").exists() for path in _versions(folder))
+    return (folder / "config.pbtxt").exists() or bool(_backend_by_file(_versions(folder)))
 
 
 def _versions(folder: Path) -> list[Path]:
@@ -144,7 +150,8 @@ def _served_versions(config: ModelConfig, versions: list[Path]) -> list[Path]:
 
 
 def _read_config(path: Path, folder: Path, versions: list[Path], *, is_embedded: bool) -> ModelConfig:
-    config = model_config.read(path)
+    """Return the configuration in ``path``, or an empty one that Triton completes if there is no such file."""
+    config = model_config.read(path) if path.exists() else ModelConfig()
     if config.name and config.name != folder.name:
         problem = f"its name {format_value(config.name)} is not that of its folder {folder.name!r}; make them equal"
         raise BadInputError(f"{show_path(path)}: {problem}")
@@ -174,11 +181,17 @@ def _prepare_for_embedded_server(config: ModelConfig, path: Path, versions: list
     Raises BadInputError and EnvironmentFault.
     """
     backend = backend_of(config)
+    if not backend:
+        files = ", ".join(name for names in MODEL_FILES.values() for name in names)
+        raise BadInputError(
+            f"{show_path(path)}: has no backend, and no version folder has a file that tells it ({files}); write "
+            f"backend (the embedded server has {', '.join(MODEL_FILES)})"
+        )
     if backend not in MODEL_FILES:
         raise BadInputError(
             f"{show_path(path)}: backend {format_value(backend)} is not in the embedded server, which has "
-            f"{', '.join(MODEL_FILES)}; only a server of your own that has it can serve this model: to tune it here, "
-            f"{ALTERNATIVES.get(backend, 'export it to ONNX')}"
+            f"{', '.join(MODEL_FILES)}; use --target local, docker or remote with a server that has it"
+            f"{ALTERNATIVES.get(backend, '')}"
         )
     refuse_unmeasurable(config, path)
     if config.sequence_batching.state:
@@ -212,7 +225,9 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
     files = [version / "model.onnx" for version in versions if (version / "model.onnx").exists()]
     if not files:
         problem = "config.pbtxt is missing; a Triton model folder has one next to its version folders"
-        if loose := sorted(file.name for file in folder.glob("*.onnx")):
+        if misplaced := [version / "config.pbtxt" for version in versions if (version / "config.pbtxt").exists()]:
+            problem += f": move {show_path(misplaced[0])} there"
+        elif loose := sorted(file.name for file in folder.glob("*.onnx")):
             problem += f" (to tune {format_value(loose[0])}, name that file)"
         elif is_file(folder / "run.json"):
             problem = "this is the folder of a run; continue it with --resume, or explain it with `tune explain`"

@@ -154,9 +154,9 @@ def _undeclared(source: ModelSource) -> str:
     if not names:
         return ""
     return (
-        f"config.pbtxt of {one_line(', '.join(names))} declares no inputs or outputs, which only a server finds out; "
-        "so the space is left out and `tune` derives it. To have it here, add input, output and max_batch_size to "
-        "that file and call `tune init` again."
+        f"no config.pbtxt declares the inputs and outputs of {one_line(', '.join(names))}, which only a server finds "
+        "out; so the space is left out and `tune` derives it. To have it here, write input, output and "
+        "max_batch_size into that file and call `tune init` again."
     )
 
 

@@ -218,7 +218,10 @@ class _Finder:
         return source
 
     def _server_installation(self, config: Path) -> Installation:
-        self.on_progress(f"{show_path(config)} declares no inputs or outputs: starting a server, which knows them")
+        model = show_path(config.parent)
+        self.on_progress(
+            f"no config.pbtxt declares the inputs and outputs of {model}: starting a server, which knows them"
+        )
         return server_installation(self.options, self.on_progress)
 
 

@@ -138,7 +138,7 @@ def preview(options: RunOptions, on_progress: Callable[[str], None]) -> RunPrevi
     if undeclared and options.target == "embedded" and not has_server:
         models = one_line(", ".join(undeclared))
         raise EnvironmentFault(
-            f"--dry-run: config.pbtxt of {models} declares no inputs or outputs, and the "
+            f"--dry-run: no config.pbtxt declares the inputs and outputs of {models}, and the "
             "server that knows them is not installed; install it (`tune setup`), or declare them"
         )
     task = environment.make_task(fetch_server=False)

@@ -72,6 +72,10 @@ REPOSITORIES = {
         without_config,
         ("models/m: ", "config.pbtxt is missing", "to tune 'net.onnx', name that file"),
     ),
+    "config in the version folder": Repository(
+        lambda m: (m / "config.pbtxt").rename(m / "1" / "model.onnx").rename(m / "1" / "config.pbtxt"),
+        ("models/m: ", "config.pbtxt is missing", "next to its version folders: move models/m/1/config.pbtxt there"),
+    ),
     "no version": Repository(lambda m: shutil.rmtree(m / "1"), ("models/m: ", "model.onnx", "models/m/1/model.onnx")),
     "no model file": Repository(lambda m: (m / "1" / "model.onnx").unlink(), ("models/m: ", "models/m/1/model.onnx")),
     "other name": Repository(replace_config(f'name: "n"\n{CONFIG}'), ("m/config.pbtxt: ", "'n'", "'m'", "equal")),
@@ -84,7 +88,7 @@ REPOSITORIES = {
             (m / "config.pbtxt").write_text("max_batch_size: 8\n"),
             (m / "1" / "model.onnx").rename(m / "1" / "model.bin"),
         ),
-        ("config.pbtxt: ", "backend ''", "onnxruntime"),
+        ("config.pbtxt: has no backend, and no version folder has a file that tells it (model.onnx, ", "onnxruntime"),
     ),
     "stateful and decoupled": Repository(
         replace_config(f"{CONFIG}sequence_batching {{ }}\nmodel_transaction_policy {{ decoupled: true }}\n"),

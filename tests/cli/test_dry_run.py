@@ -129,17 +129,25 @@ def test_a_model_that_needs_the_server_does_not_download_it(dry_run: Tune, sandb
     write_undeclared(sandbox.working_folder)
     ended = dry_run("--sla-p95", "50ms", "models/auto")
     assert (ended.code, ended.stdout) == (3, "")
-    assert ended.stderr_lines[-1].startswith("tune: --dry-run: config.pbtxt of auto declares no inputs or outputs, ")
+    assert ended.stderr_lines[-1].startswith(
+        "tune: --dry-run: no config.pbtxt declares the inputs and outputs of auto, "
+    )
     assert ended.stderr_lines[-1].endswith("install it (`tune setup`), or declare them")
 
 
-def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("has_config", [True, False])
+def test_a_server_that_reads_the_inputs_is_mentioned(
+    called_tune: Tune, sandbox: Sandbox, *, has_config: bool
+) -> None:
     skip_without_python_models()
     runtime.ensure(print)
     write_undeclared(sandbox.working_folder)
+    if not has_config:
+        (sandbox.working_folder / "models" / "auto" / "config.pbtxt").unlink()
     shown = called_tune("--dry-run", "--sla-p95", "50ms", "models/auto")
     assert (shown.code, len(shown.stderr_lines)) == (0, 1)
-    assert "auto/config.pbtxt declares no inputs or outputs: starting a server" in shown.stderr_lines[0]
+    assert shown.stderr_lines[0].startswith("no config.pbtxt declares the inputs and outputs of ")
+    assert "models/auto: starting a server" in shown.stderr_lines[0]
     assert shown.stdout.endswith("A server was started to read the inputs, and nothing was measured.\n")
     assert not (sandbox.working_folder / "results").exists()
 

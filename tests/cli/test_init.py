@@ -55,7 +55,7 @@ def test_what_is_missing_is_one_line_on_standard_error(init: Tune, sandbox: Sand
     ended = init("--model-repository", "models", "auto")
     assert (ended.code, ended.stdout) == (0, f"auto.yaml\n{COPY_NAME}\n")
     (line,) = ended.stderr_lines
-    assert line.startswith("to fill in: config.pbtxt of auto declares no inputs or outputs")
+    assert line.startswith("to fill in: no config.pbtxt declares the inputs and outputs of auto")
 
 
 @pytest.mark.parametrize(

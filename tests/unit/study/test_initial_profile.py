@@ -116,8 +116,10 @@ def test_a_python_model_without_inputs_says_what_is_missing(folder: Path) -> Non
     write_python_model(folder / "models", "auto", "").joinpath("config.pbtxt").write_text(UNDECLARED)
     profile = drafted(RunOptions("models/auto"))
     (missing,) = profile.missing
-    assert missing.startswith("config.pbtxt of auto declares no inputs or outputs, which only a server finds out; ")
-    assert "add input, output and max_batch_size to that file" in missing
+    assert missing.startswith(
+        "no config.pbtxt declares the inputs and outputs of auto, which only a server finds out; "
+    )
+    assert "write input, output and max_batch_size into that file" in missing
     read = load_profile(profile.path)
     assert read.space is None
     assert read.load.max_concurrency == 256
