@@ -106,9 +106,11 @@ FILE: KeyTable = {
         "run_config_profile_models_concurrently_enable",
     ),
     **_unsupported("all models have the same weight", "weighting"),
-    **_mapped("`model.bls_composing_models`, without the choices of each model", "bls_composing_models"),
-    **_ignored("the steps of an ensemble are read from its config.pbtxt", "ensemble_composing_models"),
-    **_unsupported("set the kind of instances in the composing model's config.pbtxt", "cpu_only_composing_models"),
+    **_mapped("`model.bls_composing_models`; the choices of each model to `space.models`", "bls_composing_models"),
+    **_mapped(
+        "`space.models`: the choices of each step; the steps are read from config.pbtxt", "ensemble_composing_models"
+    ),
+    **_mapped("`space.models`: instance_group.0.kind KIND_CPU of each model", "cpu_only_composing_models"),
     **_ignored("config.pbtxt says whether a model streams", "model_type"),
     **_unsupported(
         "give the lengths with --prompt-tokens and --output-tokens, or as `tokens` of a profile", "genai_perf_flags"
@@ -166,6 +168,11 @@ MODEL: KeyTable = {
             "triton_docker_args",
         )
     },
+}
+
+COMPOSING_MODEL: KeyTable = {  # keys of a model in bls_composing_models or ensemble_composing_models
+    **_unsupported("only the choices of a composing model are imported", *MODEL),
+    **{name: MODEL[name] for name in ("model_config_parameters", "cpu_only")},
 }
 
 PARAMETERS: KeyTable = {name: FILE[name] for name in ("batch_sizes", "concurrency", "request_rate")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -212,43 +212,66 @@ def _profile_tree(
         is_data = key == "input_data" and _is_path(where)
         value = _relative(Path(str(where.value)), folder) if is_data else where.value
         sections.setdefault(section, {})[key] = replace(where, value=value)
-    space, gpu_config = _space_sections(imported, options, read)
+    space, gpu_space = _space_sections(imported, options, read)
     if space:
         sections["space"] = space
-    if gpu_config:
-        sections["gpu"] = {"space": _mapping({"config": gpu_config}, ("model_config_parameters",))}
+    if gpu_space:
+        sections["gpu"] = {"space": _mapping(gpu_space, ("space",))}
     return _mapping({name: _mapping(keys, (name,)) for name, keys in sections.items()}, ())
 
 
 def _space_sections(
     imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]
-) -> tuple[dict[str, LocatedValue], LocatedValue | None]:
-    """Return the ``space`` section, and ``gpu.space.config`` if that differs from ``space.config``."""
-    configured = Candidate(1)
-    values = [value for choices in imported.settings.choices.values() for value in choices.values]
-    if MAX_BATCH_SIZE in imported.settings.choices or any(isinstance(value, ConfiguredValue) for value in values):
-        source = read_source(
-            read,
-            imported.model,
-            composing=options.bls_composing_models or _model_names(imported, "bls_composing_models"),
-            concurrent=options.concurrent_models or _model_names(imported, "concurrent_models"),
-        )
-        configured = model_config.candidate_of(source.tuned_config)
+) -> tuple[dict[str, LocatedValue], dict[str, LocatedValue]]:
+    """Return the sections ``space`` and ``gpu.space``; the latter has the choices for a GPU."""
+    choices, composing = imported.settings.choices, dict(imported.settings.composing)
+    values = [value for dimension in choices.values() for value in dimension.values]
+    if not (composing or MAX_BATCH_SIZE in choices or any(isinstance(value, ConfiguredValue) for value in values)):
+        return _space_of_model(choices, Candidate(1))
+    source = read_source(
+        read,
+        imported.model,
+        composing=options.bls_composing_models or _model_names(imported, "bls_composing_models"),
+        concurrent=options.concurrent_models or _model_names(imported, "concurrent_models"),
+    )
+    own_choices = {**choices, **composing.pop(source.tuned_model, {})}  # the space is about the tuned step
+    space, gpu_space = _space_of_model(own_choices, model_config.candidate_of(source.tuned_config))
+    models: dict[str, LocatedValue] = {}
+    gpu_models: dict[str, LocatedValue] = {}
+    for name, dimensions in composing.items():
+        config = source.models.get(name)
+        configured = Candidate(1) if config is None else model_config.candidate_of(config)
+        keys, gpu_keys = _space_of_model(dimensions, configured)
+        if keys:
+            models[name] = _mapping(keys, ("space", "models", name))
+        if gpu_keys:  # they replace all keys of the model
+            gpu_models[name] = _mapping(keys | gpu_keys, ("space", "models", name))
+    if models:
+        space["models"] = _mapping(models, ("space", "models"))
+    if gpu_models:
+        gpu_space["models"] = _mapping(models | gpu_models, ("space", "models"))
+    return space, gpu_space
+
+
+def _space_of_model(
+    dimensions: Mapping[str, DimensionChoices], configured: Candidate
+) -> tuple[dict[str, LocatedValue], dict[str, LocatedValue]]:
+    """Return the choices of a model that has the settings ``configured``, and those that a GPU changes."""
     space: dict[str, LocatedValue] = {}
     config: dict[str, LocatedValue] = {}
-    for name, choices in imported.settings.choices.items():
+    for name, choices in dimensions.items():
         if name == MAX_BATCH_SIZE and configured.max_batch_size == 0:
             continue  # the limits may be for all models of the file, also for those without a batch dimension
         resolved = dict.fromkeys(_resolve(name, value, configured) for value in choices.values)
         (space if name in SPACE_KEYS else config)[name] = _list(resolved, choices)
     cpu_config = {path: where for path, where in config.items() if path != KIND and not path.startswith(_GPUS)}
-    kinds = imported.settings.choices.get(KIND)
+    kinds = dimensions.get(KIND)
     if kinds and (other_kinds := [str(kind) for kind in kinds.values if kind != KIND_GPU]):
         cpu_config[KIND] = _list(other_kinds, kinds)
     if cpu_config:
         space["config"] = _mapping(cpu_config, ("model_config_parameters",))
     differs = _plain(cpu_config) != _plain(config)
-    return space, _mapping(config, ("model_config_parameters",)) if differs else None
+    return space, {"config": _mapping(config, ("model_config_parameters",))} if differs else {}
 
 
 def _resolve(name: str, value: SweepValue, configured: Candidate) -> FieldValue:

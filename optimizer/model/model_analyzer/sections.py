@@ -14,6 +14,7 @@ from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.safe_text import one_line
 from optimizer.core.yaml_lines import LocatedValue
 from optimizer.model.model_analyzer.keys import (
+    COMPOSING_MODEL,
     CONSTRAINTS,
     LATENCIES,
     OBJECTIVES,
@@ -24,13 +25,17 @@ from optimizer.model.model_analyzer.keys import (
     unsupported,
 )
 from optimizer.model.model_analyzer.settings import (
+    BLS_MODELS,
     COMPOSING_MODELS,
+    CPU_ONLY_MODELS,
     PROFILE_CONCURRENTLY,
     SEARCH_DISABLED,
+    DimensionChoices,
     ImportedSettings,
     ModelSettings,
     ValueReader,
 )
+from optimizer.model.model_analyzer.sweeps import KIND, KIND_CPU, read_choices
 from optimizer.options.run_options import GENERATED_DATA
 
 LocatedValues: TypeAlias = Mapping[str, LocatedValue]
@@ -55,7 +60,6 @@ RATE_FLAGS: Final = ("request-rate-range", "request-intervals")
 CONCURRENCY_LIMIT: Final = "run_config_search_max_concurrency"
 ARRIVALS: Final = ("constant", "poisson")  # the first is perf_analyzer's default
 BLS_FLAG: Final = "bls-composing-models"
-_MODEL_SETTINGS: Final = unsupported("choices of a composing model; write `space.models` into the printed profile")
 
 
 def import_goals(settings: ModelSettings, result: ImportedSettings) -> None:
@@ -266,26 +270,30 @@ def import_other_models(
     for key in COMPOSING_MODELS:
         if (where := settings.file_keys.get(key)) is None:
             continue
-        names = _names(settings, where)
-        if key == COMPOSING_MODELS[0] and names:  # an ensemble's are read from its config.pbtxt
+        names = _composing_models(settings, where, result)
+        if key == BLS_MODELS and names:  # an ensemble's are read from its config.pbtxt
             result.sections["model", key] = replace(where, value=tuple(names))
+    if (where := settings.file_keys.get(CPU_ONLY_MODELS)) is not None:
+        for name in _composing_models(settings, where, result):
+            choices = result.composing.setdefault(settings.reader.name(name), {})
+            choices.setdefault(KIND, DimensionChoices((KIND_CPU,), name))
     section = settings.section("perf_analyzer_flags", PERF_ANALYZER_FLAGS)
-    if (where := section.get(BLS_FLAG)) is not None and ("model", COMPOSING_MODELS[0]) not in result.sections:
-        result.sections["model", COMPOSING_MODELS[0]] = replace(where, value=tuple(settings.reader.names(where)))
+    if (where := section.get(BLS_FLAG)) is not None and ("model", BLS_MODELS) not in result.sections:
+        result.sections["model", BLS_MODELS] = replace(where, value=tuple(settings.reader.names(where)))
     if settings.is_true(PROFILE_CONCURRENTLY) and other_models:
         result.sections["model", "concurrent_models"] = replace(
             settings.file_keys[PROFILE_CONCURRENTLY], value=tuple(other_models)
         )
 
 
-def _names(settings: ModelSettings, where: LocatedValue) -> list[LocatedValue]:
-    """Return the names in a mapping by name, a list, or a list of such mappings; note the settings of each."""
+def _composing_models(settings: ModelSettings, where: LocatedValue, result: ImportedSettings) -> list[LocatedValue]:
+    """Return the names in a mapping by name, a list, or a list of such mappings; import the choices of each."""
     if isinstance(where.value, dict):
         for name, child in where.value.items():
-            if child.value not in (None, (), {}):
-                settings.reader.note(child, _MODEL_SETTINGS)
             settings.reader.name(replace(child, value=name))
+            if choices := read_choices(settings.reader.section(child, COMPOSING_MODEL), settings.reader):
+                result.composing[name] = choices
         return [replace(child, value=name) for name, child in where.value.items()]
     if isinstance(where.value, tuple):
-        return [name for item in where.value for name in _names(settings, item)]
+        return [name for item in where.value for name in _composing_models(settings, item, result)]
     return settings.reader.names(where)

@@ -19,7 +19,9 @@ MAX_VALUES = 10_000  # limit of the numbers in a range
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # as in YAML 1.1
 MAX_PATH_CHARACTERS = 120  # limit for a key's path in a note
 SEARCH_DISABLED = "run_config_search_disable"
-COMPOSING_MODELS = ("bls_composing_models", "ensemble_composing_models")
+BLS_MODELS = "bls_composing_models"
+COMPOSING_MODELS = (BLS_MODELS, "ensemble_composing_models")
+CPU_ONLY_MODELS = "cpu_only_composing_models"
 PROFILE_CONCURRENTLY = "run_config_profile_models_concurrently_enable"
 _OVERRIDDEN = ignored("the model has its own")
 
@@ -261,8 +263,10 @@ class ImportedSettings:
 
     ``options``: tune's options by name. ``sections``: values of a profile by section and key, such as
     ``("sla", "p99")``. ``choices``: dimensions of the search space by ``SPACE_KEYS`` or path in ModelConfig.
+    ``composing``: those of composing models, by the name of the model.
     """
 
     options: dict[str, str | int] = field(default_factory=dict)
     sections: dict[tuple[str, str], LocatedValue] = field(default_factory=dict)
     choices: dict[str, DimensionChoices] = field(default_factory=dict)
+    composing: dict[str, dict[str, DimensionChoices]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -41,6 +42,7 @@ from optimizer.model.model_analyzer.settings import (
 MAX_ALTERNATIVES: Final = 1000  # limit of the combinations of one list
 KIND: Final = "instance_group.0.kind"
 KIND_GPU: Final = "KIND_GPU"
+KIND_CPU: Final = "KIND_CPU"
 _BATCHING: Final = "dynamic_batching"
 _KEYS_BY_PATH: Final = {
     "max_batch_size": MAX_BATCH_SIZE,
@@ -71,6 +73,19 @@ class _Leaf:
 
 _Alternative: TypeAlias = dict[str, _Leaf]  # values by their path in ModelConfig
 _Factor: TypeAlias = list[_Alternative]  # one is chosen, independently of the other factors
+
+
+def read_choices(model_keys: Mapping[str, LocatedValue], reader: ValueReader) -> dict[str, DimensionChoices]:
+    """Return the dimensions that the keys of a model give, by SPACE_KEYS or path in ModelConfig.
+
+    ``model_config_parameters`` lists them, and ``cpu_only`` sets the kind of instances if that does not. Raises
+    BadInputError.
+    """
+    listed = model_keys.get("model_config_parameters")
+    choices = {} if listed is None else read_sweeps(listed, reader)
+    if "cpu_only" in model_keys and reader.boolean(model_keys["cpu_only"]):
+        choices.setdefault(KIND, DimensionChoices((KIND_CPU,), model_keys["cpu_only"]))
+    return choices
 
 
 def read_sweeps(where: LocatedValue, reader: ValueReader) -> dict[str, DimensionChoices]:
@@ -248,10 +263,7 @@ def import_space(settings: ModelSettings, result: ImportedSettings) -> None:
     """Import the search space and the number of trials. Raises BadInputError."""
     mode = _mode(settings)
     listed = settings.model_keys.get("model_config_parameters")
-    if listed is not None:
-        result.choices.update(read_sweeps(listed, settings.reader))
-    if "cpu_only" in settings.model_keys and settings.reader.boolean(settings.model_keys["cpu_only"]):
-        result.choices.setdefault(KIND, DimensionChoices(("KIND_CPU",), settings.model_keys["cpu_only"]))
+    result.choices.update(read_choices(settings.model_keys, settings.reader))
     composing = any(name in settings.file_keys for name in COMPOSING_MODELS)  # disables brute force in Model Analyzer
     brute = mode == "brute" and not composing
     if settings.is_true(SEARCH_DISABLED) or (brute and listed is not None and settings.reader.mapping(listed)):

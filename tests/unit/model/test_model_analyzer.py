@@ -408,10 +408,21 @@ ensemble_composing_models:
       instance_group:
         - kind: KIND_CPU
           count: [1, 2, 4, 8, 16, 32]
-bls_composing_models: [a, b]
-cpu_only_composing_models: [a]
+bls_composing_models: [n]
+cpu_only_composing_models: [n]
 """,
-        other_models={"bls_composing_models": ("a", "b")},
+        sections={
+            "space": {
+                "config": {"instance_group.0.kind": ("KIND_CPU",)},
+                "models": {
+                    "tokenizer": {
+                        "instance_group_count": (1, 2, 4, 8, 16, 32),
+                        "config": {"instance_group.0.kind": ("KIND_CPU",)},
+                    }
+                },
+            }
+        },
+        other_models={"bls_composing_models": ("n",)},
     ),
     "strings": Example(
         f"{ONE}perf_analyzer_flags: {{string-length: 16, bls-composing-models: 'a,b'}}\n",
@@ -623,13 +634,45 @@ def test_a_backend_of_the_users_server_is_found_by_the_other_targets(
         find_model(read_run_arguments(words[:2]).options, MACHINE, print)
 
 
-def test_values_of_config_pbtxt_are_those_of_the_tuned_step(folder: Path) -> None:
-    step = 'step { model_name: "m" model_version: -1 input_map { key: "x" value: "x" } '
-    step += 'output_map { key: "y" value: "y" } }'
+def write_chain(repository: Path, *steps: str) -> None:
+    """Write the ensemble ``chain``, whose input each of the models ``steps`` gets; its output is the first one's."""
     tensors = "\n".join(line for line in CONFIG.splitlines() if line.startswith(("max_", "input", "output")))
-    write_model(
-        folder / "models", "chain", f"platform: 'ensemble'\n{tensors}\nensemble_scheduling {{ {step} }}", None
+    scheduling = " ".join(
+        f'step {{ model_name: "{step}" model_version: -1 input_map {{ key: "x" value: "x" }} '
+        f'output_map {{ key: "y" value: "{f"y{number}" if number else "y"}" }} }}'
+        for number, step in enumerate(steps)
     )
+    write_model(repository, "chain", f"platform: 'ensemble'\n{tensors}\nensemble_scheduling {{ {scheduling} }}", None)
+
+
+def test_choices_of_composing_models_are_those_of_the_steps(folder: Path) -> None:
+    write_chain(folder / "models", "m", "n")
+    mapped = read(f"""{HEAD}profile_models: chain
+run_config_search_max_instance_count: 3
+ensemble_composing_models:
+  m: {{model_config_parameters: {{instance_group: [{{kind: KIND_CPU, count: [1, 4]}}]}}, weighting: 2}}
+  n:
+    model_config_parameters:
+      instance_group: [{{kind: KIND_GPU, count: [1, 2]}}]
+      dynamic_batching: {{max_queue_delay_microseconds: [0]}}
+""")
+    space, gpu_space = profile(mapped).space, profile(mapped, gpu=True).space
+    assert space is not None
+    assert gpu_space is not None
+    assert space.instance_group_count == (1, 4), "m is the step whose batches are tuned"
+    assert space.config == {"instance_group.0.kind": ("KIND_CPU",)}
+    of_n = {"instance_group_count": (1, 2), "max_queue_delay_microseconds": (0,)}
+    assert space.models["n"].fields() == of_n
+    assert gpu_space.models["n"].fields() == {**of_n, "instance_group.0.kind": ("KIND_GPU",)}
+    notes = [str(note) for note in mapped.notes if "composing_models.m.weighting" in str(note)]
+    assert notes == [
+        "ma.yaml:5: ensemble_composing_models.m.weighting: not supported: only the choices of a composing model are "
+        "imported"
+    ]
+
+
+def test_values_of_config_pbtxt_are_those_of_the_tuned_step(folder: Path) -> None:
+    write_chain(folder / "models", "m")
     caller = CONFIG.replace("count: 3", "count: 2").replace("max_queue_delay_microseconds: 70", "")
     (folder / "models" / "n" / "config.pbtxt").write_text(caller)
     for models in ("profile_models: chain", "profile_models: n\nbls_composing_models: [m]"):
