@@ -19,6 +19,7 @@ from optimizer.measure import server_calls
 from optimizer.measure.explained_failures import index_hint
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate
+from optimizer.measure.server_errors import missing_model
 
 REQUESTS = 32  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS
 REFERENCE_SECONDS = 2.0
@@ -111,9 +112,10 @@ class BaselineOutputCheck:
             elif requests and all(self._is_refused(endpoint, request) for request in requests[:_CHUNK]):
                 if hint := index_hint(str(error), self.unbounded):
                     raise BadInputError(f"{error}; {hint}") from error
+                calls = missing_model(str(error)) and "; name the models that it calls with --bls-composing-models"
                 raise ModelRefused(
-                    f"the model loads, but every request fails ({error}); if the request data cause this, "
-                    "give others with --input-data"
+                    f"the model loads, but every request fails ({error}){calls}; if the request data cause "
+                    "this, give others with --input-data, --input-range or --string-data"
                 ) from error
             return
         if difference:

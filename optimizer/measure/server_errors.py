@@ -67,6 +67,12 @@ def why_request_failed(message: str) -> str:
     return f"{reason}; `tune --max-error-rate SHARE` permits the queue to refuse a share of the requests"
 
 
+def missing_model(message: str) -> str:
+    """Return the model that a Python model called and the server has not loaded; empty for other errors."""
+    match = re.search(r"Failed for execute the inference request\. Model '([^']+)' is not ready", message)
+    return match[1] if match else ""
+
+
 def missing_module(message: str) -> str:
     """Return the top-level name of the module that a Python model could not import; empty for other errors."""
     match = re.search(r"ModuleNotFoundError: No module named '(\w+)", message)

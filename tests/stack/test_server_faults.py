@@ -40,6 +40,7 @@ from tests.repositories import (
     SLEEPER_CONFIG,
     doubler,
     skip_without_python_models,
+    write_bls,
     write_faulty,
     write_model,
     write_sleeper,
@@ -492,6 +493,15 @@ def test_a_model_that_fails_given_requests_ends_the_run_after_three_configuratio
     assert ended.code == 2
     assert "ValueError: a value above 4" in ended.stderr_lines[0]
     assert "no measurement succeeded in the first 3 configurations" in ended.stderr_lines[0]
+
+
+def test_the_option_for_the_models_of_a_bls_model_is_named(sandbox: Sandbox) -> None:
+    skip_without_python_models()
+    write_bls(sandbox.working_folder / "models", milliseconds=1)
+    ended = run_tune(sandbox, "--sla-p95", "20ms", "--model-repository", "models", "caller")
+    assert ended.code == 2
+    assert "Model 'first' is not ready" in ended.stderr_lines[0]
+    assert "; name the models that it calls with --bls-composing-models; " in ended.stderr_lines[0]
 
 
 def test_a_model_that_loads_but_fails_every_request_is_bad_input(sandbox: Sandbox) -> None:
