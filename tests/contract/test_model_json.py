@@ -128,20 +128,21 @@ class TestRemote(ModelJsonContract):
             assert served_limit(self.production.grpc.address) == 128
         assert served_limit(self.production.grpc.address) == 64
 
-    def test_the_file_is_restored_after_a_kill(self, connection: Connection, tmp_path: Path) -> None:
-        killed = RemoteTarget(connection, self.production.source, state_folder=tmp_path)
-        with killed.deploy(with_limit(128)):
-            pass
-        killed._open.close()  # the lock of a killed process is free; its state file stays
-        assert served_limit(self.production.grpc.address) == 128
-        RemoteTarget(connection, self.production.source, state_folder=tmp_path).close()
-        assert served_limit(self.production.grpc.address) == 64
-
 
 class TestRemoteOverHttp(TestRemote):
     @pytest.fixture
     def connection(self, production: RunningServer) -> Connection:
         return production.http
+
+
+def test_the_file_is_restored_after_a_kill(production: RunningServer, tmp_path: Path) -> None:
+    killed = RemoteTarget(production.grpc, production.source, state_folder=tmp_path)
+    with killed.deploy(with_limit(128)):
+        pass
+    killed._open.close()  # the lock of a killed process is free; its state file stays
+    assert served_limit(production.grpc.address) == 128
+    RemoteTarget(production.grpc, production.source, state_folder=tmp_path).close()
+    assert served_limit(production.grpc.address) == 64
 
 
 def test_the_baseline_has_the_values_of_the_file(reader: ModelSource) -> None:

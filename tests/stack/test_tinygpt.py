@@ -137,43 +137,18 @@ def test_the_requested_tokens_come_and_are_the_same_in_every_configuration(
     assert tokens == tokens_one_by_one
 
 
-@pytest.fixture
-def stream(target: EmbeddedTarget, tinygpt: ModelSource) -> Iterator[Stream]:
-    with deployed(target, candidate_of(tinygpt, max_batch_size=2, dynamic_batching=True)) as made:
-        yield made
+def test_a_request_that_cannot_be_answered_gets_one_line(target: EmbeddedTarget, tinygpt: ModelSource) -> None:
+    with deployed(target, candidate_of(tinygpt, max_batch_size=2, dynamic_batching=True)) as stream:
+        stream.send("bad", [1] * 500, 13)
+        with pytest.raises(RuntimeError) as caught:
+            stream.next()
+        assert "513 tokens; the model has at most 512" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        stream.send("good", [1], 2)
+        assert len(stream.collect(1)["good"]) == 2
 
 
-def test_a_short_request_ends_before_a_long_one_that_came_first(stream: Stream) -> None:
-    stream.send("long", [1, 2, 3], 120)
-    assert stream.next()[0] == "long"
-    stream.send("short", [4, 5], 3)
-    tokens = stream.collect(2)
-    assert list(tokens) == ["short", "long"]
-    assert len(tokens["long"]) == 119, "the first one was read before"
-
-
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "words"),
-    [
-        ([1] * 500, 13, "513 tokens; the model has at most 512"),
-        ([1], 0, "MAX_TOKENS is 0"),
-        ([], 1, "INPUT_IDS is empty"),
-        ([2048], 1, "outside of 0 to 2047"),
-    ],
-)
-def test_a_request_that_cannot_be_answered_gets_one_line(
-    stream: Stream, prompt: list[int], max_tokens: int, words: str
-) -> None:
-    stream.send("bad", prompt, max_tokens)
-    with pytest.raises(RuntimeError) as caught:
-        stream.next()
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-    stream.send("good", [1], 2)
-    assert len(stream.collect(1)["good"]) == 2
-
-
-def test_a_cancelled_request_leaves_its_place(target: EmbeddedTarget, tinygpt: ModelSource) -> None:
+def test_a_cancelled_request_leaves_its_place_to_a_short_one(target: EmbeddedTarget, tinygpt: ModelSource) -> None:
     """Two requests run at a time. The cancelled one would end after the other one of the same length."""
     with (
         target.deploy(candidate_of(tinygpt, max_batch_size=2, dynamic_batching=True)) as endpoint,

@@ -94,11 +94,3 @@ def test_a_server_without_counters_of_times_has_none(mlp: ModelSource, tmp_path:
     with contextlib.closing(target), target.deploy(Candidate(64)) as endpoint:
         counters = read_server(f"http://{endpoint.metrics}/metrics", "mlp")
     assert all(map(math.isnan, (counters.request_us, counters.queue_us, counters.compute_us)))
-
-
-def test_a_server_that_has_ended_cannot_be_read(sandbox: Sandbox, tune: Tune) -> None:
-    sample = Path(__file__).parents[1] / "data" / "dlrm" / "sample"
-    ended = tune("watch", sample, "--url", "127.0.0.1:1", *INTERVAL, "--intervals", "2")
-    assert ended.code == 3
-    (line,) = (complaint for complaint in ended.stderr_lines if complaint.startswith("tune: "))
-    assert "the metrics cannot be read (Connection refused); " in line

@@ -221,7 +221,8 @@ def test_a_long_page_is_read_completely_or_not_at_all(mebibytes: int, is_read: b
 
 def test_a_server_that_cannot_be_read_is_a_fault_of_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert EnvironmentFault.exit_code == 3
-    assert "cannot be read" in refused("--url", "127.0.0.1:1", error=EnvironmentFault)
+    unreadable = refused("--url", "127.0.0.1:1", error=EnvironmentFault)
+    assert "the metrics cannot be read (Connection refused); " in unreadable
     assert "reading the metrics" not in capsys.readouterr().err, "the error is the only line"
     with serving(lambda: "", status=503) as address:
         assert "HTTP status 503" in refused("--url", address, error=EnvironmentFault)
