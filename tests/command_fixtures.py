@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import json
 import os
@@ -28,6 +27,7 @@ from optimizer.cli.output import EXIT_CODES
 from optimizer.core import interrupts
 from optimizer.simulator.continuous_batching import compile_continuous_batching
 from optimizer.simulator.simulate import compile_simulator
+from tests.csv_tables import read_rows
 from tests.forked_tune import ForkedTune
 
 Env = Mapping[str, str | Path]
@@ -164,8 +164,7 @@ class Run:
         return folder
 
     def rows(self) -> list[dict[str, str]]:
-        with (self.folder / "trials.csv").open(newline="") as file:
-            return list(csv.DictReader(file))
+        return read_rows(self.folder / "trials.csv")
 
     def assert_found(self) -> None:
         """Assert that the run recommends a configuration, and that its exit code and files have the same verdict."""
@@ -190,8 +189,7 @@ def assert_search_ended(ended: Ended, folder: Path) -> bool:
     """
     status = json.loads((folder / "run.json").read_text())["status"]
     assert (ended.code, ended.stderr) == ({"found": UNDECIDED, "none": EXIT_CODES[Verdict.FAIL]}[status], "")
-    with (folder / "trials.csv").open(newline="") as file:
-        assert status == "found" or not any(row["stable"] == "true" for row in csv.DictReader(file))
+    assert status == "found" or not any(row["stable"] == "true" for row in read_rows(folder / "trials.csv"))
     return bool(status == "found")
 
 

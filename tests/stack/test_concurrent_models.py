@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 from optimizer.config import model_config
 from tests.command_fixtures import Sandbox, assert_search_ended, run_tune
+from tests.csv_tables import read_rows
 from tests.repositories import sleeper_program, write_python_model, write_sleeper
 
 SLA_MS = 500.0
@@ -43,8 +43,7 @@ def test_both_models_get_load_and_a_configuration(sandbox: Sandbox) -> None:
     document = json.loads(ended.stdout)
     folder = sandbox.working_folder / document["results_dir"]
     is_found = assert_search_ended(ended, folder)
-    with (folder / "trials.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "trials.csv")
     alone = [row for row in rows if (row["trial"], row["concurrency"]) == ("0", str(LOAD))]
     assert alone
     for row in alone:  # one request at a time: at most 125 a second of one model, 62 of the other

@@ -6,7 +6,6 @@ Bounds are wide and loads few, so that a busy machine makes these runs slower bu
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import shutil
 import signal
@@ -36,6 +35,7 @@ from optimizer.model.repository import read_repository_model
 from optimizer.options.values import parse_cpus
 from optimizer.results import formatting
 from tests.command_fixtures import FOUND, HANG_SECONDS, REPORT, Run, Sandbox, open_sandbox, run_tune
+from tests.csv_tables import read_rows
 from tests.documents import undocumented_keys
 from tests.repositories import skip_without_python_models, write_sleeper
 
@@ -241,8 +241,7 @@ def test_the_results_folder_is_complete(steady_run: Run) -> None:
     assert "--model-control-mode=explicit" in commands
     assert "--concurrency-range" in commands
     assert (folder / "report.html").read_text().rstrip().endswith("</html>")
-    with (folder / "pareto.csv").open(newline="") as file:
-        front = list(csv.DictReader(file))
+    front = read_rows(folder / "pareto.csv")
     expected = [str(entry["throughput_infer_per_sec"]) for entry in steady_run.document["pareto"]]
     assert [row["throughput_infer_per_sec"] for row in front] == expected
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 from optimizer.measure.output_comparison import ReferenceOutputs
 from optimizer.model.requests import MAX_GENERATED_SAMPLES
 from tests.command_fixtures import Run, Sandbox, run_tune
+from tests.csv_tables import read_rows
 from tests.repositories import onnx_model, skip_without_python_models, write_model, write_python_model
 
 ROWS = 10
@@ -61,8 +61,7 @@ def test_an_embedding_is_tuned_with_recorded_requests_and_refuses_random_ones(sa
     document = Run(sandbox, ended).document  # the verdict may vary on a busy machine
     assert not any("not compared" in note for note in document["notes"])
     (folder,) = (sandbox.working_folder / "given").glob("*/*")
-    with (folder / "trials.csv").open(newline="") as file:
-        assert all(float(row["throughput_infer_per_sec"]) > 0 for row in csv.DictReader(file))
+    assert all(float(row["throughput_infer_per_sec"]) > 0 for row in read_rows(folder / "trials.csv"))
     assert "1 stream/streams with 12 step/steps" in (folder / "logs" / "perf_analyzer.log").read_text()
     sent = [ModelInferRequest.FromString(item) for item in ReferenceOutputs.read(folder / "reference.npz").requests]
     assert [list(item.inputs[0].shape) for item in sent[:4]] == [[1, 2], [1, 3], [1, 4], [1, 2]]
@@ -109,8 +108,7 @@ def test_perf_analyzer_sends_the_random_requests_of_tune(sandbox: Sandbox, share
     document = Run(sandbox, ended).document  # the verdict may vary on a busy machine
     assert not any("not compared" in note for note in document["notes"])
     (folder,) = (sandbox.working_folder / "out").glob("*/*")
-    with (folder / "trials.csv").open(newline="") as file:
-        assert all(float(row["throughput_infer_per_sec"]) > 0 for row in csv.DictReader(file))
+    assert all(float(row["throughput_infer_per_sec"]) > 0 for row in read_rows(folder / "trials.csv"))
     assert f"1 stream/streams with {MAX_GENERATED_SAMPLES} step/steps" in (
         (folder / "logs" / "perf_analyzer.log").read_text()
     )

@@ -6,7 +6,6 @@ Each fault is reported with a reason, the next candidate is served, and no proce
 from __future__ import annotations
 
 import contextlib
-import csv
 import itertools
 import json
 import re
@@ -33,6 +32,7 @@ from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Sandbox, assert_search_ended, eventually, run_tune
+from tests.csv_tables import read_rows
 from tests.generated_requests import write_requests
 from tests.repositories import (
     FAULT,
@@ -444,8 +444,7 @@ def test_a_run_continues_if_one_batch_size_crashes(sandbox: Sandbox) -> None:
     )
     document = json.loads(ended.stdout)
     folder = sandbox.working_folder / document["results_dir"]
-    with (folder / "trials.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "trials.csv")
     failed = [row for row in rows if row["status"] == "failed"]
     assert (document["recommended"] is not None) == assert_search_ended(ended, folder)
     assert len(rows) > len(failed) > 0

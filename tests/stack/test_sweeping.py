@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.command_fixtures import Run, open_sandbox, run_tune
+from tests.csv_tables import read_rows
 from tests.repositories import skip_without_python_models, write_sleeper
 
 pytestmark = pytest.mark.alone
@@ -63,8 +63,7 @@ def test_json_and_csv_hold_every_cell(swept: Run) -> None:
         if cell not in refused:
             assert cell["compute_infer_ms"] > BATCH_MS
             assert cell["latency_p99_ms"] > BATCH_MS
-    with (swept.sandbox.working_folder / "cells.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(swept.sandbox.working_folder / "cells.csv")
     assert [row["throughput_infer_per_sec"] for row in rows] == [
         "" if cell in refused else str(cell["throughput_infer_per_sec"]) for cell in cells
     ]

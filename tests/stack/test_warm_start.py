@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
-from pathlib import Path
 
 from tests.command_fixtures import FINISHED, Sandbox, Tune
+from tests.csv_tables import read_rows
 from tests.stack.test_main_job import write_steady
 
 BRIEFLY = ("--budget", "10s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-output-check")
@@ -29,7 +28,7 @@ def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refus
     assert f"--warm-start {there}" in info["command"]
     assert info["fingerprint"] == their_info["fingerprint"]
     assert info["fingerprint"]["server"] == info["versions"]["tritonserver"]
-    assert {row["fingerprint"] for row in rows(run_folder)} == {info["fingerprint"]["id"]}
+    assert {row["fingerprint"] for row in read_rows(run_folder / "trials.csv")} == {info["fingerprint"]["id"]}
     assert (there / "trials.csv").read_bytes() == before
 
     moved = run_folder.with_name("moved")  # at the same depth, because it names the profile by a relative path
@@ -47,8 +46,3 @@ def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refus
     notes = json.loads((run_folder / "run.json").read_text())["notes"]
     assert notes.count(started) == 1, "it still says how the run began"
     assert sum(note.startswith("continued without the warm start: ") for note in notes) == 1
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "trials.csv").open(newline="") as file:
-        return list(csv.DictReader(file))

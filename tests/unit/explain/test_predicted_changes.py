@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +24,7 @@ from optimizer.explain.predicted_changes import SurrogateForecaster, predict_cha
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork
 from tests import stateful_run, streaming_run
+from tests.csv_tables import read_rows, write_rows
 from tests.explanation_text import explanation_text
 from tests.run_folders import change_info
 
@@ -72,12 +72,8 @@ TRIALS = [
 
 
 def changed_rows(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> Path:
-    with (folder / "trials.csv").open(newline="") as file:
-        rows = [change(row) for row in csv.DictReader(file)]
-    with (folder / "trials.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    table = folder / "trials.csv"
+    write_rows(table, map(change, read_rows(table)))
     return folder
 
 

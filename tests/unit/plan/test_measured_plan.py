@@ -20,6 +20,7 @@ from optimizer.plan.capacity_plan import replicas_for
 from optimizer.plan.measured_capacity import LengthSummary, MeasuredCapacity, ReplicaCurve
 from optimizer.store.run_folder import RunFolder
 from tests import stateful_run, streaming_run
+from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import copy_run
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -282,11 +283,7 @@ def test_replicas_of_a_stateful_model_follow_from_its_steps_per_second(
 
 def test_an_open_loop_confirms_the_rate_itself(streaming: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = streaming / "trials.csv"
-    lines = [line.split(",") for line in table.read_text().splitlines()]
-    concurrency, rate = (lines[0].index(name) for name in ("concurrency", "request_rate"))
-    for line in lines[1:]:
-        line[concurrency], line[rate] = "", line[concurrency]
-    table.write_text("".join(f"{','.join(line)}\n" for line in lines))
+    write_rows(table, ({**row, "concurrency": "", "request_rate": row["concurrency"]} for row in read_rows(table)))
     open_loop = copy_run(streaming, "open", options={"load": "rate"})
     answer = planned(capsys, open_loop, "--rate", "100/s")
     assert (answer["measured_capacity"]["safe"], answer["measured_capacity"]["concurrency"]) == (24.0, 0)
@@ -325,11 +322,9 @@ def test_the_bounds_of_the_run_may_be_repeated(streaming: Path, capsys: pytest.C
 
 
 def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_path: Path) -> None:
-    lines = (streaming / "trials.csv").read_text().splitlines()
-    confirmation = lines[0].split(",").index("confirmation")
     unconfirmed = copy_run(streaming, "unconfirmed")
-    searched = [lines[0], *(line for line in lines[1:] if not line.split(",")[confirmation])]
-    (unconfirmed / "trials.csv").write_text("\n".join(searched) + "\n")
+    table = unconfirmed / "trials.csv"
+    write_rows(table, (row for row in read_rows(table) if not row["confirmation"]))
     cut_off = copy_run(unconfirmed, "cut_off", status="interrupted")
     averages = copy_run(streaming, "averages", problem={"constraints": ["ttft-avg <= 200 ms"]})
     damaged = copy_run(streaming, "damaged", problem={"tokens": {"prompt": {"smallest": 1}}})

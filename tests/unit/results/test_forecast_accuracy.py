@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -26,6 +25,7 @@ from optimizer.results.forecast_accuracy import check_forecasts
 from optimizer.results.report.plots import MAX_FORECASTS, forecasts
 from optimizer.store.trials_reader import FORECAST_COLUMNS
 from tests.conftest import measurement
+from tests.csv_tables import read_rows, write_rows
 
 SAMPLE = Path("tests/data/dlrm/sample")
 RIGHT = Forecast(100.0, 90.0, 110.0, 10.0, 8.0, 12.0, "latency-p95")
@@ -92,12 +92,10 @@ def test_a_long_search_is_drawn_in_even_steps() -> None:
 def run(tmp_path: Path) -> Path:
     """Return the sample with forecasts of 1.1 times each throughput, and of half of each latency (outside)."""
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
-    with (folder / "trials.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    with (folder / "trials.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *FORECAST_COLUMNS], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row | dict(zip(FORECAST_COLUMNS, forecast_cells(row), strict=True)) for row in rows)
+    table = folder / "trials.csv"
+    write_rows(
+        table, ({**row, **dict(zip(FORECAST_COLUMNS, forecast_cells(row), strict=True))} for row in read_rows(table))
+    )
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -33,6 +32,7 @@ from optimizer.results.terminal_summary import print_best_so_far
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_reader import ENERGY
 from optimizer.store.trials_table import TrialsTable
+from tests.csv_tables import read_rows
 from tests.example_outcomes import (
     BASELINE,
     FACTS,
@@ -156,8 +156,7 @@ class TestFiles:
     def test_pareto_csv_has_the_columns_of_trials_csv(self, tmp_path: Path) -> None:
         path = tmp_path / "pareto.csv"
         result_document.write_pareto_csv(path, outcome(example_trials()[:3]))
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(path)
         trials_columns = TrialsTable(tmp_path / "trials.csv", "dlrm", {THREADS: ("1", "2")}).columns
         assert set(rows[0]) - {ENERGY, "confirmed"} <= set(trials_columns)
         assert {row["confirmed"] for row in rows} == {"false"}
@@ -172,8 +171,7 @@ class TestFiles:
     def test_pareto_csv_marks_what_fresh_servers_measured(self, tmp_path: Path) -> None:
         path, result = tmp_path / "pareto.csv", outcome(trials_with_comparisons())
         result_document.write_pareto_csv(path, result)
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(path)
         fresh = [point for point in result.front.points if result.confirmation_of(point)]
         assert len(rows) > [row["confirmed"] for row in rows].count("true") == len(fresh) > 0
 

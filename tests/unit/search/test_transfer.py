@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
@@ -45,6 +44,7 @@ from optimizer.study.trial_runner import run_trials
 from optimizer.study.warm_start import WarmStartSource, load_warm_start, read_warm_start, select_fitting
 from tests.command_fixtures import Sandbox, Tune, called_tune, sandbox
 from tests.conftest import measure_known_server, measurement
+from tests.csv_tables import read_rows
 
 __all__ = ["called_tune", "sandbox"]
 
@@ -419,8 +419,7 @@ def check_rankings(method: str, study: list[tuple[int, float, float]], path: Pat
     shown = [*outcome.front.points, *filter(None, (outcome.recommended, outcome.closest, outcome.baseline.point))]
     assert shown
     assert all(point.throughput_infer_per_sec < MARK for point in shown)
-    with (path / "trials.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(path / "trials.csv")
     assert len(rows) == outcome.measurements
     assert all(float(row["throughput_infer_per_sec"]) < MARK for row in rows)
     kept = optuna.load_study(study_name="s", storage=optuna_storage(str(path / "study.journal")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.store.recording import read_recording
 from optimizer.store.trials_reader import COLUMNS, INTEGER_RANGES, NUMBER_RANGES
 from optimizer.store.trials_table import TrialsTable, read_run_table
+from tests.csv_tables import read_rows, write_rows
 
 SAMPLE = Path("tests/data/dlrm/sample")
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -100,16 +100,12 @@ def run(tmp_path: Path) -> Path:
 def test_a_value_outside_the_range_of_its_column_is_reported_on_one_line(reader: str, run: Path) -> None:
     """The readers share the check of the columns, so one of them reads all faults and the others one."""
     path = run / "trials.csv"
-    with path.open() as file:
-        rows = [row for row, _ in zip(csv.DictReader(file), range(3), strict=False)]
+    rows = read_rows(path)
     columns = [column for column in COLUMNS if column not in FREE_TEXTS]
     for column in columns if reader == next(iter(READERS)) else ["instance_count"]:
         values, rule = wrong_values(column)
         for value in values:
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, dict.fromkeys([*rows[0], column]))
-                writer.writeheader()
-                writer.writerows([rows[0], rows[1] | {column: value}, rows[2]])
+            write_rows(path, [rows[0], rows[1] | {column: value}, rows[2]])
             with pytest.raises(BadInputError) as caught:
                 READERS[reader](run)
             assert str(caught.value).startswith(f"{path}:3: {column}: '{value}' is {rule}"), (column, value)
@@ -145,13 +141,8 @@ FORECAST_CELLS = {
 )
 def test_a_forecast_is_complete_and_within_its_own_interval(column: str, value: str, fault: str, run: Path) -> None:
     path = run / "trials.csv"
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, dict.fromkeys([*rows[0], *FORECAST_CELLS]))
-        writer.writeheader()
-        writer.writerow(rows[0] | FORECAST_CELLS)
-        writer.writerow(rows[1] | FORECAST_CELLS | {column: value})
+    rows = read_rows(path)
+    write_rows(path, [rows[0] | FORECAST_CELLS, rows[1] | FORECAST_CELLS | {column: value}])
     with pytest.raises(BadInputError) as caught:
         read_run(run)
     assert str(caught.value).startswith(f"{path}:3: ")

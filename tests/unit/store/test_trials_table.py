@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.trial import CROSS_CHECK_GENERATOR, Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable, read_run_table
 from tests.conftest import measurement
+from tests.csv_tables import read_rows, write_rows
 
 CHOICES = {
     "parameters.intra_op_thread_count.string_value": ("1", "2"),
@@ -135,12 +135,9 @@ THREADS = "parameters.intra_op_thread_count.string_value"
 @pytest.mark.parametrize("lacking", [{"batch_stats"}, {"queue_ms", "server_memory_bytes"}])
 def test_a_table_without_some_measurements_is_continued_in_its_own_columns(tmp_path: Path, lacking: set[str]) -> None:
     path = tmp_path / "trials.csv"
-    with SAMPLE.open() as sample, path.open("w", newline="") as file:
-        rows = list(csv.DictReader(sample))
-        kept = [name for name in rows[0] if name not in lacking]
-        writer = csv.DictWriter(file, kept, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    rows = read_rows(SAMPLE)
+    kept = [name for name in rows[0] if name not in lacking]
+    write_rows(path, ({name: row[name] for name in kept} for row in rows))
     before = path.read_text()
     trials = TrialsTable(path, "dlrm", {THREADS: ("1", "2")})
     recorded = trials.read()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -31,6 +30,7 @@ from optimizer.study.batch.changes import compare_entries
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
 from optimizer.study.batch.reports import estimate_words, gain_words, junit, print_batch, write_index
 from optimizer.study.batch.suite import Suite, read_suite
+from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import change_info
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -54,8 +54,8 @@ class SampleRuns:
         self.calls.append((options.model, options.budget_seconds, mode))
         if options.model in self.broken:
             raise self.broken[options.model]
-        rows = list(csv.DictReader((SAMPLE / "trials.csv").read_text().splitlines()))
-        written = list(csv.DictReader(folder.trials.read_text().splitlines())) if folder.trials.exists() else []
+        rows = read_rows(SAMPLE / "trials.csv")
+        written = read_rows(folder.trials) if folder.trials.exists() else []
         spent = _seconds(written)
         left = [row for row in rows if row not in written and bool(row["confirmation"]) == (mode is RunMode.CONFIRM)]
         for row in left:
@@ -75,10 +75,7 @@ class SampleRuns:
     def _write(
         self, folder: RunFolder, rows: list[dict[str, str]], options: RunOptions, status: str, search_ended: str
     ) -> None:
-        with folder.trials.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(folder.trials, rows)
         sample_info = json.loads((SAMPLE / "run.json").read_text())
         facts: dict[str, object] = {"options": None, "status": status, "search_ended": search_ended, "times": {}}
         facts["result"] = {}  # that of the sample has all rows
@@ -142,13 +139,10 @@ def test_a_confirmation_that_was_disturbed_has_its_interval_and_the_reason_not_t
     assert entry.recommended is not None
     assert entry.recommended.low is not None
     table = folder.path / entry.folder / "trials.csv"
-    rows = list(csv.DictReader(table.read_text().splitlines()))
+    rows = read_rows(table)
     for row in rows:
         row |= {"stable": "false", "reason": "others took 40 % of the CPUs"} if row["confirmation"] else {}
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(table, rows)
     disturbed = describe_entry(entry, read_run(folder.path / entry.folder))
     estimate = disturbed.recommended
     assert estimate is not None
@@ -163,15 +157,12 @@ def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Pat
     batch = run(suite_of(tmp_path, "a"), SampleRuns(), folder)
     (entry,) = batch.entries
     table = folder.path / entry.folder / "trials.csv"
-    rows = list(csv.DictReader(table.read_text().splitlines()))
+    rows = read_rows(table)
     for number, row in enumerate(rows):
         is_busy = number % 5 < 2 and not row["confirmation"]
         row |= {"other_cpu_share": "0.8" if is_busy else "0.0"}
         row |= {"confirmation_latency_slope": "1.5"} if row["confirmation"] else {}
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0] | rows[-1]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(table, rows)
     entry = describe_entry(entry, read_run(folder.path / entry.folder))
     assert (entry.verdict, entry.speedup, gain_words(entry)) == ("UNDECIDED", None, "not confirmed")
     batch = replace(batch, entries=(entry,))
@@ -243,11 +234,8 @@ def test_an_error_rate_of_zero_is_a_result(tmp_path: Path, folder: BatchFolder) 
     batch = run(suite_of(tmp_path, "a"), SampleRuns(), folder)
     (entry,) = batch.entries
     path = folder.path / entry.folder
-    rows = list(csv.DictReader((path / "trials.csv").read_text().splitlines()))
-    with (path / "trials.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], "failed_requests"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, "failed_requests": "0"} for row in rows)
+    rows = read_rows(path / "trials.csv")
+    write_rows(path / "trials.csv", ({**row, "failed_requests": "0"} for row in rows))
     change_info(path, "problem", objectives=["error-rate"])
     described = describe_entry(entry, read_run(path))
     assert described.recommended is not None
@@ -348,11 +336,7 @@ def test_the_exit_code_is_that_of_the_worst_entry(tmp_path: Path) -> None:
 def test_an_entry_without_a_confirmation_is_undecided(tmp_path: Path, folder: BatchFolder) -> None:
     (entry,) = run(suite_of(tmp_path, "a"), SampleRuns(), folder).entries
     table = folder.path / entry.folder / "trials.csv"
-    rows = [row for row in csv.DictReader(table.read_text().splitlines()) if not row["confirmation"]]
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(table, (row for row in read_rows(table) if not row["confirmation"]))
     described = describe_entry(entry, read_run(folder.path / entry.folder))
     assert (described.verdict, described.is_undecided) == ("UNDECIDED", True)
     assert described.headline.startswith("UNDECIDED at ")

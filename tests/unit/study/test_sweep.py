@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from optimizer.study import sweep_output
 from optimizer.study.sweep_output import SweepProgress, print_sweep
 from optimizer.study.sweep_plan import SweepCell, SweepChoices, SweepPlan, configurations, sweep_cells
 from optimizer.study.sweeper import Sweeper, SweepTables
+from tests.csv_tables import read_rows
 from tests.repositories import doubler, write_model
 
 OWN = Candidate(8)
@@ -572,8 +572,7 @@ def test_rows_are_request_batch_sizes_if_only_these_vary() -> None:
 def test_the_csv_has_every_cell(tmp_path: Path) -> None:
     cells = sweep_cells(plan(1, 8), [Trial(0, STATIC, ((LoadPoint(1, 1), measurement(100)),))])
     sweep_output.write_csv(tmp_path / "cells.csv", cells)
-    with (tmp_path / "cells.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "cells.csv")
     assert len(rows) == len(cells) == 12
     assert (rows[0]["dynamic_batching"], rows[0]["stable"], rows[0]["queue_ms"]) == ("false", "true", "1234.5678")
     assert rows[1]["throughput_infer_per_sec"] == ""
@@ -599,6 +598,5 @@ def test_the_csv_has_one_kind_of_load(tmp_path: Path) -> None:
     loads = (LoadPoint(1, 4), LoadPoint(1, request_rate=150.5))
     cells = sweep_cells(SweepPlan((STATIC,), loads), [])
     sweep_output.write_csv(tmp_path / "cells.csv", cells)
-    with (tmp_path / "cells.csv").open(newline="") as file:
-        written = [(row["concurrency"], row["request_rate"]) for row in csv.DictReader(file)]
+    written = [(row["concurrency"], row["request_rate"]) for row in read_rows(tmp_path / "cells.csv")]
     assert written == [("4", ""), ("", "150.5")]
