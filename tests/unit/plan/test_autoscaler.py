@@ -30,6 +30,7 @@ from optimizer.simulator.scenario import ServiceTimes
 CAPACITY = 100.0  # requests per second of a replica
 MEASURED = LoadPoint(1, request_rate=90.0)  # the load of a replica that the target is a share of
 BOUNDS_MS = {"p95": 60.0}
+USUAL = Slowdown()
 HOUR = 3600 // STEP_SECONDS
 
 
@@ -41,13 +42,14 @@ def outcome(
     bounds_ms: Mapping[str, float] = BOUNDS_MS,
     processes: int = 1,
     repeats: bool = False,
+    slowdown: Slowdown = USUAL,
 ) -> AutoscalerTest:
     times = ServiceTimes(np.array([[1 / CAPACITY]]))
     model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
     candidate = Candidate(1, fields=((SERVER_PROCESSES, processes),))
     replica = Replica(candidate, model, 1, Sla.from_bounds(bounds_ms), estimate_slowness([0.0] * 8))
     fleet = Fleet(replica, PoissonTraffic(), "random")
-    return simulate_autoscaler(autoscaler, fleet, Slowdown(), rates, measured, 2.0, repeats=repeats)
+    return simulate_autoscaler(autoscaler, fleet, slowdown, rates, measured, 2.0, repeats=repeats)
 
 
 def jump(low: float, high: float) -> FloatArray:
@@ -135,14 +137,80 @@ def test_a_target_in_flight_follows_the_latency() -> None:
     assert in_flight == pytest.approx(1.0, rel=0.15)  # the tolerance of the autoscaler is 10 %
 
 
+@pytest.mark.parametrize(("high_steps", "replicas"), [(0, 1), (1, 5), (4, 10), (7, 20)])
+def test_the_replicas_are_at_most_doubled_or_four_more_every_15_seconds(high_steps: int, replicas: int) -> None:
+    """A queue of thousands of requests would need hundreds of replicas."""
+    autoscaler = Autoscaler(max_replicas=1000, metric_delay_s=0.0, start_s=60.0)
+    result = outcome(autoscaler, np.array([50.0] * 3 + [1000.0] * high_steps), LoadPoint(1, 1))
+    assert result.most_replicas == replicas
+
+
+def test_replicas_that_start_count_as_in_kubernetes() -> None:
+    """The replicas of each step are derived by hand from the formulas of the HorizontalPodAutoscaler.
+
+    Four ready replicas serve at most 400 requests per second. The metric is the mean of the last twelve steps. At 350
+    (after ten steps of the high rate) 350 / 63 needs six replicas. At 400 the ratio of 400 / (6 * 63) is within the
+    tolerance. When the metric has fallen to 150 (after ten steps of the low rate), the two that start are assumed to
+    serve the target: 150 / 63 + 2 needs five. At 100, three would be enough, and four are the minimum.
+    """
+    autoscaler = Autoscaler(min_replicas=4, metric_delay_s=0.0, cool_down_s=0.0, start_s=1800.0)
+    rates = np.array([100.0] * 3 + [1000.0] * 15 + [100.0] * 15)
+    result = outcome(autoscaler, rates)
+    assert result.most_replicas == 6
+    assert result.mean_replicas * len(rates) == pytest.approx(4 * (3 + 9) + 6 * (6 + 9) + 5 * 3 + 4 * 3)
+
+
+def test_a_queue_delays_requests_until_it_has_been_served() -> None:
+    """In each step the queue grows by one second of work at 120 requests per second, and shrinks by 2.5 s at 50.
+
+    The requests of six steps miss the bound with it. In the first of these steps, the wait alone is below the bound.
+    """
+    rates = np.array([50.0] * 3 + [120.0] * 8 + [50.0] * 5)
+    result = outcome(Autoscaler(max_replicas=1), rates, bounds_ms={"p95": 4100.0})
+    assert result.too_few_seconds == 6 * STEP_SECONDS
+    assert result.over_bound_share == pytest.approx((4 * 120 + 50) / rates.sum(), rel=1e-3)
+
+
+def test_the_queue_of_a_replica_is_not_divided_among_new_ones() -> None:
+    """The second replica is ready after nine steps of the high rate, and the queue of the first is then 22.5 s long.
+
+    With half of the rate each, it shrinks by 1.25 s in each step, so the bound is missed in 9 + 17 steps.
+    """
+    autoscaler = Autoscaler(max_replicas=2, metric_delay_s=0.0, start_s=15.0)
+    result = outcome(autoscaler, np.array([50.0] * 3 + [150.0] * 40), bounds_ms={"p95": 300.0})
+    assert result.too_few_seconds == (9 + 17) * STEP_SECONDS
+
+
+@pytest.mark.parametrize("share", [0.3, 0.07, 0.02])
+def test_the_share_over_the_bound_is_that_of_the_queue(share: float) -> None:
+    """Constant service times and random arrivals are an M/D/1 queue, which Lindley's recursion describes."""
+    gaps_s, service_s = np.random.default_rng(5).exponential(1 / 80, 200_000), 1 / CAPACITY
+    waits_s = [0.0]
+    for gap_s in gaps_s.tolist():
+        waits_s.append(max(0.0, waits_s[-1] + service_s - gap_s))
+    bound_ms = 1e3 * (float(np.quantile(waits_s, 1 - share)) + service_s)
+    one_replica, rates = Autoscaler(max_replicas=1), np.full(12, 80.0)
+    result = outcome(one_replica, rates, bounds_ms={"p95": bound_ms})
+    assert result.over_bound_share == pytest.approx(share, rel=0.2)
+    slow = outcome(one_replica, rates, bounds_ms={"p95": 1.5 * bound_ms}, slowdown=Slowdown(latency_factor=1.5))
+    assert slow.over_bound_share == pytest.approx(result.over_bound_share)
+
+
 def test_a_day_follows_an_equal_day() -> None:
     rates = day_rates(300.0, Day(1.5))
     assert rates.mean() == pytest.approx(300.0, rel=1e-3)
     assert rates.max() == pytest.approx(450.0, rel=1e-3)
+    assert rates.argmax() == 6 * HOUR
     result = outcome(Autoscaler(), rates, repeats=True)
     assert result.seconds == 24 * 3600
     assert result.too_few_seconds == 0.0
     assert 300 / 90 < result.mean_replicas < 450 / 90 / 0.7 + 1
+    after_an_equal_day, settled = (
+        outcome(Autoscaler(), jump(100, 500), repeats=repeats) for repeats in (True, False)
+    )
+    assert after_an_equal_day.mean_replicas > settled.mean_replicas + 0.5, (
+        "replicas of the last evening remain at first"
+    )
 
 
 def test_a_recording_has_its_rates() -> None:

@@ -68,9 +68,14 @@ def test_every_replica_gets_its_share(traffic: Traffic, balancer: Balancer) -> N
     assert gaps_of(traffic, 4, balancer).mean() == pytest.approx(4e-3, rel=0.03)
 
 
-def test_poisson_stays_poisson_when_thinned_and_is_smoother_round_robin() -> None:
+@pytest.mark.parametrize(
+    "traffic",
+    [PoissonTraffic(), RecordedTraffic(np.random.default_rng(1).exponential(0.25, 9 * 20_000))],
+    ids=["poisson", "recorded"],
+)
+def test_poisson_stays_poisson_when_thinned_and_is_smoother_round_robin(traffic: Traffic) -> None:
     def variation(balancer: Balancer) -> float:
-        gaps = gaps_of(PoissonTraffic(), 9, balancer)
+        gaps = gaps_of(traffic, 9, balancer)
         return float(gaps.std() / gaps.mean())
 
     assert variation("random") == pytest.approx(1.0, rel=0.03)
@@ -81,6 +86,8 @@ def test_poisson_stays_poisson_when_thinned_and_is_smoother_round_robin() -> Non
 def test_a_constant_rate_stays_constant_round_robin_only() -> None:
     assert gaps_of(ConstantTraffic(), 5, "round-robin").std() == pytest.approx(0.0, abs=1e-9)
     assert gaps_of(ConstantTraffic(), 5, "random").std() > 1e-3
+    arrivals_s = ConstantTraffic().replica_arrivals_s(10.0, 2, "round-robin", 3, seed=0)
+    assert arrivals_s == pytest.approx([0.2, 0.4, 0.6])
 
 
 def test_each_replica_gets_the_whole_recording() -> None:
@@ -305,11 +312,11 @@ def test_quantiles_cover_the_true_slowness(deviation: float) -> None:
 # -- a day, cost and power --------------------------------------------------------------------------------------
 
 
-def test_a_day_has_its_peak_and_its_mean() -> None:
+def test_the_rate_of_an_hour_is_its_highest_one() -> None:
     day = Day(1.8)
-    hours = [day.hourly_peak(hour) for hour in range(24)]
-    assert max(hours) == pytest.approx(1.8)
-    assert min(hours) > 0.2
+    for hour in range(24):
+        rates = 1 + 0.8 * np.sin(2 * math.pi * np.linspace(hour, hour + 1, 61) / 24)
+        assert day.hourly_peak(hour) == pytest.approx(rates.max())
     assert Day().hourly_peak(3) == 1.0
 
 
