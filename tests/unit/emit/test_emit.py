@@ -710,6 +710,23 @@ def test_a_model_name_with_a_colon_is_refused_for_a_mounted_folder_only(tmp_path
     assert emitted(run, tmp_path / "bucket", *in_production("s3://b/m", "docker")).keys() == {"run.sh"}
 
 
+@pytest.mark.parametrize(("form", "is_mounted"), [("kubernetes", True), ("kserve", False)])
+def test_the_header_says_how_a_mounted_repository_gets_the_configurations(
+    form: str, is_mounted: bool, tmp_path: Path
+) -> None:
+    """KServe mounts no files into the repository."""
+    (text,) = emitted(write_run(tmp_path), tmp_path / "out", *in_production("mounted", form)).values()
+    (preparation,) = re.findall(r"^# before: (.*)$", text, re.MULTILINE)
+    assert ("config.pbtxt given here is mounted over the one of each model" in preparation) is is_mounted
+    assert ("copy the config.pbtxt of doubler" in preparation) is not is_mounted
+
+
+def test_a_pod_cannot_change_its_model_repository(tmp_path: Path) -> None:
+    mounts = container(write_run(tmp_path))["volumeMounts"]
+    writable = [mount["mountPath"] for mount in mounts if not mount.get("readOnly")]
+    assert (len(mounts), writable) == (3, ["/dev/shm"])
+
+
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_text("mine")
     assert "config.pbtxt exists; give another --out" in refusal(SAMPLE, "--out", tmp_path)

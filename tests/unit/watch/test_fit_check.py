@@ -120,6 +120,11 @@ def test_another_configuration_is_named_as_the_cause_of_other_batches(
     assert check.explanation.endswith(explanation)
 
 
+def test_batches_of_requests_of_another_size_are_not_compared() -> None:
+    check = judged(loads(RATE, samples=8 * RATE * SECONDS))[1][CheckKind.BATCH_SIZE]
+    assert (check.status, check.explanation) == ("unknown", "requests of another size form other batches")
+
+
 def test_a_rate_above_the_confirmed_throughput_is_detected() -> None:
     confirmed = recorded_expectation().confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
@@ -178,6 +183,16 @@ def test_few_requests_are_undecided_and_none_are_too() -> None:
 
 IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
 HALF = INTERVALS // 2
+
+
+@pytest.mark.parametrize(("bounds_ms", "fewest"), [({"p95": 20.0, "p99": 40.0}, 459), ({"avg": 20.0}, 90)])
+def test_the_highest_percentile_needs_the_most_requests(bounds_ms: Mapping[str, float], fewest: int) -> None:
+    """0.99 ** 459 is below 1 %, and so is 0.95 ** 90, which counts if no percentile has a bound."""
+    expected = expectation_of(sla=Sla.from_bounds(bounds_ms))
+    enough, too_few = (Judgement(expected, [replace(IDLE, requests=count)], 1) for count in (fewest, fewest - 1))
+    assert enough.fewest_requests == fewest
+    assert too_few.has_few_requests
+    assert not enough.has_few_requests
 
 
 def test_all_checks_share_the_error_probability() -> None:
@@ -395,6 +410,16 @@ def test_first_responses_beyond_the_bound_are_detected() -> None:
     below = {limit: count for limit, count in in_time.items() if limit == 100 or math.isinf(limit)}
     text = " ".join(printed(Judgement(streamed, loads(RATE, first_responses=below), 1)).split())
     assert "ttft-p95: the server's histogram of first responses has no limit at the bound or above" in text
+
+
+@pytest.mark.parametrize("bound", ["ttft-avg <= 400 ms", "itl-p95 <= 400 ms", "p95 <= 400 ms"])
+def test_a_server_shows_only_percentiles_of_the_first_response_of_a_stream(bound: str) -> None:
+    """Its own latency ends before the last response."""
+    expected = expectation_of(sla=Sla.parse([bound]))
+    measured = replace(expected.point.measurement, ttft_p50_ms=1.0)
+    streamed = replace(expected, point=replace(expected.point, measurement=measured))
+    observed = loads(RATE, first_responses={500.0: 1000.0, math.inf: 1000.0}, latencies_ms={0.95: (19.0, 19.0)})
+    assert list(map(str, Judgement(streamed, observed, 1).unchecked_bounds)) == [bound]
 
 
 def test_a_run_without_a_simulator_is_compared_with_its_confirmed_load_only() -> None:
