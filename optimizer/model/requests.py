@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -52,6 +53,7 @@ MIN_ENTRY_BYTES = 10  # smallest size of an entry in perf_analyzer's JSON
 MAX_GENERATED_SAMPLES, GENERATED_BYTES = 128, 2 << 20
 PREPARED_BYTES = 128 << 20  # limit for the requests that begin with each sample, which perf_analyzer copies there
 MAX_MIXED_REQUESTS, MIN_MIXED_REQUESTS, MIXED_BYTES = 256, 8, 8 << 20
+_GENERATED_FILE = re.compile(r"(random|zero)-[0-9a-f]{16}\.json")
 EXAMPLE_SIZE, EXAMPLE_SIZES = "128", "16..128"  # examples of a variable dimension in errors
 
 
@@ -147,8 +149,8 @@ class Requests:
     def limited(self, batching: RequestBatching, cache: Path) -> Requests:
         """Return evenly chosen samples of a large file, as many as the load generator can take.
 
-        perf_analyzer prepares them in about a second. In an open loop, tune's own client keeps them in memory.
-        Raises BadInputError or EnvironmentFault.
+        perf_analyzer prepares them in about a second. In an open loop, tune's own client keeps them in memory. Fewer
+        generated samples are as good, so they get no note. Raises BadInputError or EnvironmentFault.
         """
         path = self.input_data
         if batching.open_loop:
@@ -160,8 +162,7 @@ class Requests:
         if len(entries) <= limit:
             return self
         sample = [entries[i * len(entries) // limit] for i in range(limit)]
-        note = PerfAnalyzerSampleLimit(limit, len(entries), batching.samples)
-        return replace(self, input_data=_store(input_data.entries_to_json(sample), cache), note=note)
+        return self._reduced(sample, PerfAnalyzerSampleLimit(limit, len(entries), batching.samples), cache)
 
     def _limited_to_memory(self, path: Path, together: int, cache: Path) -> Requests:
         """Return evenly chosen groups of ``together`` samples: MAX_SENT_ENTRIES, or about MAX_SENT_BYTES if fewer."""
@@ -173,8 +174,15 @@ class Requests:
         share = min(input_data.MAX_SENT_BYTES / size, input_data.MAX_SENT_ENTRIES / count)
         limit = max(1, math.floor(share * len(groups)))
         sample = [entry for number in range(limit) for entry in groups[number * len(groups) // limit]]
-        stored = _store(input_data.entries_to_json(sample), cache)
-        return replace(self, input_data=stored, note=OpenLoopSampleLimit(len(sample), count))
+        return self._reduced(sample, OpenLoopSampleLimit(len(sample), count), cache)
+
+    def _reduced(
+        self, sample: Sequence[Any], note: PerfAnalyzerSampleLimit | OpenLoopSampleLimit, cache: Path
+    ) -> Requests:
+        """Return the requests with the entries ``sample`` in place of all. Recorded ones get the ``note``."""
+        kind = generated_kind(self.input_data.name)
+        stored = _store(input_data.entries_to_json(sample), cache, kind and f"{kind}-")
+        return replace(self, input_data=stored, note=None if kind else note)
 
 
 class InputOptionError(BadInputError):
@@ -207,6 +215,12 @@ def prepare_requests(
     inputs = _Inputs(config, options, tokens)
     requests = inputs.recorded(batching, cache) if options.is_recorded else inputs.generated(batching, cache)
     return requests.limited(batching, cache)
+
+
+def generated_kind(name: str) -> str:
+    """Return ``random`` or ``zero`` for the name of a file that ``prepare_requests`` has generated, else nothing."""
+    match = _GENERATED_FILE.fullmatch(name)
+    return match[1] if match else ""
 
 
 def _store(content: bytes, cache: Path, prefix: str = "") -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
+from optimizer.model.requests import generated_kind
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting, result_document, summary
@@ -41,7 +41,6 @@ COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime", "perf_analyzer")
 MAX_VALUE_LENGTH, MAX_NUMBER = 200, 1e18  # limits of values in run.json, which may come from anywhere
 MAX_INTERVAL_RATIO = 100.0  # the upper end of an interval over its lower end; a wider one says nothing
 MAX_RATIO = 1e6  # one throughput over another
-_GENERATED_FILE = re.compile(r"(random|zero)-[0-9a-f]{16}\.json")  # the name that prepare_requests gives to it
 
 
 def is_regression(share: float, high: float, limit: float) -> bool:
@@ -257,8 +256,8 @@ def compare_conditions(first: FinishedRun, second: FinishedRun) -> tuple[Aspect,
     values = [_values_by_aspect(run, fingerprint) for run, fingerprint in zip((first, second), prints, strict=True)]
     if first.options.seed != second.options.seed:  # it only changes the values of generated requests
         for of_run in values:
-            generated = _GENERATED_FILE.fullmatch(of_run["requests"]["data"] or "")
-            of_run["requests"]["data"] = generated[1] if generated else of_run["requests"]["data"]
+            data = of_run["requests"]["data"]
+            of_run["requests"]["data"] = generated_kind(data or "") or data
     required = {
         "machine": "hardware",
         "server": "version",

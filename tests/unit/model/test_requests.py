@@ -29,6 +29,7 @@ from optimizer.model.requests import (
     RequestBatching,
     RequestOptions,
     Requests,
+    generated_kind,
     prepare_requests,
 )
 
@@ -175,6 +176,16 @@ def test_many_samples_in_large_requests_are_limited(tmp_path: Path) -> None:
     for batching in (RequestBatching(4096, open_loop=True), RequestBatching(512), RequestBatching(1)):
         whole = prepare_requests(options, config(), batching, tmp_path)
         assert (whole.input_data, whole.note) == (tmp_path / "many.json", None)
+
+
+@pytest.mark.parametrize("kind", ["random", "zero"])
+def test_fewer_generated_samples_have_no_note(kind: str, tmp_path: Path) -> None:
+    options = RequestOptions(kind, ("ids,mask:2",))
+    generated = prepare_requests(options, config(), RequestBatching(1), tmp_path)
+    limited = generated.limited(RequestBatching(1 << 16), tmp_path)  # those of a sweep
+    assert (input_data.count_entries(generated.input_data), input_data.count_entries(limited.input_data)) == (128, 8)
+    assert limited.note is None
+    assert generated_kind(limited.input_data.name) == generated_kind(generated.input_data.name) == kind
 
 
 def test_an_open_loop_takes_samples_of_all_parts_of_a_large_file(tmp_path: Path) -> None:
