@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from optimizer.core.trial import SERVER_OPTION_PREFIX, FieldValue
 
@@ -23,15 +24,39 @@ _RESERVED = re.compile(
     r"|allow-(?!client-shm$).*|(http|grpc|metrics)-(address|port)|reuse-(http|grpc)-port|http-restricted-api"
     r"|grpc-restricted-protocol|grpc-use-ssl.*|(sagemaker|vertex-ai)-.*"
 )
-_WITHOUT_DASHES = {
-    name.replace("-", ""): name
-    for name in (
-        *("rate-limit", "rate-limit-resource", "pinned-memory-pool-byte-size", "cuda-memory-pool-byte-size"),
-        *("buffer-manager-thread-count", "model-load-thread-count", "model-load-retry-count", "cache-config"),
-        *("backend-config", "host-policy", "log-verbose", "log-info", "log-warning", "log-format", "trace-config"),
-        *("min-supported-compute-capability", "exit-timeout-secs", "grpc-infer-allocation-pool-size"),
-    )
+
+
+class _Values(NamedTuple):
+    """The values that an option takes: a pattern for the whole text, and the same in words."""
+
+    pattern: str
+    words: str
+
+
+_COUNT = _Values("[0-9]+", "a whole number from 0")
+_SWITCH = _Values("true|false|1|0", "true, false")
+_SETTING = _Values("[^=]+=.*", "SETTING=VALUE, NAME,SETTING=VALUE")
+_VALUES: Final = {  # those of Triton's command_line_parser.cc; other options are passed on unchecked
+    "rate-limit": _Values("off|execution_count", "off, execution_count"),
+    "rate-limit-resource": _Values("[^:]+:[0-9]+(:[0-9]+)?", "NAME:COUNT, NAME:COUNT:GPU"),
+    "pinned-memory-pool-byte-size": _COUNT,
+    "cuda-memory-pool-byte-size": _Values("[0-9]+:[0-9]+", "GPU:BYTES"),
+    "buffer-manager-thread-count": _COUNT,
+    "model-load-thread-count": _COUNT,
+    "model-load-retry-count": _COUNT,
+    "cache-config": _SETTING,
+    "backend-config": _SETTING,
+    "host-policy": _SETTING,
+    "log-verbose": _Values("[0-9]+|true|false", _COUNT.words),
+    "log-info": _SWITCH,
+    "log-warning": _SWITCH,
+    "log-format": _Values("ISO8601", "ISO8601"),
+    "trace-config": _SETTING,
+    "min-supported-compute-capability": _Values(r"[0-9]+(\.[0-9]+)?", "a number such as 7.5"),
+    "exit-timeout-secs": _COUNT,
+    "grpc-infer-allocation-pool-size": _COUNT,
 }
+_WITHOUT_DASHES: Final = {name.replace("-", ""): name for name in _VALUES}
 
 
 def check_option_name(name: str) -> str:
@@ -48,13 +73,16 @@ def check_option_name(name: str) -> str:
 def normalize_value(name: str, value: FieldValue) -> FieldValue:
     """Return ``value`` as tritonserver reads it: booleans in lower case, but ``off`` for false of ``rate-limit``.
 
-    Raises ValueError.
+    Raises ValueError if the option ``name`` does not take it.
     """
     if isinstance(value, bool):
-        return "off" if name == "rate-limit" and not value else str(value).lower()
+        value = "off" if name == "rate-limit" and not value else str(value).lower()
     text = str(value)
     if not text or not text.isprintable() or len(text) > MAX_VALUE_LENGTH:
         raise ValueError(f"{text[:50]!r} is not an option value; write 1 to {MAX_VALUE_LENGTH} printable characters")
+    allowed = _VALUES.get(name)
+    if allowed is not None and text != DEFAULT and not re.fullmatch(allowed.pattern, text, re.ASCII):
+        raise ValueError(f"{text[:50]!r} does not fit; it takes {allowed.words} or {DEFAULT}")
     return value
 
 

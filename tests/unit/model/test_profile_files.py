@@ -60,7 +60,8 @@ def test_the_shipped_profiles_match_the_schema(path: Path) -> None:
         MODEL + "request: {batch_size: 1*9|8*1, shapes: {ids: [3, 16..128], a: 7, b: 16..32}}",
         MODEL + "request: {batch_size: 4, input_data: zero, ranges: {a: [0, 1], b: 0..5}}",
         MODEL + "space: {max_queue_delay_microseconds: [off, 0], preferred_batch_size: [none, max/4, 8, [4, max]]}",
-        MODEL + "space: {instance_group_gpus: [0, [0, 1], '0,1'], server_cpus: [3, 0-7], server: {rate-limit: [x]}}",
+        MODEL
+        + "space: {instance_group_gpus: [0, [0, 1], '0,1'], server_cpus: [3, 0-7], server: {rate-limit: [off]}}",
         MODEL + "space: {models: {first: {instance_group_count: [1], config: {optimization.graph.level: [1]}}}}",
         MODEL + "score: {data: a.npz, metric: accuracy.py:score, minimum: 0.5}\ntolerance: {relative: 1e-3}",
         MODEL + "gpu: {model: {settings: {layers: 3}}, score: {minimum: 0.5}, space: {config: {}}}",

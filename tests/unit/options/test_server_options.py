@@ -53,6 +53,16 @@ def test_a_profile_lists_server_options(tmp_path: Path) -> None:
         ("rate-limit: []", "space.server.rate-limit"),
         ("rate-limit: ['']", "space.server.rate-limit.*is not an option value"),
         ('rate-limit: ["a\\nb"]', "space.server.rate-limit.*is not an option value"),
+        (
+            "rate-limit: [off, sometimes]",
+            "space.server.rate-limit: 'sometimes' does not fit; it takes off, execution_count or default$",
+        ),
+        ("rate-limit: [on]", "space.server.rate-limit: 'on' does not fit"),
+        (
+            "pinned-memory-pool-byte-size: [0, 1GB]",
+            "space.server.pinned-memory-pool-byte-size: '1GB' does not fit; it takes a whole number from 0 or ",
+        ),
+        ("model-load-thread-count: [1, -2]", "space.server.model-load-thread-count: '-2' does not fit"),
     ],
 )
 def test_an_invalid_option_in_a_profile_names_the_line(tmp_path: Path, server: str, message: str) -> None:
@@ -66,6 +76,30 @@ def test_a_sweep_lists_server_options() -> None:
     assert request.choices.fields == {LIMIT: ("off", "execution_count")}
     with pytest.raises(BadInputError, match=r"--config server.id: --id is set by tune itself"):
         read_sweep_arguments(["--config", "server.id=1", "m"])
+    with pytest.raises(
+        BadInputError, match=r"--config server.rate-limit: 'x' does not fit; it takes off, execution_"
+    ):
+        read_sweep_arguments(["--config", f"{LIMIT}=off,x", "m"])
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rate-limit", ("off", False, "execution_count", "default")),
+        ("rate-limit-resource", ("R1:4", "R1:4:0")),
+        ("cuda-memory-pool-byte-size", ("0:67108864",)),
+        ("buffer-manager-thread-count", (0, 4, "4")),
+        ("backend-config", ("onnxruntime,default-max-batch-size=4", "auto-complete-config=0")),
+        ("log-verbose", (0, 1, True)),
+        ("log-info", (True, False)),
+        ("log-format", ("default", "ISO8601")),
+        ("min-supported-compute-capability", (6.0, "7.5", 8)),
+        ("an-option-of-a-newer-server", ("anything", 1.5)),
+    ],
+)
+def test_values_of_options_that_tritonserver_takes_are_accepted(name: str, values: tuple[str | float, ...]) -> None:
+    for value in values:
+        server_options.normalize_value(name, value)
 
 
 def test_server_options_are_not_in_config_pbtxt() -> None:
@@ -92,7 +126,7 @@ def test_server_options_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "options", "said"),
     [
-        (LIMIT, {"target": "remote", "url": "h:8001"}, "start the server at h:8001, .* --target embedded or local"),
+        (POOL, {"target": "remote", "url": "h:8001"}, "start the server at h:8001, .* --target embedded or local"),
         ("server_cpus", {"target": "remote", "url": "h:8001"}, "start the server at h:8001"),
         ("server_cpus", {"cluster": "auto"}, "on a cluster each trial gets free CPUs of its node"),
     ],
