@@ -198,7 +198,9 @@ class LiveObserver:
         return Group(*lines)
 
     def _plot(self) -> list[Text]:
-        """Return the plot of all points measured so far; empty if there is no room."""
+        """Return the plot of all points measured so far; empty if there is no room, or no encoding for its dots."""
+        if self._console.options.ascii_only:
+            return []
         (finished, front), current = self._plotted, self._plottable([running.trial for running in self._running])
         bound_ms = self._problem.sla.latency_bound_ms(self._latency)
         return scatter(

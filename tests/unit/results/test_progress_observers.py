@@ -108,6 +108,20 @@ class TestLive:
         assert FRONT_MARK not in text.getvalue()
         assert "delay 5,000" in text.getvalue()
 
+    @pytest.mark.parametrize(("encoding", "is_plotted"), [("utf-8", True), ("ascii", False), ("latin-1", False)])
+    def test_the_plot_is_left_out_where_its_dots_cannot_be_written(
+        self, encoding: str, is_plotted: bool, run: FinishedRun
+    ) -> None:
+        written = io.BytesIO()
+        terminal = io.TextIOWrapper(written, encoding, errors="replace")
+        console = Console(file=terminal, force_terminal=True, width=80, height=24, color_system=None)
+        observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)), run)
+        terminal.flush()
+        shown = written.getvalue().decode(encoding)
+        assert (FRONT_MARK in shown) is is_plotted
+        assert "????" not in shown
+        assert "delay 5,000" in shown
+
 
 class TestPlain:
     def test_a_line_for_each_trial(self, run: FinishedRun) -> None:
