@@ -122,6 +122,8 @@ class Measurement:
             closed loop.
         send_lateness_p99_ms: 99th percentile of the send lateness. None in a closed loop.
         overloaded: Whether the open loop's request rate exceeded the server's capacity, so that its queue only grew.
+        disturbed: Whether other processes or machines took more of the CPUs than a window on a fresh server permits;
+            false in the search.
         server_crashed: Whether the server or its model died or hung, so that nothing was measured.
         node: Host name of the node of a cluster that measured it; empty outside of a cluster.
         reason: Why the measurement failed or is not stable; empty otherwise.
@@ -189,6 +191,7 @@ class Measurement:
     late_request_share: float | None = None
     send_lateness_p99_ms: float | None = None
     overloaded: bool = False
+    disturbed: bool = False
     server_crashed: bool = False
     node: str = ""
     reason: str = ""

@@ -26,7 +26,8 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     also by priority. Rates, such as the throughput, are means over windows, which have equal lengths: if a window
     holds only one or two large batches, the median is far from the mean. A lost window has none of these. The time
     is that from the start of the first window to the end of the last one. Other values are medians over the windows
-    in which they are known. The result is stable if all windows are, and overloaded or crashed if one of them is.
+    in which they are known. The result is stable if all windows are, and overloaded, disturbed or crashed if one of
+    them is.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement)):
@@ -45,8 +46,8 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         values |= _pool_timing(served, timing)
     values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
     values["stable"] = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
-    values["overloaded"] = any(window.overloaded for window in windows)
-    values["server_crashed"] = any(window.server_crashed for window in windows)
+    for name in ("overloaded", "disturbed", "server_crashed"):
+        values[name] = any(getattr(window, name) for window in windows)
     values["reason"] = next((window.reason for window in windows if window.reason), "")
     return Measurement(**values)  # type: ignore[arg-type]
 

@@ -89,23 +89,47 @@ class SlaVerdict:
 
 
 def is_disturbed(window: Measurement) -> bool:
-    """Return whether ``window`` is not stable for another reason than an overloaded server."""
-    return not (window.stable or window.overloaded)
+    """Return whether other programs disturbed ``window``, or it is not stable, but the server was not overloaded."""
+    return window.disturbed or not (window.stable or window.overloaded)
 
 
-def counted_windows(servers: Sequence[Sequence[Window]], disturbed: Callable[[Window], bool]) -> list[list[Window]]:
-    """Return the windows of each server that count for a verdict, without servers that have none.
+def is_overloaded(window: Measurement) -> bool:
+    """Return whether ``window`` is that of a server that fell behind its request rate."""
+    return window.overloaded
 
-    Disturbed windows do not count if they are few. If more than ``MAX_EXCLUDED_SHARE`` of all windows were disturbed,
-    all of them count. The verdict is about the disturbed machine then, and errs on the safe side for a quiet one. The
-    share of disturbed windows depends on no latency.
+
+def disturbed_share(
+    servers: Sequence[Sequence[Window]],
+    disturbed: Callable[[Window], bool],
+    overloaded: Callable[[Window], bool] = lambda _: False,
+) -> float:
+    """Return the share of the windows that were disturbed, 0 to 1; 0 without any window.
+
+    An overloaded server has one window for its whole load, which counts as much as those of any other server.
 
     Args:
         servers: The windows of each server, such as measurements.
         disturbed: Returns whether a window was disturbed: ``is_disturbed`` for measurements.
+        overloaded: Returns whether a window is that of an overloaded server.
     """
-    flags = [disturbed(window) for server in servers for window in server]
-    if sum(flags) > MAX_EXCLUDED_SHARE * len(flags):
+    most = max(map(len, servers), default=0)
+    weights = [(most if overloaded(window) else 1, disturbed(window)) for server in servers for window in server]
+    total = sum(weight for weight, _ in weights)
+    return sum(weight for weight, is_counted in weights if is_counted) / total if total else 0.0
+
+
+def counted_windows(
+    servers: Sequence[Sequence[Window]],
+    disturbed: Callable[[Window], bool],
+    overloaded: Callable[[Window], bool] = lambda _: False,
+) -> list[list[Window]]:
+    """Return the windows of each server that count for a verdict, without servers that have none.
+
+    Disturbed windows do not count if they are few. If more than ``MAX_EXCLUDED_SHARE`` of all windows were disturbed,
+    all of them count. The verdict is about the disturbed machine then, and errs on the safe side for a quiet one. The
+    share of disturbed windows depends on no latency. The arguments are those of ``disturbed_share``.
+    """
+    if disturbed_share(servers, disturbed, overloaded) > MAX_EXCLUDED_SHARE:
         return [list(server) for server in servers if server]
     kept = [[window for window in server if not disturbed(window)] for server in servers]
     return [server for server in kept if server]
@@ -154,14 +178,14 @@ def judge_sla(
             else NOTHING
         )
         return SlaVerdict(Verdict.UNDECIDED, reason, confidence=test.confidence, latency_rise=latency_rise)
-    counted = counted_windows(servers, is_disturbed)
+    counted = counted_windows(servers, is_disturbed, is_overloaded)
     judged = [
         (constraint, _judge_constraint(counted, constraint.with_lower_latency(latency_rise), spreads, test))
         for constraint in sla
     ]
     disturbed = [window for window in windows if is_disturbed(window)]
     combined = _combine(judged, test.confidence, latency_rise)
-    combined = replace(combined, disturbed_share=len(disturbed) / len(windows))
+    combined = replace(combined, disturbed_share=disturbed_share(servers, is_disturbed, is_overloaded))
     if not judged and len(counted) < LOOKS[0]:
         reason = servers_missing(len(counted))
         return replace(combined, verdict=Verdict.UNDECIDED, reason=reason)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import ServerSpread, server_spreads
-from objectives.verdict import counted_windows, is_disturbed
+from objectives.verdict import counted_windows, is_disturbed, is_overloaded
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 
@@ -29,7 +29,7 @@ def server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
 
 def counted_server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
     """Return those of ``server_windows`` that count for the verdict, see ``counted_windows``."""
-    return counted_windows(server_windows(trial, load), is_disturbed)
+    return counted_windows(server_windows(trial, load), is_disturbed, is_overloaded)
 
 
 def windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measurement]]:

@@ -164,7 +164,7 @@ class Measurer:
         for measurement in measurements:
             measurement = self._with_deployment(measurement)
             if reason := describe_disturbance(measurement, self.disturbance_limit):
-                measurement = replace(measurement, stable=False, reason=reason)
+                measurement = replace(measurement, stable=False, disturbed=True, reason=reason)
             self._store(trial, load, measurement, fresh)
             trial = trial.with_row(load, measurement, fresh)
         return trial
@@ -190,7 +190,7 @@ class Measurer:
         measurement = self._with_deployment(measurement)
         if measurement.throughput_infer_per_sec is not None:
             reason = describe_disturbance(measurement, self.disturbance_limit)
-            measurement = replace(measurement, stable=not reason, reason=reason)
+            measurement = replace(measurement, stable=not reason, disturbed=bool(reason), reason=reason)
         checked = replace(fresh, load_generator=CROSS_CHECK_GENERATOR)
         self._store(trial, load, measurement, checked)
         return trial.with_row(load, measurement, checked)

@@ -33,7 +33,9 @@ _INTERVAL_COLUMNS = (
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("trial", "max_batch_size", "max_queue_delay_us", "instance_count", "concurrency"), "Int64"),
     **dict.fromkeys(("requests", "confirmation", "servers", "windows"), "Int64"),
-    **dict.fromkeys(("dynamic_batching", "stable", "overloaded", "server_crashed", "confirmed"), "boolean"),
+    **dict.fromkeys(
+        ("dynamic_batching", "stable", "overloaded", "disturbed", "server_crashed", "confirmed"), "boolean"
+    ),
     **dict.fromkeys(
         ("status", "reason", "verdict", *TEXT_COLUMNS, "load_generator", "latency", "forecast_latency"), "string"
     ),

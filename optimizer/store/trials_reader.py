@@ -181,7 +181,7 @@ TEXT_COLUMNS = (
     "gpu_throttling",
     "node",
 )
-_FLAG_COLUMNS = ("overloaded", "server_crashed")  # false if they are empty
+_FLAG_COLUMNS = ("overloaded", "disturbed", "server_crashed")  # false if they are empty
 _FLOAT_COLUMNS = tuple(
     name for name in MEASUREMENT_COLUMNS if name not in (*INTEGER_RANGES, *TEXT_COLUMNS, "stable", *_FLAG_COLUMNS)
 )

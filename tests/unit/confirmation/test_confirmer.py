@@ -927,6 +927,7 @@ def test_only_the_windows_during_a_disturbance_do_not_count(problem: Problem, tm
     windows = [window.measurement for trial in trials for window in trial.confirmations]
     assert {window.stable for window in windows} == {True, False}
     assert all(window.stable is (window.begin_unix_seconds != 0) for window in windows)
+    assert all(window.disturbed is not window.stable for window in windows)
     confirmed = assess(trials, problem, BASELINE, FAST).confirmed
     assert confirmed is not None
     assert confirmed.judged.verdict is Verdict.PASS

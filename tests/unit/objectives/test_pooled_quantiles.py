@@ -153,15 +153,17 @@ def test_the_quantiles_of_exponential_latencies_are_exact_between_and_beyond_the
     assert misses == pytest.approx([1000 * math.exp(-quantile_ms), 1000 * math.exp(-quantile_ms / 3)])
 
 
-def test_pooled_windows_are_stable_if_all_are_and_overloaded_or_crashed_if_one_is() -> None:
+def test_pooled_windows_are_stable_if_all_are_and_overloaded_disturbed_or_crashed_if_one_is() -> None:
     one = replace(exponential(1.0, ("p50",)), begin_unix_seconds=10.0, end_unix_seconds=11.0)
     later = replace(one, begin_unix_seconds=11.5, end_unix_seconds=12.5)
     pooled = pool_measurements([later, one])
     assert (pooled.begin_unix_seconds, pooled.end_unix_seconds) == (10.0, 12.5)
-    assert (pooled.stable, pooled.overloaded, pooled.server_crashed, pooled.errors) == (True, False, False, None)
+    assert (pooled.stable, pooled.overloaded, pooled.disturbed) == (True, False, False)
+    assert (pooled.server_crashed, pooled.errors) == (False, None)
     assert not pool_measurements([one, replace(later, stable=False)]).stable
     assert not pool_measurements([one, Measurement(stable=True)]).stable, "a lost window has no throughput"
     assert pool_measurements([one, replace(later, overloaded=True)]).overloaded
+    assert pool_measurements([one, replace(later, disturbed=True)]).disturbed
     assert pool_measurements([one, replace(later, server_crashed=True)]).server_crashed
 
 

@@ -36,6 +36,7 @@ from objectives.verdict import (
     count_misses,
     counted_windows,
     is_disturbed,
+    is_overloaded,
     judge_sla,
 )
 
@@ -320,6 +321,25 @@ def test_an_overloaded_window_counts() -> None:
     for server_windows in measured:
         server_windows[:] = [replace(window(90.0, 1), stable=False, overloaded=True)]
     assert judged(measured).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("count", "disturbed", "share", "verdict"),
+    [(4, 4, 1.0, Verdict.UNDECIDED), (4, 1, 1 / 4, Verdict.UNDECIDED), (6, 1, 1 / 6, Verdict.PASS)],
+)
+def test_an_overload_of_a_disturbed_machine_counts_as_its_other_disturbed_windows(
+    count: int, disturbed: int, share: float, verdict: Verdict
+) -> None:
+    """The only window of an overloaded server has the weight of all windows of another one."""
+    overload = replace(window(90.0, 1), stable=False, overloaded=True, disturbed=True, reason="others")
+    measured = [[overload] if number < disturbed else server for number, server in enumerate(servers(9.0, count))]
+    counted = counted_windows(measured, is_disturbed, is_overloaded)
+    result = judge_sla(measured, P95, server_spreads([counted], P95.bounded_latencies), ERROR)
+    assert result.verdict is verdict
+    assert result.disturbed_share == pytest.approx(share)
+    assert result.counts_disturbed is (verdict is Verdict.UNDECIDED)
+    if verdict is Verdict.UNDECIDED:
+        assert result.reason.endswith(" windows were disturbed: others")
 
 
 @pytest.mark.parametrize("metric", ["p95", "ttft-p95", "error-rate"])

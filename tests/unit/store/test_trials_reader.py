@@ -59,7 +59,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "response_times_ms": (("-1", "x", "nan", "1 2e7"), "not a list of at most 256 times from 0 to"),
     **dict.fromkeys(
-        ("stable", "overloaded", "server_crashed", "lacks_gpu_memory"), (("maybe",), "neither true nor false")
+        ("stable", "overloaded", "disturbed", "server_crashed", "lacks_gpu_memory"),
+        (("maybe",), "neither true nor false"),
     ),
     **dict.fromkeys(
         ("confirmation", "confirmation_repeats"), (("0", "-1", "x"), "not a whole number from 1 to 2147483647")
