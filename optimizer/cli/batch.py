@@ -33,9 +33,10 @@ SUITE.yaml lists models, SLAs, targets and options of `tune run` (see
 docs/batch.md). Each combination is a run in results/batches/SUITE/BATCH/. That
 folder also has index.html, junit.xml and batch.json.
 
-exit codes: 0 each run ended with PASS, 1 a run found none or regressed, 2 bad
-input, 3 a run failed (the others were completed), 4 a run is UNDECIDED, 130
-interrupted. If several apply, it is the first of 130, 3, 1 and 4.
+exit codes: 0 each run ended with PASS, 1 a run found no configuration that
+meets its SLA, or regressed, 2 bad input, 3 a run failed (the others were
+completed), 4 a run is UNDECIDED, 130 interrupted. If several apply, it is the
+first of 130, 3, 1 and 4.
 
 examples:
   tune batch nightly.yaml --budget 1h --fail-on-regression 5%

@@ -31,8 +31,9 @@ runs`).
 
 kinds: {", ".join(REMOVABLE)}
 
-remote is kept: it is what a remote server served before a tune that was
-killed, which the next `tune --target remote` with its --url restores.
+The kind remote is never removed. It holds the models that a remote server had
+before a tune that was killed; the next `tune --target remote` with the same
+--url restores them.
 
 {FLAG} refuses while another tune has a server, tunes a remote one, builds a
 model or fetches the server. There is no lock for other uses: a run that is

@@ -6,6 +6,7 @@ command answers (``Parser.read``).
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import shlex
@@ -62,6 +63,7 @@ _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with 
 _COMMON_FLAGS: Final = ("--json", "--no-color", "-v", "--verbose")  # none takes a value
 _MIN_SIMILARITY: Final = 0.7
 COMPLETION_FLAG: Final = "--print-completion"
+_RUN_HELP: Final = "Folder of a run, <model>/<run> in --results, a model for its newest run, or latest"
 SHELLS: Final = ("bash", "zsh", "tcsh", "fish")
 
 
@@ -144,6 +146,29 @@ def add_model(parser: Parser, text: str, nargs: Literal["?"] | None = None) -> N
     """Add the argument MODEL with the help ``text``, whose words a shell can complete; ``nargs`` as in argparse."""
     argument = parser.add_argument("model", metavar="MODEL", nargs=nargs, help=text)
     argument.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
+
+
+def add_run(
+    parser: Parser, name: str = "run", metavar: str = "RUN", text: str = _RUN_HELP, nargs: Literal["+"] | None = None
+) -> None:
+    """Add the argument ``name`` for a run, whose words a shell can complete; the other arguments are argparse's."""
+    argument = parser.add_argument(name, metavar=metavar, nargs=nargs, help=text)
+    argument.completer = complete_run  # type: ignore[attr-defined]  # read by argcomplete
+
+
+def complete_run(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Return the words that RUN may be: ``latest``, models with runs, their runs behind a slash, and folders."""
+    from argcomplete.completers import DirectoriesCompleter
+
+    from optimizer.store.run_lookup import LATEST, runs_in
+
+    paths = [run.path for run in runs_in(parsed_args.results)]
+    models = list(dict.fromkeys(path.parent.name for path in paths))
+    if "/" in prefix:  # the runs of all models would hide the models
+        names = [f"{path.parent.name}/{path.name}" for path in paths]
+    else:
+        names = [LATEST, *models] if models else []
+    return [*names, *DirectoriesCompleter()(prefix)]
 
 
 def complete_model(prefix: str, **_: object) -> list[str]:

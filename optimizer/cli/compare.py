@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from objectives.sla import Verdict
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import EXIT_CODES
-from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
+from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_regression
 
 EPILOG = """\
@@ -32,8 +33,8 @@ def build_parser() -> Parser:
         "folders and starts no server.",
         epilog=EPILOG,
     )
-    parser.add_argument("a", metavar="A", help=RUN_HELP)
-    parser.add_argument("b", metavar="B", help="The run that is compared with A, in one of the same forms")
+    add_run(parser, "a", "A")
+    add_run(parser, "b", "B", "The run that is compared with A, in one of the same forms")
     parser.add_argument(
         "--fail-on-regression",
         metavar="SHARE",

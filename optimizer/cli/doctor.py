@@ -299,7 +299,8 @@ def _missing_libraries(binary: Path, libraries: Path) -> str:
 def build_parser() -> Parser:
     """Return the parser of the command line."""
     description = "Check whether tune can run on this machine, and say how to fix each problem."
-    return Parser("tune doctor", "[options]", description)
+    epilog = "exit codes: 0 tune can run, perhaps with warnings, 3 a problem prevents it"
+    return Parser("tune doctor", "[options]", description, epilog)
 
 
 def main(argv: list[str]) -> int:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import check_decided
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
 from optimizer.core.safe_text import exists, quote, show_path
-from optimizer.options.command_line import RUN_HELP, Parser, add_results, value_of
+from optimizer.options.command_line import Parser, add_results, value_of
 from optimizer.results.autoscaling import (
     DEFAULT_MAX_REPLICAS,
     DEFAULT_MIN_REPLICAS,
@@ -98,12 +99,12 @@ def build_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         prog="tune emit",
-        usage="[options] RUN",
+        usage="[options] RUN [RUN ...]",
         description="Write the recommendation of a run as files for production.",
         epilog=_epilog(),
     )
+    add_run(parser, "runs", nargs="+")
     add = parser.add_argument
-    add("runs", metavar="RUN", nargs="+", help=RUN_HELP)
     add("--format", choices=FORMATS, default="pbtxt", metavar="FORMAT", help="Format, see below (default: pbtxt)")
     add(
         "--out",

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import busy, progress_on_terminal
-from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
+from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import number_where, parse_optional
 
 ROUNDS, MEASUREMENT_SECONDS = 10, 1.0  # of --measure: measurements without and with shared memory, and their length
 SHARE = number_where(lambda value: 0 < value <= 1, "write a share above 0 and up to 1, such as 0.5")
+EPILOG = """\
+exit codes: 0 explained, 2 bad input, such as a run without measurements, 3
+environment (--measure), 130 interrupted
+
+examples:
+  tune explain latest
+  tune explain results/dlrm/20261120-231154 --measure
+"""
 
 
 def build_parser() -> Parser:
@@ -20,8 +29,9 @@ def build_parser() -> Parser:
         description="Explain what limits the throughput of a run, which constraint binds,\n"
         "which changes would help, and why the runner-up was not recommended. Reads\n"
         "the folder of the run, and starts a server only with --measure.",
+        epilog=EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_run(parser)
     add_results(parser)
     parser.add_argument(
         "--fp16-factor",

@@ -11,6 +11,7 @@ from textwrap import fill
 
 from objectives.sla import Sla
 from objectives.units import parse_duration_ms, parse_rate
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line, quote
@@ -164,23 +165,13 @@ def build_parser() -> Parser:
         description="Compute the replicas that a rate needs within a latency bound, or the rate that\nthey sustain.",
         epilog=EPILOG,
     )
-    parser.add_argument(
-        "names",
-        nargs="+",
-        metavar="MODEL|RUN",
-        help="A model, whose newest run is used, folders of runs, or latest, the newest run",
-    )
+    text = "A model, whose newest run is used, folders of runs, or latest, the newest run"
+    add_run(parser, "names", "MODEL|RUN", text, nargs="+")
     _add_question(parser)
     parser.add_options(SLA_OPTIONS)
     _add_traffic(parser)
     _add_autoscaler(parser)
     results = parser.add_argument_group(OUTPUT)
-    results.add_argument(
-        "--gpu-hour-cost",
-        action="append",
-        metavar="[NAME=]COST",
-        help="Price of a GPU (of a machine without one) per hour; NAME: part of the hardware's name; repeatable",
-    )
     add_results(results)
     add_json(results)
     return parser
@@ -199,6 +190,12 @@ def _add_question(parser: Parser) -> None:
         "--max-cost",
         metavar="COST",
         help="Hourly cost; computes the rate that it sustains, or with --rate the latency bound",
+    )
+    question.add_argument(
+        "--gpu-hour-cost",
+        action="append",
+        metavar="[NAME=]COST",
+        help="Price of a GPU (of a machine without one) per hour; NAME: part of the hardware's name; repeatable",
     )
 
 

@@ -25,10 +25,10 @@ max_batch_size, instance_count, concurrency, throughput_infer_per_sec and
 latency_p95_ms. The other columns of trials.csv are optional. Without
 cpu_count, the number of CPUs of a server without GPUs, the search guesses that
 number. Any further column that varies is a parameter. The search tries only
-recorded configurations. Only simulated has a stopping rule: the other methods
-end when the table is exhausted or after --max-trials configurations. A
-deployment is one load of one configuration, including the two baselines if the
-table has them, without the confirmation at the end.
+recorded configurations. Only the method simulated has a stopping rule: the
+others end when the table is exhausted or after --max-trials configurations. A
+deployment is one load of one configuration. The two baselines count if the
+table has them; there is no confirmation.
 
 exit codes: 0 done, 1 no row meets the SLA, 2 bad input, 130 interrupted
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import busy, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.options.command_line import RUN_HELP, Parser, add_results
+from optimizer.options.command_line import Parser, add_results
 
 if TYPE_CHECKING:
     from optimizer.results.finished_run import FinishedRun
 
 
+EPILOG = """\
+Several runs are compared on one page.
+
+exit codes: 0 written, 2 bad input, such as runs without measurements
+
+examples:
+  tune report latest
+  tune report --format markdown,csv results/dlrm/20261120-231154
+  tune report --out comparison dlrm/20261121-072139 dlrm/20261122-091502
+"""
 FORMATS = ("html", "markdown", "csv", "parquet", "png", "svg")
 MAX_RUNS = 200
 
@@ -24,8 +35,9 @@ def build_parser() -> Parser:
         prog="tune report",
         usage="[options] RUN [RUN ...]",
         description="Write runs as one HTML page, as Markdown, as tables and as plots.",
+        epilog=EPILOG,
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
+    add_run(parser, "runs", nargs="+")
     parser.add_argument(
         "--format",
         action="append",

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 EPILOG = """\
-The search space is defined in a profile.yaml (see configs/ and docs/):
-settings of the model and, under space: server:, options of a server that tune
-starts.
+Without a profile the search space is derived from the model and the machine;
+--dry-run shows it. A profile.yaml may list other settings to search, such as
+fields of config.pbtxt or options of the server: `tune init MODEL` writes one,
+and docs/search-space.md has its keys.
 
 exit codes: 0 PASS (without any bound: found), 1 no configuration meets the
 SLA, 2 bad input, 3 environment, 4 UNDECIDED, 130 interrupted

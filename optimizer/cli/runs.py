@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, quote, show_path
@@ -27,13 +28,17 @@ A run is named by its folder or by <model>/<run>. All commands that take a RUN
 also take a model, for its newest run, and latest, for the newest run of all:
 tune verify latest, tune report dlrm, tune --resume latest.
 
-result: the verdict; running: a process measures something for the run now;
-killed: its process ended without a result, and --resume continues it;
-interrupted; failed; left: other workers continue its shared study; sweep: what
-tune sweep measured; damaged: its record cannot be read.
+The column result has the verdict of the run, or one of
+  running      a process measures something for the run now
+  killed       its process ended without a result; --resume continues it
+  interrupted  it was stopped; --resume continues it
+  failed       an error ended it; run.json has the reason
+  left         other workers continue its shared study
+  sweep        `tune sweep` measured it
+  damaged      its record cannot be read
 
-What tune verify --fresh measured is part of its run. The runs of a batch are
-listed with --results results/batches/SUITE.
+The measurements of `tune verify --fresh` are part of their run. The runs of a
+batch are listed with --results results/batches/SUITE.
 
 exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 a run is in use
 or cannot be deleted
@@ -79,12 +84,8 @@ def build_parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="List only the runs of this model")
-    parser.add_argument(
-        DELETE_FLAG,
-        metavar="RUN",
-        nargs="+",
-        help="Delete these runs: folders, <model>/<run> in --results, or latest",
-    )
+    text = "Delete these runs: folders, <model>/<run> in --results, or latest"
+    add_run(parser, DELETE_FLAG, text=text, nargs="+")
     parser.add_argument("--yes", action="store_true", help="Delete without a question; needed without a terminal")
     add_results(parser)
     add_json(parser)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli import output
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import check_decided, print_message, progress_on_terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
@@ -23,7 +24,7 @@ from optimizer.deploy.target_settings import (
     choose_ports,
 )
 from optimizer.options.addresses import MAX_PORT
-from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_model_of_run, add_results, values_of
+from optimizer.options.command_line import Parser, add_json, add_model_of_run, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_value, whole_number
@@ -81,7 +82,7 @@ def build_parser() -> Parser:
         description="Start the server that the recommendation of a run names, and serve until Ctrl-C.",
         epilog=EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_run(parser)
     add_model_of_run(parser)
     for name, (title, default) in PORTS.items():
         text = f"Port of {title} (default: {default} if it is free, otherwise a free one)"

@@ -12,11 +12,12 @@ from optimizer.options.command_line import Parser
 def build_parser() -> Parser:
     """Return the parser of the command line."""
     description = "Download and unpack the embedded server and perf_analyzer, and compile the\nsimulators."
-    parser = Parser("tune setup", "[options]", description)
+    epilog = "exit codes: 0 done, 2 bad input, 3 environment, such as no package index,\n130 interrupted"
+    parser = Parser("tune setup", "[options]", description, epilog)
     parser.add_argument(
         "--openvino",
         action="store_true",
-        help="Also download ONNX Runtime with OpenVINO (otherwise the first run that needs it does)",
+        help="Download ONNX Runtime with OpenVINO too; otherwise the first run that needs it does so",
     )
     return parser
 

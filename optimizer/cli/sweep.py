@@ -147,7 +147,7 @@ def build_parser() -> Parser:
     configurations.add_argument(
         "--max-queue-delay",
         metavar="LIST",
-        help="Queue delays of dynamic batching in µs or as 5ms; off: no batching (off,0,5ms)",
+        help="Queue delays of dynamic batching in µs or as 5ms; off: no dynamic batching (off,0,5ms)",
     )
     configurations.add_argument(
         "--preferred-batch-size",
@@ -181,10 +181,10 @@ def _add_loads(parser: Parser) -> None:
         "--request-rate",
         "--request-rate-range",
         metavar="LIST",
-        help="Fixed request rates per second instead: 100,200",
+        help="Request rates per second, in place of --concurrency: 100,200",
     )
     loads.add_argument(
-        "-b", "--request-batch-size", metavar="LIST", help="Samples in each request: 1,8 (1*9|8: a mix)"
+        "-b", "--request-batch-size", metavar="LIST", help="Samples in each request: 1,8 ('1*9|8': a mix)"
     )
     loads.add_argument("--repeat", metavar="N", help="Measurements of each cell, whose median is shown (default: 1)")
 

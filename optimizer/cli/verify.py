@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import EXIT_CODES, exit_code, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.options.addresses import server_address
-from optimizer.options.command_line import RUN_HELP, Parser, add_model_of_run, add_results, values_of
+from optimizer.options.command_line import Parser, add_model_of_run, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options, retarget
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
@@ -19,10 +20,10 @@ from optimizer.study.run_request import read_run_request, read_stored_options, r
 
 _TARGET = {option.name for option in TARGET_OPTIONS}
 EPILOG = """\
-The test of the recommendation goes on where the run ended it: with the same
-loads and error shares, and with all windows that were measured so far. It is
-repeated until PASS without more errors than one test makes. The new
-measurements are part of the run, so trials.csv, run.json and the report
+The test of the recommendation continues where the run ended it, with the same
+loads and error shares and with all windows that were measured so far. So the
+command may be repeated until PASS, with the error probability of one test. The
+new measurements are added to the run: trials.csv, run.json and the report
 change. The machine and the server have to be those of the run.
 
 With --fresh the recommendation and the two next best configurations are
@@ -37,8 +38,8 @@ with each configuration and restored at the end. The server must run with
 --model-control-mode=explicit and get no other requests meanwhile.
 
 exit codes: 0 PASS, 1 no configuration meets the SLA, 2 bad input, 3
-environment, 4 UNDECIDED, 130 interrupted; with --fresh 0 it holds, 1 it does
-not hold, 4 the measurements do not decide, for example because the time ended
+environment, 4 UNDECIDED, 130 interrupted; with --fresh 0 the recommendation
+holds, 1 it does not hold, 4 the measurements do not decide
 
 examples:
   tune verify latest
@@ -78,7 +79,7 @@ def build_parser() -> Parser:
         description="Continue the test of the recommendation of a run on fresh servers, or test it\nagain (--fresh).",
         epilog=EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_run(parser)
     add_model_of_run(parser)
     parser.add_argument(
         "--fresh", action="store_true", help="Make a separate test, also on another server or machine"
@@ -154,7 +155,7 @@ def main(argv: list[str]) -> int:
         from optimizer.results.summary import VERIFY_BUDGET
         from optimizer.study.tuning_run import continue_confirmation
 
-        seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
+        seconds = arguments.budget_seconds or 60.0 * VERIFY_BUDGET
         with continue_confirmation(arguments.run, arguments.options, seconds, progress) as continued:
             show_result(continued, as_json=arguments.as_json, verbose=arguments.verbose)
         return exit_code(continued.status, continued.outcome.verdict)

@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 from objectives.units import parse_duration_ms
+from optimizer.cli.commands import add_run
 from optimizer.cli.output import EXIT_CODES, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
-from optimizer.options.command_line import RUN_HELP, Parser, add_json, add_results
+from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_text, parse_value, whole_number
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def build_parser() -> Parser:
         "those of a run, and say whether its recommendation still fits.",
         epilog=EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_run(parser)
     servers = parser.add_argument_group("Servers")
     servers.add_argument(
         "--url",

@@ -27,7 +27,6 @@ _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
 MIN_PROPOSED_SECONDS = 600.0  # the least budget that is proposed if the first trial took the whole time
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by a shell that asks for the words that may come next
-RUN_HELP = "Folder of a run, <model>/<run> in --results, a model for its newest run, or latest"
 
 
 class _NoColor(argparse.Action):
@@ -63,8 +62,10 @@ class Parser(argparse.ArgumentParser):
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
-            add_help=add_help,
+            add_help=False,
         )
+        if add_help:
+            self.add_argument("-h", "--help", action="help", help="Show this help")
         self.add_argument(
             "--no-color",
             action=_NoColor,
@@ -249,7 +250,7 @@ def add_json(parser: argparse._ActionsContainer, condition: str = "") -> None:
 
 def add_model_of_run(parser: argparse._ActionsContainer) -> None:
     """Add the argument that repeats the model of a run from someone else (see docs/running.md)."""
-    text = "Model of the run. Needed only if another user or another machine wrote the run folder."
+    text = "Model of the run; needed only if another user or another machine wrote the run folder"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=text)
 
 
@@ -274,22 +275,27 @@ def command_line(options: RunOptions) -> str:
 
 
 def command_with_larger_budget(options: RunOptions) -> str:
-    """Return ``command_line`` with twice the budget, at least with MIN_PROPOSED_SECONDS, for any number of trials.
+    """Return ``command_line`` with twice the budget, at least with MIN_PROPOSED_SECONDS, and without other limits.
 
-    A limit of the trials may have ended the run as well, and would end the next one.
+    A limit of the trials may have ended the run as well, and would end the next one. With --no-confirmation the next
+    one would be UNDECIDED too.
     """
     budget_seconds = max(2 * options.budget_seconds, MIN_PROPOSED_SECONDS)
-    return command_line(replace(options, budget_seconds=budget_seconds, max_trials=None))
+    return command_line(replace(options, budget_seconds=budget_seconds, max_trials=None, confirmation=True))
 
 
 def search_again_command(options: RunOptions, *, run: str | None = None, **changes: Any) -> str:
     """Return the command of a new search with ``options`` and ``changes``, outside of the shared study of the run.
 
-    It learns from the trials of the folder ``run``. An exhaustive search takes no warm start.
+    It learns from the trials of the folder ``run``. An exhaustive search takes no warm start. The tests on fresh
+    servers follow the search, even if ``options`` left them out.
     """
     warm_start = None if options.search in EXHAUSTIVE_SEARCHES else run
     return command_line(
-        replace(options, **{"warm_start": warm_start, "storage": None, "study_name": None, **changes})
+        replace(
+            options,
+            **{"warm_start": warm_start, "storage": None, "study_name": None, "confirmation": True, **changes},
+        )
     )
 
 

@@ -253,7 +253,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "sla",
             _BOUND,
-            "Upper bound on any percentile: p99.9<=30ms, ttft-p99.5<=200ms (also: --sla-p99.9 30ms); repeatable",
+            "Upper bound on any percentile: 'p99.9<=30ms', 'ttft-p99.5<=200ms' (also: --sla-p99.9 30ms); repeatable",
             stored_as="sla_ms",
             other_keys=True,
             repeatable=True,
@@ -374,14 +374,14 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "request-batch-size",
             ValueType("N", values.parse_batch_size, annotation="str | int"),
-            "Samples in each request; with --load rate also a mix of sizes such as 1*9|8*1",
+            "Samples in each request; with --load rate also a mix of sizes such as '1*9|8*1'",
             short="b",
             is_common=True,
         ),
         Option(
             "priorities",
             ValueType("SHARES", _checked_text(parse_priorities)),
-            "Priorities of the requests and their shares, such as 1*20|2*80; 1 is the highest (see docs/queues.md)",
+            "Priorities of the requests and their shares, such as '1*20|2*80'; 1 is the highest (see docs/queues.md)",
             default="the default level of the model",
         ),
         Option(
@@ -400,7 +400,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "shape",
             ValueType("NAME:SIZES", _checked_text(parse_input_shape)),
-            "Shape of an input with variable dimensions: ids:128, a mix ids:16..128 or ids:16*3|128*1, "
+            "Shape of an input with variable dimensions: ids:128, a mix ids:16..128 or 'ids:16*3|128*1', "
             "or the same for several inputs a,b:16..128; repeatable",
             stored_as="shapes",
             repeatable=True,

@@ -45,6 +45,45 @@ def test_the_first_word_may_be_a_command_a_model_or_a_file(tmp_path: Path) -> No
     assert set(COMMANDS).isdisjoint(completions("tune --sla-p95 20ms ", tmp_path))
 
 
+@pytest.fixture(scope="module")
+def folder_with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with three runs of two models in ``results`` and one run in ``other``."""
+    folder = tmp_path_factory.mktemp("runs")
+    for run in (
+        "results/dlrm/20261120-231154",
+        "results/dlrm/named",
+        "results/bert/20261121-080000",
+        "other/mlp/one",
+    ):
+        (folder / run).mkdir(parents=True)
+        (folder / run / "run.json").write_text("{}")
+    (folder / "notes.txt").touch()
+    return folder
+
+
+RUN_COMMANDS = ("verify", "report", "explain", "compare", "emit", "plan", "serve", "watch", "runs --delete")
+
+
+@pytest.mark.parametrize("command", RUN_COMMANDS)
+def test_a_run_is_completed(command: str, folder_with_runs: Path) -> None:
+    assert completions(f"tune {command} ", folder_with_runs) == {"latest", "dlrm", "bert", "results/", "other/"}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tune verify dl", {"dlrm"}),
+        ("tune verify dlrm/", {"dlrm/20261120-231154", "dlrm/named"}),
+        ("tune verify results/dlrm/n", {"results/dlrm/named/"}),
+        ("tune compare latest b", {"bert"}),
+        ("tune report --results other ", {"latest", "mlp", "results/", "other/"}),
+        ("tune report --results nothing ", {"results/", "other/"}),
+    ],
+)
+def test_a_run_is_completed_by_what_is_written(line: str, words: set[str], folder_with_runs: Path) -> None:
+    assert completions(line, folder_with_runs) == words
+
+
 def test_the_script_completes_in_bash(tmp_path: Path) -> None:
     line = "tune emi"
     code = (

@@ -15,7 +15,13 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.core.endpoint import SharedMemoryName
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import server_address
-from optimizer.options.command_line import Parser, command_line, command_with_larger_budget, values_of
+from optimizer.options.command_line import (
+    Parser,
+    command_line,
+    command_with_larger_budget,
+    search_again_command,
+    values_of,
+)
 from optimizer.options.flag_advice import flag_advice
 from optimizer.options.option import Option
 from optimizer.options.option_reader import parse_values, resume_options, run_options, written_values
@@ -309,8 +315,14 @@ def test_a_password_is_not_shown() -> None:
 
 @pytest.mark.parametrize(("budget_seconds", "larger"), [(20.0, "600s"), (1800.0, "3600s")])
 def test_a_command_with_a_larger_budget(budget_seconds: float, larger: str) -> None:
-    command = command_with_larger_budget(RunOptions("dlrm", budget_seconds=budget_seconds, max_trials=2))
-    assert shlex.split(command) == ["tune", "--budget", larger, "--seed", "0", "dlrm"]
+    options = RunOptions("dlrm", budget_seconds=budget_seconds, max_trials=2, confirmation=False)
+    assert shlex.split(command_with_larger_budget(options)) == ["tune", "--budget", larger, "--seed", "0", "dlrm"]
+
+
+def test_a_proposed_search_confirms_its_recommendation() -> None:
+    options = RunOptions("dlrm", confirmation=False)
+    assert "--no-confirmation" in command_line(options)
+    assert "--no-confirmation" not in search_again_command(options)
 
 
 def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
