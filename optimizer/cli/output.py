@@ -98,7 +98,7 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         config_path=folder.best_config if result.outcome.recommended else None,
         report_path=result.report_path,
         can_serve=environment.options.target in PROGRAM_TARGETS,
-        is_test_complete=result.record.is_test_complete,
+        remaining_tests=result.record.remaining_tests,
     )
     print_outcome(Console(), result.outcome, task.problem, details, verbose=verbose)
 

@@ -152,10 +152,10 @@ def main(argv: list[str]) -> int:
     arguments = read_verify_arguments(argv)
     progress = progress_on_terminal()
     if not arguments.is_fresh:
-        from optimizer.results.summary import VERIFY_BUDGET
+        from optimizer.results.summary import VERIFY_MINUTES
         from optimizer.study.tuning_run import continue_confirmation
 
-        seconds = arguments.budget_seconds or 60.0 * VERIFY_BUDGET
+        seconds = arguments.budget_seconds or 60.0 * VERIFY_MINUTES
         with continue_confirmation(arguments.run, arguments.options, seconds, progress) as continued:
             show_result(continued, as_json=arguments.as_json, verbose=arguments.verbose)
         return exit_code(continued.status, continued.outcome.verdict)

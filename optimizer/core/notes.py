@@ -589,21 +589,27 @@ class ConfirmationComplete(Note):
         return "the tests on fresh servers are complete"
 
 
+MIN_NOTED_SECONDS = 2.0  # no fresh server can be measured in a shorter rest of the time
+
+
 @dataclass(frozen=True, slots=True)
 class NextVerdictNeeds(Note):
     """The next verdict of the confirmation needs ``servers`` more, which take about ``seconds``.
 
-    ``lacks_time`` says whether the session had less time left.
+    ``seconds_left`` is the time that the session had left; negative if its last measurement exceeded it.
     """
 
     servers: int
     seconds: float
-    lacks_time: bool
+    seconds_left: float
 
     def __str__(self) -> str:
         servers = _count(self.servers, "more fresh server")
-        state = "the time ended before the tests were complete" if self.lacks_time else "the tests are not complete"
-        return f"{state}: the next verdict needs {servers}, about {self.seconds:.0f} s"
+        needs = f"the next verdict needs {servers}, about {self.seconds:.0f} s"
+        if self.seconds_left < min(self.seconds, MIN_NOTED_SECONDS):
+            return f"the time ended before the tests were complete: {needs}"
+        left = f", and {self.seconds_left:.0f} s were left" if self.seconds_left < self.seconds else ""
+        return f"the tests are not complete: {needs}{left}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,7 @@ class Recommendation:
     def step_if_undecided(self) -> NextStep:
         """The step that tests the recommendation of an UNDECIDED run further, or repeats the run."""
         longer = command_with_larger_budget(self.run.options)
-        is_complete = self.run.is_test_complete
-        return summary.step_if_undecided(self.outcome, self.run.folder.path, longer, is_complete=is_complete)
+        return summary.step_if_undecided(self.outcome, self.run.folder.path, longer, self.run.remaining_tests)
 
     @property
     def device(self) -> str | None:

@@ -313,7 +313,7 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
     request_times = _arrivals_of(newest)
     next_command, longer = resume_command(newest), command_with_larger_budget(newest.options)
     if not why_unfinished(newest):
-        next_command = summary.next_command(outcome, newest.folder.path, longer, is_complete=newest.is_test_complete)
+        next_command = summary.next_command(outcome, newest.folder.path, longer, newest.remaining_tests)
     if undecided_cause := summary.undecided_cause(outcome):
         undecided_cause = why_unfinished(newest) or undecided_cause
     configurations = []

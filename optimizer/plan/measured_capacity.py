@@ -174,7 +174,8 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
     """
     confirmed = run.outcome.confirmed if run.outcome is not None else None
     if confirmed is None or not _has_throughput(confirmed):
-        command = resume_command(run) if why_unfinished(run) else summary.verify_command(run.folder.path)
+        verify = summary.verify_command(run.folder.path, run.remaining_tests)
+        command = resume_command(run) if why_unfinished(run) else verify
         raise BadInputError(
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
             f"that streams or keeps state needs; {f'`{command}` makes it' if command else how_to_finish(run)}"

@@ -106,7 +106,7 @@ class ComparedRun:
     def next_command(self) -> str:
         """The command that continues the test of the run, or repeats the run; empty unless it is UNDECIDED."""
         longer = command_with_larger_budget(self.run.options)
-        return summary.next_command(self.outcome, self.run.folder.path, longer, is_complete=self.run.is_test_complete)
+        return summary.next_command(self.outcome, self.run.folder.path, longer, self.run.remaining_tests)
 
 
 @dataclass(frozen=True, slots=True)

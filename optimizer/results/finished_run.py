@@ -85,9 +85,9 @@ class FinishedRun:
         return () if self.info.get("server_uses_gpus") is False else tuple(self.info["hardware"]["gpus"])
 
     @property
-    def is_test_complete(self) -> bool:
-        """Whether no further server can change a verdict of the confirmation."""
-        return self.info.get("confirmation_complete") is True
+    def remaining_tests(self) -> summary.RemainingTests:
+        """The tests on fresh servers that ``tune verify`` can continue."""
+        return summary.RemainingTests.read(self.info)
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -204,9 +204,7 @@ def nothing_recommended(run: FinishedRun, action: str) -> BadInputError:
     """Return the error for ``action``, which needs a recommendation, on a run that has ended without one."""
     path, outcome = show_path(run.folder.path), run.outcome
     if outcome is not None and outcome.inconclusive is not None:
-        step = summary.next_step(
-            outcome, run.folder.path, command_line(run.options), is_complete=run.is_test_complete
-        )
+        step = summary.next_step(outcome, run.folder.path, command_line(run.options), tests=run.remaining_tests)
         return BadInputError(
             f"{path}: the run is UNDECIDED and recommends nothing to {action}: "
             f"{one_line(summary.undecided_cause(outcome))}; {step.advice}: `{one_line(step.command)}`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from optimizer.results.no_recommendation import InconclusiveResult
     from optimizer.results.recommendation import Outcome
 
-VERIFY_BUDGET = "3m"  # time in the proposed command that continues the tests
+VERIFY_MINUTES = 3  # time in the proposed command that continues the tests, if the next verdict does not need more
+SPARE_TIME_FACTOR = 1.25  # on the estimated time until the next verdict, in that command
+MAX_VERDICT_SECONDS = 1e6  # run.json may have been changed
 MIN_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
@@ -99,19 +101,16 @@ def undecided_cause(outcome: Outcome) -> str:
                 why = f" (the machine was disturbed in {100 * judged.disturbed_share:.0f} % of the windows)"
             return f"no configuration passed its test on fresh servers{why}, and this one {untested}"
         return f"it {untested}"
-    return undecided_test_cause(confirmed, is_given_up=_is_given_up(outcome, confirmed))
+    return undecided_test_cause(confirmed)
 
 
-def undecided_test_cause(confirmed: ConfirmedLoad, *, is_given_up: bool = False) -> str:
-    """Return why the test ``confirmed`` on fresh servers did not decide, without a full stop.
-
-    ``is_given_up`` says whether it was not likely to pass in the time that was left, so that it ended early.
-    """
+def undecided_test_cause(confirmed: ConfirmedLoad) -> str:
+    """Return why the test ``confirmed`` on fresh servers did not decide, without a full stop."""
     if confirmed.judged.counts_disturbed:
         disturbed = f"the machine was disturbed in {100 * confirmed.judged.disturbed_share:.0f} % of the windows"
-        return "; ".join(filter(None, (_missing_servers(confirmed, is_given_up=is_given_up), disturbed)))
+        return "; ".join(filter(None, (_missing_servers(confirmed), disturbed)))
     disturbance = describe_disturbance(confirmed.point.measurement)
-    return "; ".join(filter(None, (_cause_in_test(confirmed, is_given_up=is_given_up), disturbance)))
+    return "; ".join(filter(None, (_cause_in_test(confirmed), disturbance)))
 
 
 def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
@@ -144,12 +143,11 @@ def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
     """Return why an outcome without a recommendation is not FAIL."""
     counted = f"in {result.disturbed:,} of {result.total:,}"
     if (test := result.test) is not None:
-        is_given_up = bool(test.judged.unlikely)
         if result.kind == "test_disturbed":
             disturbed = f"the machine was disturbed {counted} windows on fresh servers"
-            return "; ".join(filter(None, (disturbed, _missing_servers(test, is_given_up=is_given_up))))
+            return "; ".join(filter(None, (disturbed, _missing_servers(test))))
         missed = _measured(outcome.sla.missed(test.point.measurement), test.point)
-        cause = undecided_test_cause(test, is_given_up=is_given_up)
+        cause = undecided_test_cause(test)
         if not missed:
             return f"the test on fresh servers did not decide: {cause}"
         return f"fresh servers had {missed}, but their test did not decide: {cause}"
@@ -168,24 +166,24 @@ def _measured(bounds: Iterable[Constraint], point: Point) -> str:
     )
 
 
-def _advice_if_inconclusive(result: InconclusiveResult, *, is_complete: bool) -> str:
+def _advice_if_inconclusive(result: InconclusiveResult, tests: RemainingTests) -> str:
     """Return what to do if another measurement may find a configuration to recommend."""
-    has_test = _has_test_to_continue(result, is_complete=is_complete)
+    has_test = _has_test_to_continue(result, tests)
     if result.kind == "test_undecided":
         return "continue the test" if has_test else "run again, because more servers cannot change the verdict"
     return f"stop other programs on this machine, then {'continue the test' if has_test else 'run again'}"
 
 
-def _has_test_to_continue(result: InconclusiveResult, *, is_complete: bool) -> bool:
-    return result.kind in ("test_disturbed", "test_undecided") and not is_complete
+def _has_test_to_continue(result: InconclusiveResult, tests: RemainingTests) -> bool:
+    return result.kind in ("test_disturbed", "test_undecided") and not tests.is_complete
 
 
-def _cause_in_test(confirmed: ConfirmedLoad, *, is_given_up: bool) -> str:
+def _cause_in_test(confirmed: ConfirmedLoad) -> str:
     """Return why the test on fresh servers did not decide, apart from a disturbance."""
     judged, servers = confirmed.judged, confirmed.servers
     if confirmed.crash or confirmed.has_lost:
         return judged.reason
-    if missing := _missing_servers(confirmed, is_given_up=is_given_up):
+    if missing := _missing_servers(confirmed):
         return missing
     bound = next((constraint for constraint in confirmed.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
@@ -214,16 +212,19 @@ def _cause_in_test(confirmed: ConfirmedLoad, *, is_given_up: bool) -> str:
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
 
 
-def _missing_servers(confirmed: ConfirmedLoad, *, is_given_up: bool) -> str:
-    """Return why the test ended before its first look; empty if it did not, or if it lost a server."""
+def _missing_servers(confirmed: ConfirmedLoad) -> str:
+    """Return why the test ended before its first look; empty if it did not, or if it lost a server.
+
+    A test that is not likely to pass is given up even if time is left. The windows do not show whether it was.
+    """
     if confirmed.servers >= LOOKS[0] or confirmed.crash or confirmed.has_lost:
         return ""
     measured = f"{confirmed.servers} of {formatting.count(LOOKS[0], 'server')}"
-    if not is_given_up:
-        return f"the time ended after {measured}"
     judged = confirmed.judged
-    load = " and ".join(_measured_against(bound, confirmed) for bound in judged.unlikely) or "this load"
-    cause = f"the test was given up after {measured}, because {load} was not likely to pass in the time that was left"
+    if not judged.unlikely:
+        return f"the time ended after {measured}"
+    load = " and ".join(_measured_against(bound, confirmed) for bound in judged.unlikely)
+    cause = f"the test ended after {measured}, and {load} was not likely to pass in the time that was left"
     has_lower_bound = judged.latency_rise > 0 and any(METRICS[bound.metric].timing for bound in judged.unlikely)
     return f"{cause}; {UsualStatesJudged(judged.latency_rise)}" if has_lower_bound else cause
 
@@ -233,12 +234,6 @@ def _measured_against(bound: Constraint, confirmed: ConfirmedLoad) -> str:
     effective = confirmed.judged.effective_by_metric.get(bound.metric)
     requests = f" from {formatting.approximate(effective)} effective requests" if effective else ""
     return f"{formatting.bound(bound)} ({formatting.value_of(confirmed.point, bound.metric)}{requests})"
-
-
-def _is_given_up(outcome: Outcome, confirmed: ConfirmedLoad) -> bool:
-    """Return whether another load of the configuration was tested after ``confirmed``."""
-    loads = [entry for entry in outcome.confirmed_loads if entry.error and entry.point.trial == confirmed.point.trial]
-    return loads[-1] is not confirmed
 
 
 def _last_tested(outcome: Outcome) -> ConfirmedLoad | None:
@@ -274,12 +269,47 @@ def _only_baseline_measured(outcome: Outcome) -> bool:
     return outcome.trials == 1 and is_baseline and other is not None and not other.is_tried
 
 
-def verify_command(folder: str | Path) -> str:
-    """Return the command that continues the test of the recommendation of the run in ``folder``."""
-    return f"tune verify {shlex.quote(show_path(folder))} --budget {VERIFY_BUDGET}"
+@dataclass(frozen=True, slots=True)
+class RemainingTests:
+    """The tests on fresh servers that a later session of a run can continue.
+
+    Attributes:
+        is_complete: Whether no further server can change a verdict, so that there are none.
+        verdict_seconds: The estimated time until the next verdict; 0 if it is unknown.
+    """
+
+    is_complete: bool = False
+    verdict_seconds: float = 0.0
+
+    def document(self) -> dict[str, object]:
+        """Return the keys of run.json that ``read`` reads."""
+        return {
+            "confirmation_complete": self.is_complete,
+            "next_verdict_seconds": round(self.verdict_seconds, 1) or None,
+        }
+
+    @classmethod
+    def read(cls, info: Mapping[str, object]) -> RemainingTests:
+        """Return those in run.json. Without valid keys they are neither complete nor is their time known."""
+        seconds = info.get("next_verdict_seconds")
+        if not isinstance(seconds, (int, float)) or not 0 < seconds <= MAX_VERDICT_SECONDS:
+            seconds = 0.0
+        return cls(info.get("confirmation_complete") is True, float(seconds))
 
 
-def next_command(outcome: Outcome, folder: str | Path, longer: str, *, is_complete: bool = False) -> str:
+UNKNOWN_TESTS = RemainingTests()
+
+
+def verify_command(folder: str | Path, tests: RemainingTests = UNKNOWN_TESTS) -> str:
+    """Return the command that continues the test of the recommendation of the run in ``folder``.
+
+    Its budget suffices for the next one of the ``tests``.
+    """
+    minutes = max(VERIFY_MINUTES, math.ceil(SPARE_TIME_FACTOR * tests.verdict_seconds / 60))
+    return f"tune verify {shlex.quote(show_path(folder))} --budget {minutes}m"
+
+
+def next_command(outcome: Outcome, folder: str | Path, longer: str, tests: RemainingTests = UNKNOWN_TESTS) -> str:
     """Return the command to run after the UNDECIDED run in ``folder``; empty for another verdict.
 
     The command continues the test or makes a separate one. After a run that measured only the baseline it is
@@ -289,9 +319,9 @@ def next_command(outcome: Outcome, folder: str | Path, longer: str, *, is_comple
     if outcome.verdict is not Verdict.UNDECIDED:
         return ""
     if outcome.inconclusive is not None:
-        is_continued = _has_test_to_continue(outcome.inconclusive, is_complete=is_complete)
-        return verify_command(folder) if is_continued else ""
-    return step_if_undecided(outcome, folder, longer, is_complete=is_complete).command
+        is_continued = _has_test_to_continue(outcome.inconclusive, tests)
+        return verify_command(folder, tests) if is_continued else ""
+    return step_if_undecided(outcome, folder, longer, tests).command
 
 
 def fresh_command(folder: str | Path) -> str:
@@ -317,7 +347,7 @@ def next_step(
     reproduce: str,
     longer: str = "",
     *,
-    is_complete: bool = False,
+    tests: RemainingTests = UNKNOWN_TESTS,
     can_serve: bool = False,
 ) -> NextStep:
     """Return the one thing to do after the run in ``folder``, which has ended.
@@ -327,15 +357,15 @@ def next_step(
         folder: The folder of the run.
         reproduce: The command that repeats the run.
         longer: The same with a larger budget, for a run that measured only the baseline.
-        is_complete: Whether no further server can change a verdict.
+        tests: The tests that are left.
         can_serve: Whether ``tune serve`` can start the measured server.
     """
     run = shlex.quote(show_path(folder))
     if outcome.inconclusive is not None:
-        command = next_command(outcome, folder, longer, is_complete=is_complete) or reproduce
-        return NextStep(_advice_if_inconclusive(outcome.inconclusive, is_complete=is_complete), command)
+        command = next_command(outcome, folder, longer, tests) or reproduce
+        return NextStep(_advice_if_inconclusive(outcome.inconclusive, tests), command)
     if outcome.verdict is Verdict.UNDECIDED:
-        return step_if_undecided(outcome, folder, longer or reproduce, is_complete=is_complete)
+        return step_if_undecided(outcome, folder, longer or reproduce, tests)
     if outcome.closest is not None:
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")
     if outcome.recommended is None:
@@ -343,17 +373,17 @@ def next_step(
     if outcome.crashes:
         cause = "the crash" if len(outcome.crashes) == 1 else "the crashes"
         return NextStep(f"find the cause of {cause} in {run}/logs before you deploy it", f"tune emit {run}")
-    if (name := _served_more(outcome)) and not is_complete:
+    if (name := _served_more(outcome)) and not tests.is_complete:
         advice = (
             f"{name} served more, but no test has confirmed that it meets the SLA at that load; continue the tests"
         )
-        return NextStep(advice, verify_command(folder))
+        return NextStep(advice, verify_command(folder, tests))
     if outcome.recommended is outcome.baseline.point:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
     return _deployment(folder, can_serve=can_serve)
 
 
-def step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, is_complete: bool) -> NextStep:
+def step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, tests: RemainingTests) -> NextStep:
     """Return the step after the run in ``folder``, whose recommendation is UNDECIDED.
 
     The command is ``run_again`` if only the baseline was measured, because its test says nothing of other settings.
@@ -362,16 +392,16 @@ def step_if_undecided(outcome: Outcome, folder: str | Path, run_again: str, *, i
         logs = f"{shlex.quote(show_path(folder))}/logs"
         return NextStep(f"find the cause of the crash in {logs}, then make a separate test", fresh_command(folder))
     is_disturbed = is_disturbed_test(outcome.confirmed or _last_tested(outcome))
-    if is_complete:
+    if tests.is_complete:
         because = "because more servers cannot change the verdict"
         first = "stop other programs on this machine, then " if is_disturbed else ""
         return NextStep(f"{first}make a separate test, {because}", fresh_command(folder))
     if _only_baseline_measured(outcome):
         return NextStep("run again with a larger --budget", run_again)
     if is_disturbed:
-        return NextStep("stop other programs on this machine, then continue the test", verify_command(folder))
+        return NextStep("stop other programs on this machine, then continue the test", verify_command(folder, tests))
     advice = "continue the test" if _last_tested(outcome) else "test it on fresh servers"
-    return NextStep(advice, verify_command(folder))
+    return NextStep(advice, verify_command(folder, tests))
 
 
 def _deployment(folder: str | Path, *, can_serve: bool) -> NextStep:

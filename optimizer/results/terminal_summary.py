@@ -47,7 +47,7 @@ class RunDetails:
         config_path: The recommended configuration; None if there is none.
         report_path: The report page; None if none was written.
         can_serve: Whether ``tune serve`` can start the measured server.
-        is_test_complete: Whether no further server can change a verdict of the confirmation.
+        remaining_tests: The tests on fresh servers that are left.
     """
 
     baseline: Candidate
@@ -60,7 +60,7 @@ class RunDetails:
     config_path: Path | None = None
     report_path: Path | None = None
     can_serve: bool = False
-    is_test_complete: bool = False
+    remaining_tests: summary.RemainingTests = summary.UNKNOWN_TESTS
 
 
 def print_outcome(
@@ -95,7 +95,7 @@ def print_outcome(
         run.results_dir,
         run.command,
         run.longer_command,
-        is_complete=run.is_test_complete,
+        tests=run.remaining_tests,
         can_serve=run.can_serve,
     )
     print_wrapped(console, "next", f"{step.advice}:")

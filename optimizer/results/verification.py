@@ -139,7 +139,7 @@ def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], pro
 
 def _why_it_did_not_pass(recommended: ConfirmedLoad) -> str:
     if recommended.judged.verdict is Verdict.UNDECIDED:
-        return summary.undecided_test_cause(recommended, is_given_up=bool(recommended.judged.unlikely))
+        return summary.undecided_test_cause(recommended)
     return recommended.judged.reason
 
 

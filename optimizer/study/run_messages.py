@@ -40,6 +40,7 @@ from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.results.recommendation import Outcome
+from optimizer.results.summary import RemainingTests
 from optimizer.search import MIN_GAIN
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_record import RunRecord
@@ -118,7 +119,7 @@ def notes_on_search(result: StudyResult, record: RunRecord) -> list[Note | None]
 def note_on_tests(result: StudyResult, record: RunRecord, outcome: Outcome, *, only_confirms: bool) -> Note | None:
     """Return a note for the user on the tests that are left; None if the verdict does not need it.
 
-    Record whether all tests are complete.
+    Record which tests are left.
 
     Args:
         result: How the session ended.
@@ -132,12 +133,12 @@ def note_on_tests(result: StudyResult, record: RunRecord, outcome: Outcome, *, o
         return ConfirmationLeftOut() if is_shown and outcome.recommended and not options.confirmation else None
     is_checked = choose_clients(options, record.task).perf_analyzer_checks
     test = next_verdict(plan, result.trials, record.task.problem, is_cross_checked=is_checked)
-    record.is_test_complete = test is None
+    record.remaining_tests = RemainingTests(test is None, test.seconds if test else 0.0)
     if not is_shown:
         return None
     if test is None:
         return ConfirmationComplete()
-    return NextVerdictNeeds(test.missing_servers, test.seconds, lacks_time=result.seconds_left < test.seconds)
+    return NextVerdictNeeds(test.missing_servers, test.seconds, result.seconds_left)
 
 
 def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurrency | None:

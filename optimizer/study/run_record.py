@@ -122,7 +122,7 @@ class RunRecord:
         planned: The document of the confirmation's plan, see ``write_plan``; empty before.
         earlier_times: The value of ``times`` in run.json of the sessions that are continued.
         spent: The time of the budget that these used.
-        is_test_complete: Whether no further server can change a verdict of the confirmation.
+        remaining_tests: The tests on fresh servers that are left; those of the earlier session until this one ends.
     """
 
     folder: RunFolder
@@ -137,7 +137,7 @@ class RunRecord:
     planned: dict[str, Any] = field(default_factory=dict)
     earlier_times: object = None
     spent: SpentTime = field(default_factory=SpentTime)
-    is_test_complete: bool = False
+    remaining_tests: summary.RemainingTests = summary.UNKNOWN_TESTS
 
     def add_notes(self, notes: Iterable[Note | None]) -> None:
         """Add those of ``notes`` that are not None and that the record lacks."""
@@ -189,9 +189,8 @@ class RunRecord:
         """
         next_command = ""
         if status in ENDED:
-            is_complete = self.is_test_complete
             longer = command_with_larger_budget(self.environment.options)
-            next_command = summary.next_command(outcome, self.folder.path, longer, is_complete=is_complete)
+            next_command = summary.next_command(outcome, self.folder.path, longer, self.remaining_tests)
         document = result_document.document(
             outcome,
             wall_seconds=self._times()["wall_seconds"] or 0.0,
@@ -253,7 +252,7 @@ class RunRecord:
                 "search_ended": self.search_ended,
                 "confirmed_by_perf_analyzer": self.perf_analyzer_reason and self.perf_analyzer_reason.name.lower(),
                 "confirmation_plan": self.planned or None,
-                "confirmation_complete": self.is_test_complete,
+                **self.remaining_tests.document(),
                 "versions": self._all_versions(),
                 "notes": [*self.task.notes, *map(str, self.notes)],
                 "lasting_notes": lasting_documents(self.notes),
@@ -342,6 +341,8 @@ KEYS: Final = {
     + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
     + "; null if tune's own client does.",
     "confirmation_complete": "Whether no further server can change a verdict, only `tune verify --fresh` can.",
+    "next_verdict_seconds": "Estimated time until the next verdict on fresh servers; null if it is unknown, or if no "
+    "further server can change a verdict.",
     "confirmation_plan": "Decisions that are fixed before the first window of the confirmation; null before it:",
     "versions": "Versions of Python, tritune, its main dependencies, tritonserver, perf_analyzer (or the ID of its "
     "image) if it measured or checked, and onnxruntime-openvino if a configuration names it.",

@@ -26,6 +26,7 @@ from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import nothing_recommended, read_run, refuse_missing_rows
 from optimizer.results.recommendation import Outcome, assess
+from optimizer.results.summary import UNKNOWN_TESTS, RemainingTests
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment
@@ -235,6 +236,7 @@ class _Session:
             planned=dict(planned) if isinstance(planned, dict) else {},
             earlier_times=earlier.get("times"),
             spent=read_spent_time(earlier.get("spent")),
+            remaining_tests=RemainingTests.read(earlier) if self.mode is RunMode.CONFIRM else UNKNOWN_TESTS,
         )
 
     def _measure(self, setup: StudySetup) -> StudyResult | None:

@@ -34,6 +34,7 @@ from tests.command_fixtures import (
 )
 from tests.programs import write_program
 from tests.repositories import skip_without_python_models, write_sleeper
+from tests.run_folders import change_info
 
 PROFILE = """\
 model: {repository: models, name: sleeper}
@@ -270,6 +271,7 @@ def test_a_continued_test_that_does_not_end_leaves_the_search_ended(steady: Sand
     for key in ("status", "verdict", "reason", "notes", "result"):
         assert after[key] == before[key]
     assert why_unfinished(read_run(run_folder(steady))) == ""
+    change_info(run_folder(steady), confirmation_complete=True)
     process = steady.fork("verify", "--budget", "2m", run_folder(steady))
     server_starts(steady, process)
     process.send_signal(signal.SIGINT)
@@ -277,7 +279,7 @@ def test_a_continued_test_that_does_not_end_leaves_the_search_ended(steady: Sand
     assert process.returncode == 130, stderr
     (line,) = (line for line in stdout.splitlines() if line.startswith("continue"))
     assert line.split()[-3:-1] == ["tune", "verify"]
-    assert info(steady)["status"] == "found"
+    assert (info(steady)["status"], info(steady)["confirmation_complete"]) == ("found", True)
 
 
 def test_signals_that_nohup_ignores_stay_ignored(steady: Sandbox) -> None:

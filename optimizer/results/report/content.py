@@ -213,7 +213,7 @@ def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
         can_serve = run.options.target in PROGRAM_TARGETS
         longer = one_line(command_with_larger_budget(run.options), MAX_COMMAND_LENGTH)
         return summary.next_step(
-            outcome, run.folder.path, _command(run), longer, is_complete=run.is_test_complete, can_serve=can_serve
+            outcome, run.folder.path, _command(run), longer, tests=run.remaining_tests, can_serve=can_serve
         )
     command = resume_command(run)
     return NextStep("continue the run", command) if command else None

@@ -90,7 +90,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         baseline=_estimate(metric, baseline.point, outcome.confirmation_of(baseline.point)),
         headline=summary.answer_with_cause(outcome, problem),
         verdict=outcome.verdict.value,
-        is_test_complete=run.is_test_complete,
+        remaining_tests=run.remaining_tests,
         speedup=outcome.speedup,
         speedup_interval=baseline.gain.bounds if baseline.gain else None,
         missed_in_usual_states=outcome.missed_in_usual_states(baseline) if best else None,

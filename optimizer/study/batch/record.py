@@ -18,6 +18,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
 from optimizer.core.safe_text import check_file_name, is_file, one_line, quote, read_bytes
 from optimizer.results.formatting import ComparedSide
+from optimizer.results.summary import UNKNOWN_TESTS, RemainingTests
 from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, damaged_record, new_folder
 from optimizer.store.run_lookup import folders_in, newest_first
 from optimizer.study.batch.suite import Suite
@@ -85,7 +86,7 @@ class EntryRecord:
         baseline: The same of the baseline.
         headline: The result in one sentence.
         verdict: PASS, FAIL or UNDECIDED; empty before the first step.
-        is_test_complete: Whether no further server can change a verdict of the confirmation.
+        remaining_tests: The tests on fresh servers that `tune verify` can continue.
         speedup: Gain in throughput over the baseline on fresh servers; None if it is unknown.
         speedup_interval: Interval of the gain.
         missed_in_usual_states: Which of the recommendation and the baseline (``compared``) is the reason of a missing
@@ -112,7 +113,7 @@ class EntryRecord:
     baseline: Estimate | None = None
     headline: str = ""
     verdict: str = ""
-    is_test_complete: bool = False
+    remaining_tests: RemainingTests = UNKNOWN_TESTS
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
     missed_in_usual_states: ComparedSide | None = None

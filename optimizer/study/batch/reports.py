@@ -143,8 +143,10 @@ def _test_command(folder: BatchFolder, entry: EntryRecord) -> str:
     """
     if not entry.is_undecided or entry.recommended is None:
         return ""
-    command = summary.fresh_command if entry.is_test_complete else summary.verify_command
-    return command(folder.path / entry.folder)
+    run = folder.path / entry.folder
+    if entry.remaining_tests.is_complete:
+        return summary.fresh_command(run)
+    return summary.verify_command(run, entry.remaining_tests)
 
 
 def _page_style(batch: BatchRecord) -> str:

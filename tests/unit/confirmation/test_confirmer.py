@@ -43,7 +43,7 @@ from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.summary import next_step, undecided_cause
+from optimizer.results.summary import RemainingTests, next_step, undecided_cause
 from optimizer.store.trials_table import TrialsTable
 from tests.random_server import (
     BASELINE,
@@ -368,7 +368,7 @@ def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: P
     assert confirmed.judged.verdict is Verdict.UNDECIDED
     cause = "a fresh server crashed under this load: tritonserver died (SIGKILL) while measuring"
     assert (confirmed.judged.reason, undecided_cause(outcome)) == (cause, cause)
-    step = next_step(outcome, "r", "tune known", is_complete=True)
+    step = next_step(outcome, "r", "tune known", tests=RemainingTests(is_complete=True))
     assert step.advice == "find the cause of the crash in r/logs, then make a separate test"
     assert step.command == "tune verify --fresh r"
     loads = [crash.load for trial in trials for crash in trial.crashes if trial.candidate == FASTER]

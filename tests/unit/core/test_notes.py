@@ -59,8 +59,9 @@ EXAMPLES: tuple[Note, ...] = (
     notes.UntestedServedMore(3, 2597.0),
     notes.ConfirmationComplete(),
     notes.ConfirmationLeftOut(),
-    notes.NextVerdictNeeds(2, 14.0, lacks_time=True),
-    notes.NextVerdictNeeds(2, 14.0, lacks_time=False),
+    notes.NextVerdictNeeds(2, 14.0, -0.5),
+    notes.NextVerdictNeeds(2, 14.0, 5.0),
+    notes.NextVerdictNeeds(2, 14.0, 20.0),
 )
 
 
@@ -81,6 +82,20 @@ def test_the_noun_of_a_count_is_singular_for_one_and_plural_for_more() -> None:
     )
     assert str(notes.TransferLeftOut(2, "measurement", "r")) == (
         "2 measurements of r were left out: other request batch sizes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "begin", "end"),
+    [
+        (-0.5, "the time ended before the tests were complete: ", ", about 14 s"),
+        (5.0, "the tests are not complete: ", ", about 14 s, and 5 s were left"),
+        (20.0, "the tests are not complete: ", ", about 14 s"),
+    ],
+)
+def test_the_time_has_ended_only_if_none_was_left(seconds_left: float, begin: str, end: str) -> None:
+    assert str(notes.NextVerdictNeeds(2, 14.0, seconds_left)) == (
+        f"{begin}the next verdict needs 2 more fresh servers{end}"
     )
 
 

@@ -264,11 +264,14 @@ class TestText:
         assert lines[-2:] == ["next          test it on fresh servers:", " " * 14 + command]
 
     def test_a_test_that_is_complete_is_made_again(self) -> None:
-        assert printed_outcome(outcome(), is_test_complete=True).endswith(" tune verify --fresh results/dlrm/1\n")
+        complete = summary.RemainingTests(is_complete=True)
+        printed = printed_outcome(outcome(), remaining_tests=complete)
+        assert printed.endswith(" tune verify --fresh results/dlrm/1\n")
 
     def test_the_command_for_programs_makes_a_separate_test_too(self) -> None:
         assert summary.next_command(outcome(), "r", "tune longer") == "tune verify r --budget 3m"
-        assert summary.next_command(outcome(), "r", "tune longer", is_complete=True) == "tune verify --fresh r"
+        complete = summary.RemainingTests(is_complete=True)
+        assert summary.next_command(outcome(), "r", "tune longer", complete) == "tune verify --fresh r"
 
     def test_details_are_shown_on_request(self) -> None:
         short, text = printed_outcome(outcome()), printed_outcome(outcome(), verbose=True)

@@ -30,6 +30,7 @@ from tests.conftest import known_problem, measurement
 SAMPLE = Path("tests/data/dlrm/sample")
 BASELINE, PLAIN, BEST = Candidate(1), Candidate(64, True), Candidate(16, True)
 LOAD = LoadPoint(1, concurrency=8)
+COMPLETE = summary.RemainingTests(is_complete=True)
 ERROR = 0.005  # error probability of the test; 0 for a comparison
 
 
@@ -98,7 +99,8 @@ def test_a_run_that_ended_early_has_its_own_exit_code() -> None:
         (outcome(*[19.5] * 4, disturbed=3), "the machine was disturbed in 38 % of the windows"),
         (
             outcome(*[19.5] * 3, disturbed=3),
-            f"the time ended after 3 of {LOOKS[0]} servers; the machine was disturbed in 38 % of the windows",
+            f"the test ended after 3 of {LOOKS[0]} servers, and p95 <= 20 ms (19.5 ms from 976 effective requests) "
+            "was not likely to pass in the time that was left; the machine was disturbed in 38 % of the windows",
         ),
         (outcome(*[10.0] * 4, error=0.0), "it was compared on 4 fresh servers, but not tested"),
     ],
@@ -195,7 +197,7 @@ def test_a_disturbed_test_continues_after_other_programs_were_stopped(servers: i
     step = summary.next_step(outcome(*[19.5] * servers, disturbed=4), "r", "tune known")
     advice = "stop other programs on this machine, then continue the test"
     assert (step.advice, step.command) == (advice, "tune verify r --budget 3m")
-    step = summary.next_step(outcome(*[19.5] * servers, disturbed=4), "r", "tune known", is_complete=True)
+    step = summary.next_step(outcome(*[19.5] * servers, disturbed=4), "r", "tune known", tests=COMPLETE)
     advice = "stop other programs on this machine, then make a separate test, because more servers cannot change"
     assert (step.advice, step.command) == (f"{advice} the verdict", "tune verify --fresh r")
 
@@ -256,7 +258,7 @@ def test_a_test_that_was_given_up_names_the_bound_of_the_user() -> None:
     assert result.confirmed is not None
     assert result.confirmed.point.load == LOAD
     assert re.fullmatch(
-        rf"the test was given up after 2 of {LOOKS[0]} servers, because p95 <= 20 ms \(12\.0 ms from \d+ effective "
+        rf"the test ended after 2 of {LOOKS[0]} servers, and p95 <= 20 ms \(12\.0 ms from \d+ effective "
         r"requests\) was not likely to pass in the time that was left; other programs were usually more active "
         r"during this run than during this test, so latencies are judged as \d+ % higher than measured",
         summary.undecided_cause(result),
@@ -332,19 +334,23 @@ def test_a_disturbance_of_another_configuration_widens_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "is_complete", "command"),
-    [(0.8, False, "tune verify r --budget 3m"), (0.8, True, "tune emit r"), (0.95, False, "tune emit r")],
+    ("ratio", "tests", "command"),
+    [
+        (0.8, summary.UNKNOWN_TESTS, "tune verify r --budget 3m"),
+        (0.8, COMPLETE, "tune emit r"),
+        (0.95, summary.UNKNOWN_TESTS, "tune emit r"),
+    ],
     ids=["served more", "served more, and nothing is left to test", "served as much"],
 )
 def test_a_compared_configuration_that_served_more_is_tested_next(
-    ratio: float, is_complete: bool, command: str
+    ratio: float, tests: summary.RemainingTests, command: str
 ) -> None:
     interval = ConfidenceInterval(ratio - 0.1, ratio + 0.1)
     result = outcome(*[10.0] * LOOKS[0])
     assert result.dynamic_batching is not None
     served = replace(result.dynamic_batching, gain=ThroughputRatio(ratio, interval))
     result = replace(result, dynamic_batching=served)
-    step = summary.next_step(result, "r", "tune known", is_complete=is_complete)
+    step = summary.next_step(result, "r", "tune known", tests=tests)
     assert step.command == command
     assert step.advice.startswith("dynamic_batching {} served more") == (command == "tune verify r --budget 3m")
 
@@ -414,8 +420,8 @@ def test_a_test_on_fresh_servers_is_not_corrected_for_the_speed_of_the_machine()
     assert result.recommended is None
     assert result.verdict is Verdict.UNDECIDED, "more servers may still pass"
     assert summary.undecided_cause(result) == (
-        "fresh servers had p95 22.7 ms, but their test did not decide: the test was given up after 2 of 4 servers, "
-        "because p95 <= 20 ms (22.7 ms from 22.6 effective requests) was not likely to pass in the time that was left"
+        "fresh servers had p95 22.7 ms, but their test did not decide: the test ended after 2 of 4 servers, "
+        "and p95 <= 20 ms (22.7 ms from 22.6 effective requests) was not likely to pass in the time that was left"
     )
     step = summary.next_step(result, "r", "tune known")
     assert (step.advice, step.command) == ("continue the test", "tune verify r --budget 3m")
@@ -491,6 +497,26 @@ def test_without_a_bound_the_headline_has_no_verdict() -> None:
 def test_the_next_command_is_for_undecided_runs_only() -> None:
     assert summary.next_command(outcome(), "my results/1", "tune longer") == "tune verify 'my results/1' --budget 3m"
     assert summary.next_command(outcome(*[10.0] * LOOKS[0]), "1", "tune longer") == ""
+
+
+@pytest.mark.parametrize(("verdict_seconds", "budget"), [(20.0, "3m"), (144.0, "3m"), (145.0, "4m"), (1200.0, "25m")])
+def test_the_next_command_has_the_time_that_the_next_verdict_needs(verdict_seconds: float, budget: str) -> None:
+    tests = summary.RemainingTests(verdict_seconds=verdict_seconds)
+    command = f"tune verify r --budget {budget}"
+    for result in (outcome(), outcome(10.0), outcome(16.0, 25.0, 14.0, 26.0)):
+        step = summary.next_step(result, "r", "tune known", tests=tests)
+        assert step.command == summary.next_command(result, "r", "tune longer", tests) == command
+
+
+@pytest.mark.parametrize("tests", [COMPLETE, summary.RemainingTests(verdict_seconds=145.3), summary.UNKNOWN_TESTS])
+def test_the_remaining_tests_are_read_from_run_json(tests: summary.RemainingTests) -> None:
+    run = read_run(SAMPLE)
+    assert replace(run, info={**run.info, **tests.document()}).remaining_tests == tests
+
+
+@pytest.mark.parametrize("seconds", ["145", -1.0, math.inf, math.nan, None, [145.0]])
+def test_an_impossible_time_in_run_json_is_unknown(seconds: object) -> None:
+    assert summary.RemainingTests.read({"next_verdict_seconds": seconds}) == summary.UNKNOWN_TESTS
 
 
 def test_the_verdict_of_a_recorded_run_depends_on_its_confirmation_and_bounds() -> None:
@@ -676,9 +702,14 @@ def test_a_test_that_was_given_up_or_lost_a_window_is_not_said_to_lack_time() ->
     assert result.recommended is not None
     assert result.recommended.load == LOAD
     assert summary.undecided_cause(result) == (
-        f"the test was given up after 2 of {LOOKS[0]} servers, because p95 <= 20 ms (19.5 ms from 525 effective "
+        f"the test ended after 2 of {LOOKS[0]} servers, and p95 <= 20 ms (19.5 ms from 525 effective "
         "requests) was not likely to pass in the time that was left"
     )
+    last = Trial(0, BEST, search, confirmations=tuple(higher))
+    result = assess([last], two_bounds, BASELINE, PLAIN)
+    assert "p95 <= 20 ms (19.5 ms from 525 effective requests) was not likely to pass" in (
+        summary.undecided_cause(result)
+    ), "no other load was tested, although time may have been left"
     lost = ConfirmationWindow(2, LOAD, Measurement(reason="the load generator failed"), ERROR)
     trial = Trial(0, BEST, search, confirmations=(*tested(LOAD, 1, 10.0, ERROR), lost))
     result = assess([trial], known_problem(), BASELINE, PLAIN)
@@ -723,8 +754,8 @@ def test_a_disturbed_test_of_the_only_configuration_is_no_fail(disturbed: int, v
         assert summary.undecided_cause(result) == cause
         step = summary.next_step(result, "r", "tune known")
         assert step.command == summary.next_command(result, "r", "tune longer") == "tune verify r --budget 3m"
-        assert summary.next_step(result, "r", "tune known", is_complete=True) == summary.NextStep(RERUN, "tune known")
-        assert summary.next_command(result, "r", "tune longer", is_complete=True) == "", (
+        assert summary.next_step(result, "r", "tune known", tests=COMPLETE) == summary.NextStep(RERUN, "tune known")
+        assert summary.next_command(result, "r", "tune longer", COMPLETE) == "", (
             "no further server can change the verdict"
         )
 
@@ -735,8 +766,8 @@ def test_a_disturbed_test_of_the_only_configuration_is_no_fail(disturbed: int, v
         (
             [26.0] * 2,
             4,
-            "the machine was disturbed in 8 of 16 windows on fresh servers; the test was given up after 2 of 4 "
-            "servers, because p95 <= 20 ms (26.0 ms from ",
+            "the machine was disturbed in 8 of 16 windows on fresh servers; the test ended after 2 of 4 "
+            "servers, and p95 <= 20 ms (26.0 ms from ",
             " was not likely to pass in the time that was left",
         ),
         (
@@ -801,7 +832,7 @@ def test_the_reason_of_a_fail_is_that_of_the_test_and_not_of_a_comparison() -> N
 
 def test_a_complete_test_is_run_again_with_the_reason() -> None:
     result = outcome(16.0, 25.0, 14.0, 26.0)
-    step = summary.next_step(result, "r", "tune known", is_complete=True)
+    step = summary.next_step(result, "r", "tune known", tests=COMPLETE)
     assert step == summary.NextStep("run again, because more servers cannot change the verdict", "tune known")
     step = summary.next_step(result, "r", "tune known")
     assert step == summary.NextStep("continue the test", "tune verify r --budget 3m")

@@ -122,7 +122,7 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
     assert not verification.verdict_holds
     assert verification.verdict is Verdict.FAIL
     assert re.fullmatch(
-        rf"the test was given up after 2 of {LOOKS[0]} servers, because p95 <= 20 ms \(\d\d\.\d ms from \d+ "
+        rf"the test ended after 2 of {LOOKS[0]} servers, and p95 <= 20 ms \(\d\d\.\d ms from \d+ "
         r"effective requests\) was not likely to pass in the time that was left",
         verification.reason,
     ), verification.reason
@@ -289,7 +289,7 @@ def judged(problem: Problem, *servers: Measurement, crash: str = "") -> Verifica
     [
         ([], True, "the time ended before its first fresh server was measured", LONGER),
         ([10.0] * 2, True, "the time ended after 2 of 4 servers", LONGER),
-        ([19.0, 21.5], True, "the test was given up after 2 of 4 servers, because p95 <= 20 ms (", LONGER),
+        ([19.0, 21.5], True, "the test ended after 2 of 4 servers, and p95 <= 20 ms (", LONGER),
         ([19.5] * LOOKS[0], True, " % of the requests are slower than 20 ms, and 5 % may be", LONGER),
         ([20.2] * LOOKS[0], True, " % of the requests are slower than 20 ms, and 5 % may be", SEARCH),
         ([19.5] * LOOKS[0], False, "the machine was disturbed in 100 % of the windows", LONGER_AND_QUIET),

@@ -43,6 +43,7 @@ from optimizer.options.option_reader import run_options
 from optimizer.results.formatting import bounds
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
+from optimizer.results.summary import UNKNOWN_TESTS, RemainingTests
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_messages import (
     _disturbed_windows,
@@ -220,7 +221,7 @@ def confirming_record(
         task=SimpleNamespace(problem=problem, source=source, sequence_length=None, input_data=REQUESTS),
         search_ended="budget",
         confirmation_plan=lambda: plan,
-        is_test_complete=False,
+        remaining_tests=UNKNOWN_TESTS,
     )
 
 
@@ -246,8 +247,8 @@ def test_the_time_of_the_next_verdict_includes_the_check_by_perf_analyzer(
     for seconds_left, only_confirms in ((-1.0, False), (0.0, True), (needed_seconds, False)):
         result = StudyResult(trials, "budget", seconds_left=seconds_left)
         note = note_on_tests(result, cast("RunRecord", record), outcome, only_confirms=only_confirms)
-        assert note == NextVerdictNeeds(LOOKS[0], needed_seconds, lacks_time=seconds_left < needed_seconds)
-        assert not record.is_test_complete
+        assert note == NextVerdictNeeds(LOOKS[0], needed_seconds, seconds_left)
+        assert record.remaining_tests == RemainingTests(verdict_seconds=needed_seconds)
 
 
 def test_only_a_verdict_that_needs_them_has_a_note_on_the_tests_that_are_left(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_only_a_verdict_that_needs_them_has_a_note_on_the_tests_that_are_left(tm
     assert passed.verdict is Verdict.PASS
     record = cast("RunRecord", confirming_record(problem, plans[-1]))
     assert note_on_tests(result, record, passed, only_confirms=False) is None
-    assert record.is_test_complete
+    assert record.remaining_tests == RemainingTests(is_complete=True)
     assert note_on_tests(result, record, passed, only_confirms=True) == ConfirmationComplete()
 
 
@@ -271,7 +272,7 @@ def test_a_recommendation_that_no_confirmation_left_untested_has_a_note(no_confi
     result, outcome = StudyResult(trials, "converged"), assess(trials, problem, *COMPARISONS)
     note = note_on_tests(result, record, outcome, only_confirms=False)
     assert note == (ConfirmationLeftOut() if no_confirmation else None)
-    assert not record.is_test_complete
+    assert record.remaining_tests == UNKNOWN_TESTS
     tight = replace(problem, sla=Sla.from_bounds({"p95": 0.1}))
     failed = assess(trials, tight, *COMPARISONS)
     assert note_on_tests(result, record, failed, only_confirms=False) is None
