@@ -171,7 +171,7 @@ def check_gpu() -> Finding:
     if survey.fault:
         return Finding("GPU", "warn", f"{names + '; ' if names else ''}{survey.fault}", survey.remedy)
     if not survey.gpus:
-        return Finding("GPU", "warn", "NVML reports none: tune serves on the CPU", "install the NVIDIA driver")
+        return Finding("GPU", "ok", "NVML reports none: tune serves on the CPU; a GPU needs the NVIDIA driver")
     if not gpus:
         detail = f"{len(survey.gpus)}, all hidden by {VISIBLE_DEVICES}"
         return Finding("GPU", "warn", detail, f"unset {VISIBLE_DEVICES}")

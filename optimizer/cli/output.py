@@ -1,10 +1,11 @@
 """The output of the commands: exit codes, errors, progress, results, questions on a terminal, and the streams.
 
-The streams report closed pipes and full disks, and replace characters that their encoding lacks.
+The streams report closed pipes and full disks, and write similar characters for those that their encoding lacks.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -122,6 +123,18 @@ def check_decided(recommendation: Recommendation, verb: str, *, force: bool) -> 
     print_message(problem)
 
 
+# replaces characters that the encoding of a stream lacks; the others become a question mark
+_SIMILAR = {"±": "+-", "·": "|", "µ": "u", "×": "x", "–": "-", "−": "-", "…": "...", "→": "->", "≤": "<=", "●": "o"}
+APPROXIMATE = "tune-approximate"  # the name of this way in ``codecs``
+
+
+def _approximate(error: UnicodeError) -> tuple[str, int]:
+    """Return similar characters for those that cannot be encoded, and where to continue; see ``codecs``."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_SIMILAR.get(character, "?") for character in error.object[error.start : error.end]), error.end
+
+
 class OutputClosed(SystemExit):
     """The program that reads the output has ended, as in ``tune models | head -1``. Ends the command as SIGPIPE."""
 
@@ -179,16 +192,17 @@ class Output:
 
 @contextlib.contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Guard standard output and standard error within the context; they get no characters that they cannot encode.
+    """Guard standard output and standard error within the context; they get similar characters if they lack some.
 
     A stream that is closed (``>&-``) is None and stays so.
     """
     before = sys.stdout, sys.stderr
+    codecs.register_error(APPROXIMATE, _approximate)
     with contextlib.ExitStack() as undo:
         for stream in before:
             if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
                 undo.callback(reconfigure, errors=stream.errors)
-                reconfigure(errors="replace")
+                reconfigure(errors=APPROXIMATE)
         guarded: list[Any] = [stream and Output(stream, is_error=stream is before[1]) for stream in before]
         sys.stdout, sys.stderr = guarded
         try:

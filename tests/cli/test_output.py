@@ -91,11 +91,17 @@ def test_a_wait_is_not_shown_without_a_terminal(called_tune: Tune) -> None:
     assert (ended.code, "writing markdown" in ended.stderr) == (2, False)
 
 
-def test_characters_that_cannot_be_encoded_are_replaced() -> None:
+def test_characters_that_cannot_be_encoded_are_replaced_by_similar_ones() -> None:
     ended = run("models", PYTHONIOENCODING="ascii")
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert ended.stdout.isascii()
-    assert b"?" in ended.stdout
+    assert b"input__0 FP32 [13] | input__1 INT64 [26]" in ended.stdout
+
+
+def test_a_character_without_a_similar_one_is_a_question_mark() -> None:
+    ended = run("verify", "modèle±1", PYTHONIOENCODING="ascii")
+    assert ended.returncode == 2
+    assert b"mod?le+-1" in ended.stderr
 
 
 # -- interrupts -------------------------------------------------------------------------------------------------
