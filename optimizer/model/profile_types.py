@@ -126,7 +126,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 MAX_TERMS: Final = 32  # limit of the terms of a preferred-size policy
-MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads the file at every start, at about 20 MB/s
+MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads the file at every start
 NUMBER, MIX = "<number>", "<mix>"  # the two types of request size, as pydantic names them in error locations
 EXAMPLES: Final = {"model": "{repository: ./models, name: my_model}", "sla": "{p95: 20ms}"}  # examples in errors
 SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.measure.score`` that need no file

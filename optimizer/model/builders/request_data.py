@@ -18,8 +18,7 @@ def write_input_data(path: Path, columns: Mapping[str, npt.NDArray[Any]], *, wit
     """Write one entry per sample. A column holds the samples of an input, ``[samples, *dims]``, in the input's dtype.
 
     ``with_shapes``: write the shape of each tensor, which inputs with dynamic dims need. perf_analyzer with ``-b B``
-    joins B successive entries into a request and starts over at the end. It reads the whole file at every start, at
-    about 20 MB/s.
+    joins B successive entries into a request and starts over at the end. It reads the whole file at every start.
     """
     rows = zip(*columns.values(), strict=True)
     samples = [dict(zip(columns, row, strict=True)) for row in rows]
