@@ -12,7 +12,13 @@ import yaml
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.config.search_space import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, SPACE_KEYS
+from optimizer.config.search_space import (
+    INSTANCE_COUNT,
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_DELAY,
+    PREFERRED_BATCH_SIZE,
+    SPACE_KEYS,
+)
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, show_path
@@ -39,6 +45,7 @@ from optimizer.options.run_options import GENERATED_DATA, RunOptions
 MAX_LIST_CHARACTERS = 300  # limit for a list in an error
 ROOT: Final = Path("/")  # the file is the user's own: the paths in it may lead anywhere
 _GPUS: Final = "instance_group.0.gpus."
+_BATCHING: Final = (MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE)
 _EMPTY: Final = ignored("nothing is given")
 _CONCURRENT: Final = KeySupport(
     "mapped", "`model.concurrent_models`: its load; its other settings are not taken over"
@@ -241,6 +248,8 @@ def _space_sections(
     for name, dimensions in composing.items():
         config = source.models.get(name)
         configured = Candidate(1) if config is None else model_config.candidate_of(config)
+        if config is not None and configured.max_batch_size == 0:  # Model Analyzer batches only where it is legal
+            dimensions = {key: choices for key, choices in dimensions.items() if key not in _BATCHING}
         keys, gpu_keys = _space_of_model(dimensions, configured)
         if keys:
             models[name] = _mapping(keys, ("space", "models", name))

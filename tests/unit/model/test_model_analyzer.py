@@ -671,6 +671,22 @@ ensemble_composing_models:
     ]
 
 
+def test_a_step_without_a_batch_dimension_gets_no_batching(folder: Path) -> None:
+    write_chain(folder / "models", "m", "n")
+    unbatched = CONFIG.replace("max_batch_size: 8", "").partition("dynamic_batching")[0]
+    (folder / "models" / "n" / "config.pbtxt").write_text(unbatched.replace("dims: 4", "dims: [ -1, 4 ]"))
+    mapped = read(f"""{HEAD}profile_models: chain
+ensemble_composing_models:
+  n:
+    model_config_parameters:
+      dynamic_batching: {{max_queue_delay_microseconds: [0]}}
+      instance_group: [{{count: 2}}]
+""")
+    space = profile(mapped).space
+    assert space is not None
+    assert space.models["n"].fields() == {"instance_group_count": (2,)}
+
+
 def test_values_of_config_pbtxt_are_those_of_the_tuned_step(folder: Path) -> None:
     write_chain(folder / "models", "m")
     caller = CONFIG.replace("count: 3", "count: 2").replace("max_queue_delay_microseconds: 70", "")
