@@ -98,6 +98,10 @@ class ServerCrashed(DeploymentError, MeasurementError):
         self.doing = doing
 
 
+class RequestOverdue(ServerCrashed):
+    """The server did not answer a single request in time."""
+
+
 class ParameterError(ValueError):
     """A parameter of a search space, or a field of ModelConfig, cannot have the values given for it.
 

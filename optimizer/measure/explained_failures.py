@@ -91,12 +91,20 @@ def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
     if not unbounded or not _INDEX_ERROR.search(message):
         return ""
     valid = _VALID_RANGE.search(message)
-    highest = valid[1] if valid else _EXAMPLE_HIGHEST
+    return _bounds_hint(unbounded, "which may be an index", f"0..{valid[1] if valid else _EXAMPLE_HIGHEST}")
+
+
+def duration_hint(unbounded: tuple[str, ...]) -> str:
+    """Return how to avoid a request that takes too long; ``unbounded`` as in ``index_hint``, at least one."""
+    return _bounds_hint(unbounded, "which may be a number of responses or a duration", "1..10")
+
+
+def _bounds_hint(unbounded: tuple[str, ...], meaning: str, example: str) -> str:
     names = one_line(", ".join(unbounded), _MAX_NAMES)
     first = one_line(unbounded[0], 60)
     return (
-        f"the random data of {names}, which may be an index, includes all integers of its type: give bounds, such as "
-        f"--input-range {first}:0..{highest}, or real requests with --input-data FILE"
+        f"the random data of {names}, {meaning}, includes all integers of its type: give bounds, such "
+        f"as --input-range {first}:{example}, or real requests with --input-data FILE"
     )
 
 

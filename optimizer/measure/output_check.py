@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
+from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, RequestOverdue, ServerCrashed
 from optimizer.core.interfaces import OutputCheck
 from optimizer.core.notes import ModelNotes, NanOutputs, Note, OutputsNotCompared
 from optimizer.measure import server_calls
-from optimizer.measure.explained_failures import index_hint
+from optimizer.measure.explained_failures import duration_hint, index_hint
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate
 from optimizer.measure.server_errors import missing_model
@@ -94,8 +94,8 @@ class BaselineOutputCheck:
         """Send each request to the baseline twice, one at a time, and keep its outputs.
 
         ``note`` reports if the baseline fails, does not repeat its outputs, or no requests can be generated. Raises
-        ModelRefused if the model fails every request, BadInputError if their random indexes are the cause, and
-        EnvironmentFault if the file cannot be written.
+        ModelRefused if the model fails every request, and EnvironmentFault if the file cannot be written. Raises
+        BadInputError if random integers cause the failures, or may cause an answer that takes too long.
         """
         self._attempts += 1
         requests = list[bytes]()
@@ -109,6 +109,8 @@ class BaselineOutputCheck:
             self._missing_reason = str(error)
             if isinstance(error, BadInputError):
                 self._attempts = REFERENCE_ATTEMPTS
+            elif isinstance(error, RequestOverdue) and self.unbounded:
+                raise BadInputError(f"{error}; {duration_hint(self.unbounded)}") from error
             elif requests and all(self._is_refused(endpoint, request) for request in requests[:_CHUNK]):
                 if hint := index_hint(str(error), self.unbounded):
                     raise BadInputError(f"{error}; {hint}") from error

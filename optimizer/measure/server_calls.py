@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from optimizer.core.endpoint import Connection, Endpoint
-from optimizer.core.errors import DeploymentError, ServerCrashed
+from optimizer.core.errors import DeploymentError, RequestOverdue, ServerCrashed
 from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
 from optimizer.measure.server_errors import is_refused_by_queue, lacks_gpu_memory, model_died, without_traceback
 
@@ -101,7 +101,7 @@ def _client(endpoint: Endpoint) -> Iterator[ServerClient]:
             message = without_traceback(str(error))
             if error.failure == "overdue":
                 address = endpoint.connection.address
-                raise ServerCrashed(f"the server at {address} did not answer a request in time") from error
+                raise RequestOverdue(f"the server at {address} did not answer a request in time") from error
             if error.failure == "unreachable" or model_died(str(error)):
                 raise ServerCrashed(f"the server died during a request: {message}") from error
             raise DeploymentError(

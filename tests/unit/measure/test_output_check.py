@@ -17,7 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
+from optimizer.core.errors import (
+    BadInputError,
+    DeploymentError,
+    EnvironmentFault,
+    ModelRefused,
+    RequestOverdue,
+    ServerCrashed,
+)
 from optimizer.core.notes import NanOutputs
 from optimizer.measure.output_check import MIN_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, BaselineOutputCheck
 from optimizer.measure.output_comparison import (
@@ -294,6 +301,19 @@ def test_a_baseline_that_fails_every_random_index_is_refused_with_a_hint(check_s
     check_setup.server.model = fail_request
     with pytest.raises(BadInputError, match=r"12345 out of range; the random data of x, .*--input-range x:0\.\."):
         check_setup.new_check(unbounded=("x",)).record_reference(check_setup.endpoint)
+
+
+def test_a_baseline_that_takes_too_long_for_a_random_number_is_refused_with_a_hint(check_setup: CheckSetup) -> None:
+    """A model may send as many responses as its input says, such as python_backend's example square_int32."""
+
+    def wait_in_vain(*_: object, **__: object) -> list[bytes]:
+        raise RequestOverdue("the server did not answer a request in time")
+
+    with pytest.raises(BadInputError, match=r"in time; the random data of x, which .*--input-range x:1\.\.10, or"):
+        check_setup.new_check(unbounded=("x",), infer=wait_in_vain).record_reference(check_setup.endpoint)
+    bounded = check_setup.new_check(infer=wait_in_vain)
+    bounded.record_reference(check_setup.endpoint)
+    assert bounded.needs_reference
 
 
 def test_requests_that_cannot_be_generated_are_noted(check_setup: CheckSetup) -> None:
