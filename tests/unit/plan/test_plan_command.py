@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from optimizer.cli.plan import main, read_plan_arguments
 from optimizer.core.errors import BadInputError
@@ -20,10 +22,11 @@ from optimizer.emit.kubernetes import target_load
 from optimizer.emit.production import ProductionServer, read_repository
 from optimizer.emit.recommended import read_recommendation
 from optimizer.plan.capacity_plan import CapacityPlan, plan_by_simulation
-from optimizer.plan.plan_report import headline
+from optimizer.plan.plan_report import document, headline, print_plan
 from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
+from optimizer.study.planned_runs import PlannedRuns
 from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import change_info, copy_run
 
@@ -37,9 +40,24 @@ def run(tmp_path: Path) -> Path:
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> dict[str, Any]:
     assert main([*map(str, words), "--json"]) == code
-    document = json.loads(capsys.readouterr().out)
-    assert isinstance(document, dict)
-    return document
+    result = json.loads(capsys.readouterr().out)
+    assert isinstance(result, dict)
+    return result
+
+
+def plan_of(*words: str | Path) -> tuple[dict[str, Any], str]:
+    """Return the document and the text of one plan."""
+    arguments = read_plan_arguments([*map(str, words)])
+    capacity = plan_by_simulation(arguments.question, [read_run(name) for name in arguments.names])
+    text = io.StringIO()
+    print_plan(Console(file=text, width=80), capacity)
+    return json.loads(json.dumps(document(capacity))), text.getvalue()
+
+
+def found_runs(results: Path, *names: str | Path) -> list[str]:
+    """Return the folders, in ``results``, of the runs with which ``names`` are planned."""
+    runs = PlannedRuns(str(results), {}, pytest.fail, lambda: pytest.fail("a run begins"))
+    return [str(found.folder.path.relative_to(results)) for found in runs.find([*map(str, names)])]
 
 
 def test_a_folder_of_runs_is_refused_with_its_newest_run(run: Path) -> None:
@@ -53,12 +71,9 @@ def test_a_folder_of_runs_is_refused_with_its_newest_run(run: Path) -> None:
             )
 
 
-def test_a_model_is_found_from_inside_the_folder_of_results(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_found_from_inside_the_folder_of_results(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent.parent)
-    document = planned(capsys, "dlrm", "--rate", "100/s", "--results", ".")
-    assert document["answers"]
+    assert found_runs(Path(), "dlrm") == ["dlrm/sample"]
 
 
 def keep_few_deployments(run: Path) -> None:
@@ -123,33 +138,29 @@ def test_a_rate_in_requests_gives_the_same_plan_as_one_in_inferences(
     assert by_requests["runs"] == ["dlrm/sample"]
 
 
-def test_the_name_of_a_model_may_have_a_dot(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--gpus", "2", "--results", str(run.parent.parent))
+def test_the_name_of_a_model_may_have_a_dot(run: Path) -> None:
+    results = run.parent.parent
     run.parent.rename(run.parent.with_name("resnet50"))
     with pytest.raises(BadInputError, match=r"no model 'resnet50\.v1'"):
-        main(["resnet50.v1", *words])
+        found_runs(results, "resnet50.v1")
     run.parent.with_name("resnet50").rename(run.parent.with_name("resnet50.v1"))
-    assert planned(capsys, "resnet50.v1", *words)["answers"][0]["runs"] == ["dlrm/sample"]
+    assert found_runs(results, "resnet50.v1") == ["resnet50.v1/sample"]
 
 
-def test_a_file_is_planned_with_the_run_of_its_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--gpus", "2", "--results", str(run.parent.parent))
+def test_a_file_is_planned_with_the_run_of_its_model(run: Path) -> None:
     run.parent.rename(run.parent.with_name("resnet.v1"))
     for path in ("resnet.v1/model.onnx", "resnet.v1.onnx"):
-        assert planned(capsys, f"models/{path}", *words)["answers"][0]["runs"] == ["dlrm/sample"]
+        assert found_runs(run.parent.parent, f"models/{path}") == ["resnet.v1/sample"]
 
 
-def test_a_profile_is_planned_with_its_own_run_although_others_have_its_model(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_is_planned_with_its_own_run_although_others_have_its_model(run: Path, tmp_path: Path) -> None:
     profile, missing_profile = tmp_path / "own.yaml", tmp_path / "gone.yaml"
     profile.write_text("model: {builder: dlrm, settings: {}}\n")
     copy_run(run, "20261120-000000", options={"model": str(profile)})
     copy_run(run, "20261121-000000", options={"model": str(missing_profile)})
     copy_run(run, "20261122-000000", options={"model": "bert-large"})
-    words = ("--gpus", "2", "--results", run.parent.parent)
-    assert planned(capsys, profile, *words)["answers"][0]["runs"] == ["dlrm/20261120-000000"]
-    assert planned(capsys, "dlrm", *words)["answers"][0]["runs"] == ["dlrm/20261122-000000"]
+    assert found_runs(run.parent.parent, profile) == ["dlrm/20261120-000000"]
+    assert found_runs(run.parent.parent, "dlrm") == ["dlrm/20261122-000000"]
 
 
 def test_the_rate_of_replicas_needs_these_replicas(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,10 +218,10 @@ def test_replicas_serve_the_same_peak_on_a_day_and_half_of_it_on_average(
     assert mean["tightest_bound_ms"] == peak["tightest_bound_ms"]
 
 
-def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_further_measurements_and_forecast_errors_are_reported(run: Path) -> None:
     keep_few_deployments(run)
-    words = (run, "--rate", "900000/s", "--gpu-hour-cost", "2")
-    (answer,) = planned(capsys, *words)["answers"]
+    plan, text = plan_of(run, "--rate", "900000/s", "--gpu-hour-cost", "2")
+    (answer,) = plan["answers"]
     further, errors = answer["further_measuring"], answer["forecast_errors"]
     assert further["deployments"] > 10
     assert further["count"]["safe"] < answer["count"]["safe"]
@@ -218,23 +229,23 @@ def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys
     assert further["saved_per_hour"] == pytest.approx(2 * (answer["replicas"] - further["count"]["safe"]))
     assert 0 < errors["throughput"] < 0.1
     assert 0 < errors["latency"] < 0.2
-    assert main([*map(str, words)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(text.split())
     saved = answer["replicas"] - further["count"]["safe"]
     expected = f"{further['count']['safe']} replicas would be the expected answer at 99 % confidence"
     assert f"deployments), {expected}, {saved} fewer" in printed
     assert f"{saved} fewer, which saves {2 * saved:.2f} per hour" in printed
-    (rates,) = planned(capsys, run, "--gpus", "50")["answers"]
+    plan, text = plan_of(run, "--gpus", "50")
+    (rates,) = plan["answers"]
     assert rates["further_measuring"]["sustainable_rate"]["safe"] > rates["sustainable_requests_per_sec"]["safe"]
-    assert main([str(run), "--gpus", "50"]) == 0
-    assert "infer/s would be the expected answer at 99 % confidence" in " ".join(capsys.readouterr().out.split())
-    (bound,) = planned(capsys, run, "--gpus", "50", "--rate", "100000/s")["answers"]
+    assert "infer/s would be the expected answer at 99 % confidence" in " ".join(text.split())
+    (bound,) = plan_of(run, "--gpus", "50", "--rate", "100000/s")[0]["answers"]
     assert bound["further_measuring"] is None
 
 
 def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (run, "--traffic", "diurnal", "--peak-factor", "2", "--rate", "20000/s")
-    test = planned(capsys, *words)["answers"][0]["autoscaler_test"]
+    plan, text = plan_of(*words)
+    test = plan["answers"][0]["autoscaler_test"]
     recommendation = read_recommendation(read_run(str(run), "results"))
     emitted = ProductionServer(recommendation, "image", read_repository("/models"), "dlrm")
     assert test["target"] == target_load(emitted)
@@ -245,8 +256,7 @@ def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.Cap
     assert careful["start_s"] == 90.0
     assert careful["over_bound_share"] < test["over_bound_share"]
     assert careful["too_few_seconds"] < test["too_few_seconds"]
-    assert main([*map(str, words)]) == 0
-    assert re.search(r"too few replicas for [\dhmins ]+ of 24 h,", " ".join(capsys.readouterr().out.split()))
+    assert re.search(r"too few replicas for [\dhmins ]+ of 24 h,", " ".join(text.split()))
     assert main([*map(str, words), "--max-replicas", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 to 2 replicas, each with" in printed
@@ -266,17 +276,12 @@ def test_a_budget_below_one_replica_is_named(
     assert "dlrm: the budget is too small for one replica of" in capsys.readouterr().out
 
 
-def test_replicas_that_cannot_serve_the_rate_have_no_forecast_and_no_cost_of_an_inference(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (run, "--rate", "90000/s", "--max-cost", "5", "--gpu-hour-cost", "2.5")
-    document = planned(capsys, *words, code=1)
-    (answer,) = document["answers"]
-    assert (document["found"], document["verdict"], answer["verdict"]) == (False, "FAIL", "FAIL")
+def test_replicas_that_cannot_serve_the_rate_have_no_forecast_and_no_cost_of_an_inference(run: Path) -> None:
+    plan, text = plan_of(run, "--rate", "90000/s", "--max-cost", "5", "--gpu-hour-cost", "2.5")
+    (answer,) = plan["answers"]
+    assert (plan["found"], plan["verdict"], answer["verdict"]) == (False, "FAIL", "FAIL")
     assert (answer["replicas"], answer["tightest_bound_ms"]) == (2, None)
     assert (answer["cost"]["per_hour"], answer["cost"]["per_million"]) == (5.0, None)
-    assert main(list(map(str, words))) == 1
-    text = capsys.readouterr().out
     shown = " ".join(text.split())
     served = f"{4 * answer['sustainable_requests_per_sec']['safe']:,.0f} infer/s ("
     assert shown.startswith(
@@ -325,12 +330,10 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
     table = run / "trials.csv"
     write_rows(table, (row for row in read_rows(table) if not row["confirmation"]))
     change_info(run, result={})  # it counts all rows
-    result = planned(capsys, run, "--rate", "1000/s", code=4)
-    (answer,) = result["answers"]
-    assert (result["found"], result["verdict"], answer["verdict"]) == (True, "UNDECIDED", "UNDECIDED")
+    plan, printed = plan_of(run, "--rate", "1000/s")
+    (answer,) = plan["answers"]
+    assert (plan["found"], plan["verdict"], answer["verdict"]) == (True, "UNDECIDED", "UNDECIDED")
     assert answer["next_command"] == f"tune verify {run} --budget 3m"
-    assert main([str(run), "--rate", "1000/s"]) == 4
-    printed = capsys.readouterr().out
     assert f"the run is UNDECIDED: {answer['undecided_cause']}" in " ".join(printed.split())
     assert answer["next_command"] in printed
     assert planned(capsys, run, "--rate", "1000/s", "--sla-p95", "1ms", code=1)["verdict"] == "FAIL"
@@ -343,17 +346,16 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
     assert (answer["undecided_cause"], answer["next_command"]) == ("the run is still running", None)
 
 
-def test_runs_on_two_kinds_of_hardware_are_shown_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_on_two_kinds_of_hardware_are_shown_side_by_side(run: Path) -> None:
     gpu = copy_run(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]}, server_uses_gpus=True)
     prices = ("t=9", "Xeon=0.1", "t4=0.5")  # "t" is a part of both names, and the longest part counts
     words = ("--rate", "12000/s", *(word for price in prices for word in ("--gpu-hour-cost", price)))
-    plain, tesla = planned(capsys, run, gpu, *words)["answers"]
+    plan, printed = plan_of(run, gpu, *words)
+    plain, tesla = plan["answers"]
     assert (plain["hardware"], tesla["hardware"]) == ("Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs", "2x Tesla T4")
     assert tesla["gpus"] == 2 * tesla["replicas"]
     assert tesla["cost"]["per_hour"] == pytest.approx(tesla["gpus"] * 0.5)
     assert plain["cost"]["per_hour"] == pytest.approx(plain["replicas"] * 0.1)
-    assert main([str(run), str(gpu), *words]) == 0
-    printed = capsys.readouterr().out
     assert "per million" in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert all(line == line.rstrip() for line in printed.splitlines())
@@ -690,11 +692,10 @@ def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:
     assert trace.note == ""
 
 
-def test_a_replica_is_compared_with_the_measured_throughput(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(run), "--gpus", "4"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    document = planned(capsys, run, "--gpus", "4")
-    [answer] = document["answers"]
+def test_a_replica_is_compared_with_the_measured_throughput(run: Path) -> None:
+    plan, text = plan_of(run, "--gpus", "4")
+    shown = " ".join(text.split())
+    [answer] = plan["answers"]
     share = answer["rate_infer_per_sec"] / 4 / 13443.8958
     assert share < 1
     assert (
