@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 
+from objectives.metrics import Measurement
 from objectives.sla import Sla, Verdict
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.plan.evidence import estimate_slowness
 from optimizer.plan.replica import Replica
 from optimizer.results.finished_run import read_run
 from optimizer.watch.expectation import (
     Expectation,
     WhyNotSimulated,
     derive_expectation,
+    predict_slowness,
     time_in_server_ms,
 )
 from optimizer.watch.fit_check import NOT_EXPORTED, Check, CheckKind, Judgement, share_interval
@@ -379,6 +382,21 @@ def test_the_servers_of_a_run_with_processes_are_replicas() -> None:
     assert confirmed is not None
     over = {check.kind for check in Judgement(expected, loads(1.2 * confirmed.high, 2), 2).differing}
     assert CheckKind.RATE in over
+
+
+def test_the_time_in_the_server_is_unknown_without_that_in_the_queue_or_of_the_execution() -> None:
+    measured = Measurement(100.0, queue_ms=2.0, compute_infer_ms=3.0)
+    assert time_in_server_ms(measured) == 5.0
+    assert time_in_server_ms(replace(measured, compute_input_ms=0.5, compute_output_ms=0.25)) == 5.75
+    assert time_in_server_ms(replace(measured, queue_ms=None)) is None
+    assert time_in_server_ms(replace(measured, compute_infer_ms=None)) is None
+
+
+def test_more_deployments_and_replicas_are_expected_to_differ_less_from_the_mean() -> None:
+    few, many = (estimate_slowness([0.1, -0.1] * pairs) for pairs in (2, 20))
+    slowest = [predict_slowness(*case).quantile(0.99).slowness for case in ((few, 1), (many, 1), (many, 16))]
+    assert slowest == sorted(slowest, reverse=True)
+    assert 1.0 < slowest[2] < 0.9 * slowest[0]
 
 
 def test_two_processes_are_expected_to_batch_as_one_with_half_of_the_load() -> None:

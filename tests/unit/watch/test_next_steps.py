@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +31,14 @@ from optimizer.study.model_finder import trace_sizes
 from optimizer.study.warm_start import read_warm_start
 from optimizer.watch.expectation import Expectation, WhyNotSimulated
 from optimizer.watch.fit_check import Judgement
-from optimizer.watch.next_steps import Cause, find_cause, nearest_other_size, next_steps, repeat_search
+from optimizer.watch.next_steps import (
+    WARM_START_SAVING,
+    Cause,
+    find_cause,
+    nearest_other_size,
+    next_steps,
+    repeat_search,
+)
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import document, headline, print_judgement
 from tests.production_loads import (
@@ -334,3 +342,15 @@ def test_more_servers_need_no_plan_that_tune_refuses() -> None:
     unbounded = expectation_of(sla=Sla.from_bounds({}))
     (first, *_) = next_steps(Judgement(unbounded, many, 1))
     assert first.command.endswith("--sla-p95 20ms")
+
+
+def test_a_search_names_the_cost_of_the_earlier_one_and_what_a_warm_start_saves() -> None:
+    expected = recorded_expectation()
+    run = expected.run
+    advice = "search again: the earlier search took 11 trials in 2 min 47 s, with its confirmation"
+    assert repeat_search(expected).advice == f"{advice}; {WARM_START_SAVING}"
+    exhaustive = replace(run, options=replace(run.options, search="grid"))
+    assert repeat_search(replace(expected, run=exhaustive)).advice == advice
+    for seconds in (None, True, "7", 0.0, -1.0, math.inf):
+        unknown = replace(run, info={**run.info, "result": {"wall_seconds": seconds}})
+        assert "took 11 trials, with its" in repeat_search(replace(expected, run=unknown)).advice, seconds
