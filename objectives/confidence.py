@@ -424,8 +424,13 @@ def judge_mean(
     sign = -1.0 if higher_is_better else 1.0
     if not logs:
         return ConstraintVerdict(Verdict.UNDECIDED, "it is unknown")
-    if any(np.isneginf(windows).any() for windows in logs):
-        verdict = Verdict.FAIL if higher_is_better else Verdict.UNDECIDED
+    served = [windows for windows in logs if not np.isneginf(windows).any()]
+    if len(served) < servers:
+        # the mean over all servers is lower than that over those which served requests
+        error = look_error(test.error, next_look(servers))
+        high = mean_bounds(served, spread, error)[1] if served else -math.inf
+        misses = higher_is_better and servers >= LOOKS[0] and high < log_bound
+        verdict = Verdict.FAIL if misses else Verdict.UNDECIDED
         return ConstraintVerdict(verdict, "a server served nothing", excess=UNSERVED_EXCESS, served_nothing=True)
     distance = sign * (log_bound - _mean(logs))
     standard_error = math.sqrt(_mean_variance(logs, spread))
