@@ -65,8 +65,15 @@ class DeploymentError(TuneError):
 class ModelRefused(DeploymentError):
     """The server refuses the configuration or the model of a candidate.
 
-    For the baseline, which the user gave, the trial runner reports it as BadInputError.
+    For the baseline, which the user gave, the trial runner reports it as BadInputError. ``has_advice`` says whether
+    the message ends with what to do.
     """
+
+    def __init__(
+        self, message: str, *, log: Path | None = None, lacks_gpu_memory: bool = False, has_advice: bool = False
+    ) -> None:
+        super().__init__(message, log=log, lacks_gpu_memory=lacks_gpu_memory)
+        self.has_advice = has_advice
 
 
 class MeasurementError(TuneError):

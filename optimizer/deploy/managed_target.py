@@ -272,7 +272,7 @@ class ModelLoader:
             return DeploymentError(message, log=self._log)
         if too_little := lacks_gpu_memory(answer):
             self._server.stop()  # instances that did load hold their memory until their processes have ended
-        return ModelRefused(message, log=self._log, lacks_gpu_memory=too_little)
+        return ModelRefused(message, log=self._log, lacks_gpu_memory=too_little, has_advice=bool(module))
 
 
 def load_model(server: Server, client: ServerClient, name: str, config: str | None, limit_seconds: float) -> None:

@@ -116,8 +116,9 @@ class BaselineOutputCheck:
                     raise BadInputError(f"{error}; {hint}") from error
                 calls = missing_model(str(error)) and "; name the models that it calls with --bls-composing-models"
                 raise ModelRefused(
-                    f"the model loads, but every request fails ({error}){calls}; if the request data cause "
-                    "this, give others with --input-data, --input-range or --string-data"
+                    f"the model loads, but every request fails ({error}){calls}; correct the model, or give "
+                    "other requests with --input-data, --input-range or --string-data",
+                    has_advice=True,
                 ) from error
             return
         if difference:

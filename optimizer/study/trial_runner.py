@@ -114,10 +114,8 @@ class TrialRunner:
         failed = trial.with_failure(error)
         self.measurer.table.append_failure(failed)
         if trial.candidate == self.baseline and isinstance(error, ModelRefused):
-            raise BadInputError(
-                f"the server refuses the model as it is configured: {error}; correct its config.pbtxt or its files",
-                log=error.log,
-            )
+            advice = "" if error.has_advice else "; correct its config.pbtxt or its files"
+            raise BadInputError(f"the server refuses the model as it is configured: {error}{advice}", log=error.log)
         return EndedTrial(failed, error.log)
 
     def _retake_reference(self, candidate: Candidate) -> None:

@@ -501,6 +501,7 @@ def test_the_option_for_the_models_of_a_bls_model_is_named(sandbox: Sandbox) -> 
     assert ended.code == 2
     assert "Model 'first' is not ready" in ended.stderr_lines[0]
     assert "; name the models that it calls with --bls-composing-models; " in ended.stderr_lines[0]
+    assert ended.stderr_lines[0].endswith(" or give other requests with --input-data, --input-range or --string-data")
 
 
 def test_a_model_that_loads_but_fails_every_request_is_bad_input(sandbox: Sandbox) -> None:

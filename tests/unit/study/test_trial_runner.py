@@ -247,19 +247,24 @@ def test_a_failed_deployment_is_recorded_and_the_search_continues(study: Session
     assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
 
 
-def test_a_baseline_that_the_server_refuses_is_bad_input(study: Session, known_table: list[Trial]) -> None:
+@pytest.mark.parametrize("has_advice", [False, True])
+def test_a_baseline_that_the_server_refuses_is_bad_input(
+    study: Session, known_table: list[Trial], *, has_advice: bool
+) -> None:
     class Refusing(RecordedServer):
         refused = BASELINE
 
         @contextlib.contextmanager
         def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
             if candidate == self.refused:
-                raise ModelRefused("load failed for model 'known': no such weights")
+                raise ModelRefused("load failed for model 'known': no such weights", has_advice=has_advice)
             with super().deploy(candidate) as endpoint:
                 yield endpoint
 
     study.target = study.load_generator = study.telemetry = table = Refusing(known_table)
-    with pytest.raises(BadInputError, match=r"^the server refuses the model as it is configured: .*no such weights"):
+    advice = "" if has_advice else "; correct its config.pbtxt or its files"
+    refusal = "the server refuses the model as it is configured: load failed for model 'known': no such weights"
+    with pytest.raises(BadInputError, match=f"^{refusal}{advice}$"):
         study.run()
     assert [trial.status for trial in TrialsTable(study.folder / "trials.csv", "known", {}).read()] == ["failed"]
     assert study.log.roles == ["baseline"]
