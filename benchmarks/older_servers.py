@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib.output import command, measured_on, print_head, row
-from optimizer.cli.output import EXIT_CODES
+from optimizer.cli.exit_codes import EXIT_CODES
 from optimizer.core.files import cache_folder
 from optimizer.deploy import runtime
 from optimizer.deploy.local_target import find_installation

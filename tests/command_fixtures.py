@@ -22,8 +22,8 @@ import pytest
 
 from objectives.sla import Verdict
 from optimizer.cli.commands import COMMANDS
+from optimizer.cli.exit_codes import EXIT_CODES
 from optimizer.cli.main import main
-from optimizer.cli.output import EXIT_CODES
 from optimizer.core import interrupts
 from optimizer.simulator.continuous_batching import compile_continuous_batching
 from optimizer.simulator.simulate import compile_simulator

@@ -24,7 +24,7 @@ import psutil
 
 import optimizer
 from objectives.sla import Verdict
-from optimizer.cli.output import EXIT_CODES
+from optimizer.cli.exit_codes import EXIT_CODES
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lib.idle_machine import CpuUsage
 from lib.output import head, judged, row
-from optimizer.cli.output import EXIT_CODES
+from optimizer.cli.exit_codes import EXIT_CODES
 from optimizer.core.process import SupervisedProcess, describe_exit_code
 
 MOST_WALL_SECONDS = 180.0  # of the main job, in the median

@@ -13,7 +13,7 @@ from typing import Any
 import fastapi_baseline
 import int8
 from kept import StepResults
-from optimizer.cli.output import EXIT_CODES
+from optimizer.cli.exit_codes import EXIT_CODES
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import OwnBackend

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from objectives.sla import Verdict
-from optimizer.cli.output import EXIT_CODES, INTERRUPTED, fail, progress_on_terminal
+from optimizer.cli.exit_codes import EXIT_CODES
+from optimizer.cli.output import INTERRUPTED, fail, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import named_file, one_line

@@ -6,7 +6,6 @@ command answers (``Parser.read``).
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
 import shlex
@@ -20,6 +19,8 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, format_value, one_line, quote
 
 if TYPE_CHECKING:
+    import argparse
+
     from optimizer.options.command_line import Parser
 
 

@@ -6,7 +6,7 @@ import json
 
 from objectives.sla import Verdict
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import EXIT_CODES
+from optimizer.cli.exit_codes import EXIT_CODES
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_regression
 

@@ -1,4 +1,4 @@
-"""The output of the commands: exit codes, errors, progress, results, questions on a terminal, and the streams.
+"""The output of the commands: errors, progress, results, questions on a terminal, and the streams.
 
 The streams report closed pipes and full disks, and write similar characters for those that their encoding lacks.
 """
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from objectives.sla import Verdict
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 
     from optimizer.emit.recommended import Recommendation
     from optimizer.results.progress_observers import Progress
-    from optimizer.study.tuning_run import RunResult, RunStatus
+    from optimizer.study.tuning_run import RunResult
 
 
-EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.UNDECIDED: 4}
 INTERRUPTED = 130
 MAX_MESSAGE_CHARACTERS = 900  # a longer message loses its middle
 
@@ -61,12 +59,6 @@ def _terminal() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
-
-
-def exit_code(status: RunStatus, verdict: Verdict) -> int:
-    """Return the exit code of a run: that of its verdict, unless it was interrupted or others continue its study."""
-    ended_early = {"left": 0, "interrupted": INTERRUPTED}
-    return ended_early.get(status, EXIT_CODES[verdict])
 
 
 def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:

@@ -12,7 +12,8 @@ from textwrap import fill
 from objectives.sla import Sla
 from objectives.units import parse_duration_ms, parse_rate
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
+from optimizer.cli.exit_codes import EXIT_CODES
+from optimizer.cli.output import busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line, quote
 from optimizer.options.command_line import Parser, add_json, add_results, value_of, values_of

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from optimizer.cli.commands import add_model
-from optimizer.cli.output import exit_code, progress_on_terminal, show_result
+from optimizer.cli.exit_codes import exit_code
+from optimizer.cli.output import progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.run_options import RunOptions

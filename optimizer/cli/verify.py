@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import EXIT_CODES, exit_code, progress_on_terminal, show_result
+from optimizer.cli.exit_codes import EXIT_CODES, exit_code
+from optimizer.cli.output import progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.options.addresses import server_address

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from objectives.units import parse_duration_ms
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import EXIT_CODES, print_message
+from optimizer.cli.exit_codes import EXIT_CODES
+from optimizer.cli.output import print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import Parser, add_json, add_results

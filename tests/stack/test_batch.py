@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from objectives.sla import Verdict
-from optimizer.cli.output import EXIT_CODES
+from optimizer.cli.exit_codes import EXIT_CODES
 from tests.command_fixtures import Ended, Sandbox, Tune
 from tests.repositories import write_sleeper
 from tests.stack.test_main_job import write_steady

@@ -17,7 +17,8 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
 from objectives.verdict import OBSERVED_STATES, USUAL_STATES
-from optimizer.cli.output import INTERRUPTED, exit_code
+from optimizer.cli.exit_codes import exit_code
+from optimizer.cli.output import INTERRUPTED
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
