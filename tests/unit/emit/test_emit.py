@@ -116,7 +116,9 @@ def test_shared_memory_is_a_part_of_the_memory(
         assert size == f"{shared}Mi", name
     assert service["deploy"]["resources"]["limits"].get("memory") == (memory and f"{memory}m")
     assert service["shm_size"] == f"{shared}m"
-    words = text("docker").split()
+    script = text("docker")
+    assert ("# memory: not measured, so no limit is set" in script) is (memory is None)
+    words = script.split()
     assert (f"--memory={memory}m" in words) == (memory is not None)
     assert f"--shm-size={shared}m" in words
 
