@@ -19,7 +19,7 @@ from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
 from objectives.sla import Sla, Verdict
-from objectives.verdict import SlaVerdict, judge_sla
+from objectives.verdict import SlaVerdict, is_disturbed, judge_sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.machine_states import usual_latency_rise
 from optimizer.confirmation.windows import (
@@ -49,6 +49,7 @@ class ConfirmedLoad:
         judged: The verdict.
         servers: The number of fresh servers.
         windows: The number of their windows.
+        disturbed_windows: The number of those in which the machine was disturbed.
         throughput: The confidence interval of the throughput, at the run's confidence as all intervals.
         latency: The metric of ``latency_ms``.
         latency_ms: The confidence interval of the bounded latency.
@@ -65,6 +66,7 @@ class ConfirmedLoad:
     judged: SlaVerdict
     servers: int
     windows: int
+    disturbed_windows: int
     throughput: ConfidenceInterval
     latency: str
     latency_ms: ConfidenceInterval
@@ -227,6 +229,7 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
         judged=judged,
         servers=len(servers),
         windows=sum(map(len, servers)),
+        disturbed_windows=sum(is_disturbed(window) for server in servers for window in server),
         throughput=throughput_interval(counted, spreads["throughput"], problem.confidence),
         latency=latency,
         latency_ms=_latency_interval_ms(counted, latency, judged, problem, spreads),

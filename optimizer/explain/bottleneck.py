@@ -153,7 +153,7 @@ class Bottleneck:
 def break_down_stages(point: Point, trials: Sequence[Trial], *, has_other_models: bool = False) -> StageBreakdown:
     """Return the stages of ``point``, with server statistics of all windows of its confirmation or search.
 
-    ``has_other_models``: several models were served, and the statistics are those of the tuned one.
+    ``has_other_models``: the statistics are those of a model that the one of the requests calls.
     """
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)

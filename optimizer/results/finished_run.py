@@ -76,8 +76,8 @@ class FinishedRun:
 
     @property
     def has_other_models(self) -> bool:
-        """Return whether several models were served, such as the steps of an ensemble: each then has a folder."""
-        return any(any(folder.glob("*/config.pbtxt")) for folder in (self.folder.best, self.folder.baseline))
+        """Return whether the server's times are those of a model that the tuned one calls, such as a step."""
+        return bool(self.info["problem"].get("batcher", self.problem.model) != self.problem.model)
 
     @property
     def gpus(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def inconclusive_result(
 
 def _inconclusive_test(kind: InconclusiveKind, tested: ConfirmedLoad) -> InconclusiveResult:
     """Return the result for a test that did not decide, with the number of its windows."""
-    return InconclusiveResult(kind, round(tested.judged.disturbed_share * tested.windows), tested.windows, tested)
+    return InconclusiveResult(kind, tested.disturbed_windows, tested.windows, tested)
 
 
 def intervals_reach_bounds(tested: ConfirmedLoad, sla: Sla) -> bool:

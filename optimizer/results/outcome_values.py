@@ -52,8 +52,8 @@ def stage_times_ms(measurement: Measurement, *, has_other_models: bool) -> dict[
     """Return the mean time of a request in each known stage, by the name of its field.
 
     tune's own client does not measure its stages. What remains of the latency, in the network and in the client, is
-    then ``network_ms``. ``has_other_models``: the server's times are those of one of several models. What remains is
-    then OTHER_MODELS, with the network.
+    then ``network_ms``. ``has_other_models``: the server's times are those of a model that the one of the requests
+    calls. What remains is then OTHER_MODELS, with the network.
     """
     stages_ms = {name: getattr(measurement, name) for name in STAGES}
     known_ms: dict[str, float] = {name: value for name, value in stages_ms.items() if value is not None}

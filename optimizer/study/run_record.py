@@ -54,6 +54,7 @@ def problem_document(task: Task) -> dict[str, Any]:
     problem = task.problem
     return {
         "model": problem.model,
+        "batcher": task.source.tuned_model,
         "facts": task.source.facts,
         "constraints": list(map(str, problem.sla)),
         "objectives": [metric.name for metric in problem.objectives],
@@ -310,6 +311,7 @@ KEYS: Final = {
     "written": "Time at which the file was written.",
     "problem": "What is searched:",
     "problem.model": "Name of the model.",
+    "problem.batcher": "Name of the model whose batches are tuned and counted: that model, or one that it calls.",
     "problem.facts": "Facts about the model, such as its size and the SHA-256 of its files.",
     "problem.constraints": "Bounds, such as `p95 <= 20 ms`.",
     "problem.objectives": "Names of the objectives, the most important one first.",

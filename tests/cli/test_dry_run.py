@@ -92,7 +92,7 @@ def test_the_document_has_the_names_of_run_json(dry_run: Tune) -> None:
     assert (shown.code, shown.stderr_lines) == (0, [])
     document = json.loads(shown.stdout)
     problem = document["problem"]
-    assert (problem["model"], problem["constraints"]) == ("net", ["p95 <= 50 ms"])
+    assert (problem["model"], problem["batcher"], problem["constraints"]) == ("net", "net", ["p95 <= 50 ms"])
     assert problem["candidates"] > 1
     assert {"max_batch_size", "max_queue_delay_us", "instance_count"} < set(problem["space"])
     assert [trial["role"] for trial in document["first"]] == ["baseline", "dynamic_batching", "search"]

@@ -19,6 +19,7 @@ from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.repository import read_repository_model, read_source
 from optimizer.options.run_options import RunOptions
+from optimizer.study.run_record import problem_document
 from optimizer.study.task import prepare_task
 from tests.repositories import doubler, stored, write_bls, write_ensemble, write_model
 
@@ -256,6 +257,7 @@ def test_profile_sets_the_choices_of_each_model(tmp_path: Path) -> None:
     )
     task = prepare_task(RunOptions(str(profile)), LAPTOP, print)
     assert task.source.batcher == "second"
+    assert problem_document(task)["batcher"] == "second"
     assert task.problem.space.fields["first/instance_group_count"] == (1, 3)
     assert task.problem.space.fields["first/max_batch_size"] == (2, 8)
     profile.write_text("model: {repository: models, name: chain}\nspace:\n  models: {third: {max_batch_size: [2]}}\n")

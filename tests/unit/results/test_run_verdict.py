@@ -761,6 +761,18 @@ def test_a_disturbed_test_of_the_only_configuration_is_no_fail(disturbed: int, v
         )
 
 
+def test_the_disturbed_windows_are_counted_although_an_overloaded_one_has_more_weight() -> None:
+    """It is the only window of its server, and its share is that of the eight windows of another server."""
+    overload = replace(measurement(900.0, 26.0, stable=False), overloaded=True, disturbed=True)
+    slow_windows = [(server, measurement(1000.0, 26.0)) for server in range(LOOKS[0] - 1) for _ in range(8)]
+    confirmations = tuple(
+        ConfirmationWindow(server, LOAD, window, ERROR) for server, window in [*slow_windows, (LOOKS[0], overload)]
+    )
+    trial = Trial(0, BEST, ((LOAD, measurement(1000.0, 10.0)),), confirmations=confirmations)
+    result = assess([trial], known_problem(), BASELINE, PLAIN)
+    assert summary.undecided_cause(result) == "the machine was disturbed in 1 of 25 windows on fresh servers"
+
+
 @pytest.mark.parametrize(
     ("servers_ms", "disturbed", "begin", "end"),
     [
