@@ -35,7 +35,8 @@ class FakeInferenceServer:
 
     ``spoil`` changes the bytes of an output. ``request_shapes`` collects the shape of each request's first
     input. ``inputs`` holds (name, Triton data type, shape with the batch dimension). With ``refusal`` a request that
-    arrives during another one fails with this message, as Triton's queue refuses it.
+    arrives during another one fails with this message, as Triton's queue refuses it. With ``hides_metadata`` the
+    metadata of the model are not answered in time.
     """
 
     model: Model
@@ -44,6 +45,7 @@ class FakeInferenceServer:
     request_shapes: list[tuple[int, ...]] = field(default_factory=list)
     spoil: Callable[[bytes], bytes] = bytes
     refusal: str = ""
+    hides_metadata: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _calls: list[grpc.ServicerContext] = field(default_factory=list)
 
@@ -70,7 +72,9 @@ class FakeInferenceServer:
         yield Endpoint("m", Candidate(self.max_batch_size, self.max_batch_size > 1), grpc=f"127.0.0.1:{port}")
         server.stop(None).wait()
 
-    def _metadata(self, request: ModelMetadataRequest, _: grpc.ServicerContext) -> ModelMetadataResponse:
+    def _metadata(self, request: ModelMetadataRequest, context: grpc.ServicerContext) -> ModelMetadataResponse:
+        if self.hides_metadata:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         response = ModelMetadataResponse(name=request.name)
         for name, datatype, shape in self.inputs:
             response.inputs.add(name=name, datatype=datatype, shape=shape)

@@ -12,7 +12,8 @@
         ├── RequestFailed    –   the server answered a request with an error
         ├── LateError        –   the load client sent too late (optimizer.measure.load_client.open_loop)
         └── NoAnswersError   –   no request was answered (optimizer.measure.load_client.closed_loop)
-        (ServerCrashed is both: the server died with a candidate, which may be tried again on a new server)
+        (ServerCrashed is both: the server died with a candidate, which may be tried again on a new server;
+        RequestOverdue is a ServerCrashed: a request that belongs to no load was not answered in time)
 
 A message is one line: what is wrong, where, and what to do. Each note of an error is a further line.
 
@@ -106,7 +107,7 @@ class ServerCrashed(DeploymentError, MeasurementError):
 
 
 class RequestOverdue(ServerCrashed):
-    """The server did not answer a single request in time."""
+    """The server did not answer a request in time that belongs to no load."""
 
 
 class ParameterError(ValueError):

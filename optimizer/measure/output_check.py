@@ -109,7 +109,7 @@ class BaselineOutputCheck:
             self._missing_reason = str(error)
             if isinstance(error, BadInputError):
                 self._attempts = REFERENCE_ATTEMPTS
-            elif isinstance(error, RequestOverdue) and self.unbounded:
+            elif requests and isinstance(error, RequestOverdue) and self.unbounded:
                 raise BadInputError(f"{error}; {duration_hint(self.unbounded)}") from error
             elif requests and all(self._is_refused(endpoint, request) for request in requests[:_CHUNK]):
                 if hint := index_hint(str(error), self.unbounded):

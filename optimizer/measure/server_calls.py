@@ -40,7 +40,8 @@ def infer(endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, time
 
     Raises:
         DeploymentError: The server failed a request; the message is the server's.
-        ServerCrashed: The server or its model died, or left a request unanswered for ``timeout_seconds``.
+        ServerCrashed: The server or its model died.
+        RequestOverdue: A request was not answered within ``timeout_seconds``.
     """
     with _client(endpoint) as client:
         return client.infer(messages, in_flight=in_flight, timeout_seconds=timeout_seconds)

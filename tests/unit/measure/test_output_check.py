@@ -316,6 +316,14 @@ def test_a_baseline_that_takes_too_long_for_a_random_number_is_refused_with_a_hi
     assert bounded.needs_reference
 
 
+def test_a_server_that_hangs_before_the_first_request_has_no_hint_on_random_numbers(check_setup: CheckSetup) -> None:
+    check_setup.server.hides_metadata = True
+    output_check = check_setup.new_check(unbounded=("x",))
+    output_check.record_reference(check_setup.endpoint)
+    assert output_check.needs_reference
+    assert str(output_check.note).endswith("did not answer a request in time")
+
+
 def test_requests_that_cannot_be_generated_are_noted(check_setup: CheckSetup) -> None:
     output_check = check_setup.new_check(shapes=("z:3",))
     output_check.record_reference(check_setup.endpoint)
