@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from objectives.verdict import is_disturbed
 from optimizer.config.model_config import MAX_BYTES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
@@ -235,7 +236,7 @@ def _measurement_quality(run: FinishedRun) -> list[tuple[str, str]]:
     if overloaded := sum(bool(m.overloaded) for m in searched):
         lines.append(("overloaded", f"{overloaded:,} of {search_total}, because the server fell behind the rate"))
     if windows:
-        disturbed, window_total = sum(not m.stable for m in windows), formatting.count(len(windows), "window")
+        disturbed, window_total = sum(map(is_disturbed, windows)), formatting.count(len(windows), "window")
         lines.append(
             ("disturbed", f"{disturbed:,} of {window_total} on fresh servers, by other processes or machines")
         )

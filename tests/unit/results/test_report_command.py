@@ -380,12 +380,15 @@ def test_unstable_overloaded_and_disturbed_measurements_are_counted_apart(run: P
     )
     (load, first), *rest = confirmed_trial.measurements
     unstable, overloaded = replace(first, stable=False), replace(first, stable=False, overloaded=True)
-    window = confirmed_trial.confirmations[0]
+    window, other_window, *windows = confirmed_trial.confirmations
     disturbed = replace(window, measurement=replace(window.measurement, stable=False))
+    fallen_behind = replace(
+        other_window, measurement=replace(other_window.measurement, stable=False, overloaded=True)
+    )
     worse = replace(
         confirmed_trial,
         measurements=((load, unstable), (load, unstable), (load, overloaded), *rest),
-        confirmations=(disturbed, *confirmed_trial.confirmations[1:]),
+        confirmations=(disturbed, fallen_behind, *windows),
     )
     quiet = [
         replace(trial, measurements=tuple((load, replace(m, stable=True)) for load, m in trial.measurements))
