@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 VERIFY_MINUTES = 3  # time in the proposed command that continues the tests, if the next verdict does not need more
-SPARE_TIME_FACTOR = 1.25  # on the estimated time until the next verdict, in that command
+SPARE_TIME_FACTOR = 1.25  # multiple of the estimated time until the next verdict, in that command
 MAX_VERDICT_SECONDS = 1e6  # run.json may have been changed
 MIN_PERCENT = 1e-4  # a smaller share is shown as 0
 
