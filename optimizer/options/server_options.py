@@ -34,10 +34,10 @@ class _Values(NamedTuple):
 
 
 _COUNT = _Values("[0-9]+", "a whole number from 0")
-_SWITCH = _Values("true|false|1|0", "true, false")
+_SWITCH = _Values("(?i:true|on|1|false|off|0)", "true, false")  # tritonserver ignores the case
 _SETTING = _Values("[^=]+=.*", "SETTING=VALUE, NAME,SETTING=VALUE")
 _VALUES: Final = {  # those of Triton's command_line_parser.cc; other options are passed on unchecked
-    "rate-limit": _Values("off|execution_count", "off, execution_count"),
+    "rate-limit": _Values("(?i:off|execution_count)", "off, execution_count"),
     "rate-limit-resource": _Values("[^:]+:[0-9]+(:[0-9]+)?", "NAME:COUNT, NAME:COUNT:GPU"),
     "pinned-memory-pool-byte-size": _COUNT,
     "cuda-memory-pool-byte-size": _Values("[0-9]+:[0-9]+", "GPU:BYTES"),

@@ -85,13 +85,13 @@ def test_a_sweep_lists_server_options() -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("rate-limit", ("off", False, "execution_count", "default")),
+        ("rate-limit", ("off", "OFF", False, "execution_count", "default")),
         ("rate-limit-resource", ("R1:4", "R1:4:0")),
         ("cuda-memory-pool-byte-size", ("0:67108864",)),
         ("buffer-manager-thread-count", (0, 4, "4")),
         ("backend-config", ("onnxruntime,default-max-batch-size=4", "auto-complete-config=0")),
         ("log-verbose", (0, 1, True)),
-        ("log-info", (True, False)),
+        ("log-info", (True, False, "True", "on", "off", 1)),
         ("log-format", ("default", "ISO8601")),
         ("min-supported-compute-capability", (6.0, "7.5", 8)),
         ("an-option-of-a-newer-server", ("anything", 1.5)),
