@@ -46,7 +46,7 @@ This page is generated: `python -m optimizer.cli.reference` writes it from the p
 ```text
 {overview}```
 """
-_TEXT = "<!-- not run: it is the text of a help -->\n```text\n{}```\n"
+_TEXT = "<!-- not run: it is the text of a help -->\n```text\n{}\n```\n"
 _PROFILE = """\
 # Keys of a profile
 
@@ -213,7 +213,7 @@ def _command_section(command: str) -> str:
     for title, actions in parser.shown_arguments().items():
         parts.append(_table((title, "meaning"), map(_argument_cells, actions)))
     if parser.epilog:
-        parts.append(_TEXT.format(parser.epilog))
+        parts.append(_TEXT.format(parser.epilog.rstrip()))
     return "\n".join(parts)
 
 

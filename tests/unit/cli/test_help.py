@@ -76,4 +76,5 @@ def test_the_reference_has_each_option_of_a_help(command: str, monkeypatch: pyte
     shown = import_module(f"optimizer.cli.{command}").build_parser().format_help()
     section = reference.commands_page().partition(f"\n## tune {command}\n")[2].partition("\n## ")[0]
     assert section
+    assert section.count("```") == len(re.findall("^```", section, re.MULTILINE)), "each fence is a line of its own"
     assert set(re.findall(FLAG, shown)) - COMMON_FLAGS == set(re.findall(FLAG, section))
