@@ -259,6 +259,17 @@ class TestHelmValues(EmitterContract):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(defaults | values, schema)
 
+    def test_a_variable_may_come_from_a_secret(self, tmp_path: Path) -> None:
+        """The header of the values says so about a variable whose value is not stored."""
+        secret = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+        values = kubernetes.values(production_server(write_run(tmp_path))) | {"env": [secret]}
+        schema = json.loads((kubernetes.CHART / "values.schema.json").read_text())
+        jsonschema.validate(values, schema)
+        (container,) = by_kind(rendered(kubernetes.CHART, values, "release"))["Deployment"]["spec"]["template"][
+            "spec"
+        ]["containers"]
+        assert container["env"] == [secret]
+
     def test_without_autoscaling_the_number_of_replicas_is_fixed(self, tmp_path: Path) -> None:
         fixed = production_server(write_run(tmp_path), min_replicas=3, max_replicas=3)
         documents = by_kind(kubernetes.manifests(fixed))
