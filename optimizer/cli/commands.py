@@ -158,12 +158,17 @@ def add_run(
 
 
 def complete_run(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Return the words that RUN may be: ``latest``, models with runs, their runs behind a slash, and folders."""
+    """Return the words that RUN may be: ``latest``, models with runs, their runs behind a slash, and folders.
+
+    The runs are those in ``--results``, or in ``--out`` of a command that writes runs.
+    """
     from argcomplete.completers import DirectoriesCompleter
 
+    from optimizer.options.run_options import DEFAULTS
     from optimizer.store.run_lookup import LATEST, runs_in
 
-    paths = [run.path for run in runs_in(parsed_args.results)]
+    results = getattr(parsed_args, "results", None) or getattr(parsed_args, "out", None) or DEFAULTS.out
+    paths = [run.path for run in runs_in(results)]
     models = list(dict.fromkeys(path.parent.name for path in paths))
     if "/" in prefix:  # the runs of all models would hide the models
         names = [f"{path.parent.name}/{path.name}" for path in paths]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from optimizer.cli.commands import add_model
+from optimizer.cli.commands import add_model, complete_run
 from optimizer.cli.exit_codes import exit_code
 from optimizer.cli.output import progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
@@ -78,6 +78,7 @@ def build_parser(names: Collection[str] = ()) -> Parser:
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="Show the common options")
     parser.add_argument("--help-all", action=_Help, nargs=0, help="Show all options")
     parser.add_options(names)
+    parser.set_completer("--resume", complete_run)
     return parser
 
 

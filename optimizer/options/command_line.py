@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -125,6 +125,11 @@ class Parser(argparse.ArgumentParser):
     def has_flag(self, flag: str) -> bool:
         """Return whether the command has the option ``flag``, such as ``--json``."""
         return flag in self._option_string_actions
+
+    def set_completer(self, flag: str, completer: Callable[..., Iterable[str]]) -> None:
+        """Let a shell complete the value of ``flag``, if the command has it, by ``completer`` (see argcomplete)."""
+        if (action := self._option_string_actions.get(flag)) is not None:
+            action.completer = completer  # type: ignore[attr-defined]  # read by argcomplete
 
     def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
         """Raise BadInputError for the first flag that the command does not have, and for the value ``--``.

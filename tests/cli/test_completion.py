@@ -78,6 +78,8 @@ def test_a_run_is_completed(command: str, folder_with_runs: Path) -> None:
         ("tune compare latest b", {"bert"}),
         ("tune report --results other ", {"latest", "mlp", "results/", "other/"}),
         ("tune report --results nothing ", {"results/", "other/"}),
+        ("tune --resume ", {"latest", "dlrm", "bert", "results/", "other/"}),
+        ("tune run --out other --resume m", {"mlp"}),
     ],
 )
 def test_a_run_is_completed_by_what_is_written(line: str, words: set[str], folder_with_runs: Path) -> None:
