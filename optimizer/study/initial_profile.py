@@ -156,7 +156,7 @@ def _undeclared(source: ModelSource) -> str:
     return (
         f"no config.pbtxt declares the inputs and outputs of {one_line(', '.join(names))}, which only a server finds "
         "out; so the space is left out and `tune` derives it. To have it here, write input, output and "
-        "max_batch_size into that file and call `tune init` again."
+        "max_batch_size into config.pbtxt and call `tune init` again."
     )
 
 

@@ -119,7 +119,7 @@ def test_a_python_model_without_inputs_says_what_is_missing(folder: Path) -> Non
     assert missing.startswith(
         "no config.pbtxt declares the inputs and outputs of auto, which only a server finds out; "
     )
-    assert "write input, output and max_batch_size into that file" in missing
+    assert "write input, output and max_batch_size into config.pbtxt" in missing
     read = load_profile(profile.path)
     assert read.space is None
     assert read.load.max_concurrency == 256
