@@ -69,9 +69,9 @@ def pool_server_spread(
     """Return the variance between servers, pooled over the configurations and the prior.
 
     It is the scale of the posterior under a scaled inverse chi-squared prior (Gelman et al. 2013, "Bayesian Data
-    Analysis", section 2.6). A mean has Student's t distribution with it. The part of the differences that windows
-    explain is left out (one-way analysis of variance). So is the part that the speed of the machine and other
-    processes explain, with one slope for all configurations each (analysis of covariance, Fisher 1932).
+    Analysis", section 2.6). With this variance, a mean has Student's t distribution. The part of the differences
+    that windows explain is left out (one-way analysis of variance). So is the part that the speed of the machine and
+    other processes explain, with one slope for all configurations each (analysis of covariance, Fisher 1932).
 
     Args:
         groups: The log of a latency quantile in each window of each server, one group for each configuration and
