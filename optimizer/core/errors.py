@@ -107,7 +107,7 @@ class ServerCrashed(DeploymentError, MeasurementError):
 
 
 class RequestOverdue(ServerCrashed):
-    """The server did not answer a request in time that belongs to no load."""
+    """The server did not answer in time a request that belongs to no load."""
 
 
 class ParameterError(ValueError):

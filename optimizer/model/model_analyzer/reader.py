@@ -246,15 +246,16 @@ def _space_sections(
     models: dict[str, LocatedValue] = {}
     gpu_models: dict[str, LocatedValue] = {}
     for name, dimensions in composing.items():
+        origin = next(iter(dimensions.values())).where.keys[0], name
         config = source.models.get(name)
         configured = Candidate(1) if config is None else model_config.candidate_of(config)
         if config is not None and configured.max_batch_size == 0:  # Model Analyzer batches only where it is legal
             dimensions = {key: choices for key, choices in dimensions.items() if key not in _BATCHING}
         keys, gpu_keys = _space_of_model(dimensions, configured)
         if keys:
-            models[name] = _mapping(keys, ("space", "models", name))
+            models[name] = _mapping(keys, origin)
         if gpu_keys:  # they replace all keys of the model
-            gpu_models[name] = _mapping(keys | gpu_keys, ("space", "models", name))
+            gpu_models[name] = _mapping(keys | gpu_keys, origin)
     if models:
         space["models"] = _mapping(models, ("space", "models"))
     if gpu_models:

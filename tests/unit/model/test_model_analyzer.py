@@ -687,6 +687,16 @@ ensemble_composing_models:
     assert space.models["n"].fields() == {"instance_group_count": (2,)}
 
 
+@pytest.mark.parametrize(
+    "key", ["cpu_only_composing_models: [other]", "ensemble_composing_models: [{other: {cpu_only: on}}]"]
+)
+def test_an_error_about_a_composing_model_names_the_key_of_the_file(key: str, folder: Path) -> None:
+    write_chain(folder / "models", "m", "n")
+    mapped = read(f"{HEAD}profile_models: chain\n{key}\n")
+    fault = profile(mapped).fault("space", "models", "other", problem="unknown")
+    assert str(fault).endswith(f"ma.yaml:3: {key.partition(':')[0]}.other: unknown")
+
+
 def test_values_of_config_pbtxt_are_those_of_the_tuned_step(folder: Path) -> None:
     write_chain(folder / "models", "m")
     caller = CONFIG.replace("count: 3", "count: 2").replace("max_queue_delay_microseconds: 70", "")
