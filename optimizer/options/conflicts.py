@@ -45,6 +45,8 @@ def misplaced_option(options: RunOptions, explicit: Collection[str]) -> tuple[st
     for option in TARGET_OPTIONS:
         if option.name in explicit and options.target not in option.targets:
             value = option.value_in(options)
+            if option.repeatable and not value:
+                continue  # an empty list in Python or in a suite
             shown = option.redact(value[0] if option.repeatable else value)
             return option.name, shown, f"--target {' or '.join(option.targets)}"
     return None

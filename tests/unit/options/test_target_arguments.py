@@ -24,7 +24,7 @@ from optimizer.options.addresses import (
 )
 from optimizer.options.command_line import command_line
 from optimizer.options.option import Option
-from optimizer.options.option_reader import external_values
+from optimizer.options.option_reader import external_values, run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
 from optimizer.options.values import MAX_CPU_COUNT, usable_cpus
@@ -59,6 +59,12 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
     with pytest.raises(BadInputError, match=r"works only with --target .*; add --target .*, or remove --") as caught:
         read_run_arguments(words)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", [option for option in TARGET_OPTIONS if option.repeatable], ids=lambda o: o.name)
+def test_an_empty_list_of_an_option_of_another_target_is_none(option: Option) -> None:
+    """In Python, ``docker_env=[]`` is the same as no such keyword."""
+    assert run_options("m", {option.name: []}) == RunOptions("m")
 
 
 @pytest.mark.parametrize(
