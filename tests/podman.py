@@ -54,7 +54,9 @@ def engine() -> Iterator[Engine]:
         store = cache_folder() / "podman"  # keeps the image
         command: list[str | Path] = ["podman", "--root", store / "root", "--runroot", store / "run"]
         command += ["--storage-driver", "overlay", "system", "service", "--time", "0", f"unix://{folder}/podman.sock"]
-        environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
+        # Podman's network starts iptables, which may be outside the PATH of the tests.
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+        environment = {**os.environ, "CONTAINERS_CONF": str(configuration), "PATH": path}
         service = undo.enter_context(SupervisedProcess(command, log=folder / "podman.log", env=environment))
         assert eventually(lambda: (folder / "podman.sock").exists() or service.exit_code() is not None, START_SECONDS)
         if service.exit_code() is not None:
