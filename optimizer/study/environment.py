@@ -305,7 +305,9 @@ class Environment:
     def server_resources(self, task: Task) -> ServerResources:
         """Return the CPUs and GPUs that the server of ``task`` has."""
         if self._is_remote:
-            return ServerResources()
+            # A remote server on this machine may use all of its CPUs, as its load generator does.
+            is_elsewhere = bool(other_machine_address(self.options))
+            return ServerResources(client_shares_cpus=None if is_elsewhere else True)
         placement, is_here = self.placement(task), self.node_placement is None
         count = len(placement.server)
         return ServerResources(

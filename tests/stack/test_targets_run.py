@@ -6,6 +6,8 @@ import contextlib
 import json
 from pathlib import Path
 
+from objectives.sla import Verdict
+from optimizer.cli.exit_codes import EXIT_CODES
 from optimizer.config.model_source import ModelSource
 from tests.command_fixtures import FOUND, Run, Sandbox, Tune
 from tests.podman import Engine
@@ -32,7 +34,8 @@ def test_what_a_container_serves_best_is_verified_on_a_server_that_runs(
         before = server.serving()
         verified = tune("verify", "--fresh", run.folder, "--json", "--target", "remote", "--url", server.server.grpc)
         assert server.serving() == before
-    assert verified.code in (0, 1), verified.stderr_lines
     document = json.loads(verified.stdout)
+    assert verified.code == EXIT_CODES[Verdict(document["verdict"])], verified.stderr_lines
+    assert not document["measured"][0]["confirmation"]["perf_analyzer"]["contradicts_pass"], "they share the CPUs"
     assert document["measured"][0]["max_batch_size"] == run.document["recommended"]["max_batch_size"]
     assert f"measured on the server at {server.server.grpc}" in document["notes"][0]

@@ -25,7 +25,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.environment import Environment
+from optimizer.study.environment import Environment, ServerResources
 from optimizer.study.task import Task, prepare_task
 from tests.repositories import doubler, write_ensemble, write_model, write_sleeper
 
@@ -56,6 +56,16 @@ def test_server_and_load_generator_have_cpus_of_their_own(environment: Environme
     server = environment.server_resources(task_with())
     assert (server.server_cpus, server.server_cpu_list, server.client_cpu_list) == (12, "0-11", "12-15")
     assert (server.client_shares_cpus, server.cpu_quota, server.server_uses_gpus) == (False, None, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "shares_cpus"), [("127.0.0.1:1", True), ("localhost:1", True), ("192.0.2.1:8001", None)]
+)
+def test_a_remote_server_on_this_machine_shares_its_cpus(
+    environment: Environment, url: str, shares_cpus: bool | None
+) -> None:
+    remote = replace(environment, options=RunOptions("m", target="remote", url=url))
+    assert remote.server_resources(task_with()) == ServerResources(client_shares_cpus=shares_cpus)
 
 
 class UnclosableTarget(RecordedServer):
