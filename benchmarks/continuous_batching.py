@@ -24,8 +24,9 @@ import numpy as np
 from lib.output import measured_on, print_title, row
 from lib.recordings import STREAMING_TABLE, STREAMING_TOKENS
 from objectives.arrays import FloatArray
-from optimizer.config.search_space import ModelKind, Problem
-from optimizer.core.trial import Candidate, Point
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point
 from optimizer.replay.replay import recorded_problem
 from optimizer.simulator import closed_network, continuous_batching_model
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, log_measurements, log_predictions

@@ -47,15 +47,16 @@ from objectives import batch_stats
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
 from objectives.sla import Sla, Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import DiscardingRecord

@@ -25,9 +25,10 @@ from lib.measured_model import make_own_client, prepare_model
 from lib.output import measured_on, print_head, print_progress, row
 from lib.records import this_machine
 from optimizer.config.ort_settings import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
+from optimizer.core.candidate import CPU_ACCELERATOR, Candidate, FieldValue
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import LoadGenerator
-from optimizer.core.trial import CPU_ACCELERATOR, Candidate, FieldValue, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

@@ -31,7 +31,7 @@ from lib.output import judged, measured_on, print_progress, print_title, row
 from lib.recordings import PLANS, TABLES
 from lib.tune_runs import TuneFailedError, run_tune
 from objectives.metrics import LATENCY, METRICS
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import TuneError
 from optimizer.core.stopwatch import Stopwatch

@@ -23,8 +23,9 @@ import psutil
 from lib.measured_model import write_requests
 from lib.output import measured_on, print_head, print_progress, print_title
 from lib.records import this_machine
+from optimizer.core.candidate import Candidate
 from optimizer.core.files import cache_folder
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import InstalledTarget

@@ -25,10 +25,11 @@ from lib.measured_model import prepare_model
 from lib.output import measured_on, print_head, print_progress, row
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.load_shapes import DEFAULTS
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import parse_arrivals

@@ -27,9 +27,9 @@ from grpc import aio
 
 from lib.measured_model import prepare_model
 from lib.output import measured_on, print_head, print_progress, row
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
-from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure import server_calls

@@ -28,7 +28,7 @@ from lib.output import head, print_progress, row
 from lib.plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.trial import Point
 from optimizer.deploy import runtime

@@ -33,8 +33,10 @@ from objectives import batch_stats
 from objectives.confidence import clopper_pearson_bounds
 from objectives.metrics import STATISTICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.load_client import arrivals
 from optimizer.plan.evidence import SAFE, Evidence, Slowdown, collect_evidence

@@ -33,8 +33,9 @@ from optimizer.config.queue_policy import (
     TIMEOUT_ACTION,
     TIMEOUT_US,
 )
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.request_sizes import parse_priorities
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generators import OpenLoopGenerator

@@ -24,12 +24,14 @@ from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
 from lib.simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 from objectives.metrics import Forecast
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_lookup import find_profile

@@ -31,10 +31,11 @@ from lib.measured_model import prepare_model
 from lib.output import print_progress
 from lib.recordings import PLANS, TABLES, RecordingPlan, median
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
 from optimizer.core.interfaces import LoadGenerator, Target
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

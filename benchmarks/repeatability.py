@@ -46,8 +46,9 @@ from objectives.metrics import LATENCY, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.verdict import count_misses
 from optimizer.confirmation.server_plan import plan_server
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import TuneError
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.deploy.target_settings import TargetSettings

@@ -25,7 +25,8 @@ from lib.process_pool import children_cpu_seconds
 from lib.simulated_tables import REQUEST_BATCH_SIZE, THREADS, hidden_server
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.candidate import Candidate, FieldValue
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
 from optimizer.store.run_folder import RunFolder

@@ -37,13 +37,14 @@ from lib.simulated_stack import (
 from lib.simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, latest_points
+from optimizer.core.trial import LoadPoint, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.replay import DiscardingRecord
 from optimizer.results import formatting

@@ -27,8 +27,9 @@ from lib.measured_model import make_own_client, prepare_model
 from lib.output import measured_on, print_head, print_progress, row
 from lib.records import this_machine
 from objectives.metrics import Measurement
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.interfaces import LoadGenerator
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_settings import TargetSettings

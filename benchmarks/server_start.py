@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from lib.output import measured_on, print_head, print_title, row
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import TuneError
-from optimizer.core.trial import Candidate
 from optimizer.machine.cpu_usage import CpuUsage
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder

@@ -40,9 +40,10 @@ from lib.simulator_calibration import estimate_jitter, estimate_overheads, estim
 from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MIN_WINDOWS
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

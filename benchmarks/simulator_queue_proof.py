@@ -50,9 +50,9 @@ from lib.recordings import median
 from objectives.arrays import IntArray
 from objectives.metrics import Measurement
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
-from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine import cpu_usage, hardware
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.arrivals import ConstantArrivals, PoissonArrivals

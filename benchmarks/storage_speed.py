@@ -26,7 +26,8 @@ from typing import Any
 from lib.output import measured_on, print_head, print_title, row
 from lib.virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, WORKERS, problem_of
 from objectives.metrics import Measurement
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.addresses import redact
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_encoding import finished_trials

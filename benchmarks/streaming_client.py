@@ -48,10 +48,11 @@ from lib.records import this_machine
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
 from optimizer.confirmation.server_plan import WINDOW_REQUESTS, WINDOWS
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.process import run_command
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure import server_calls

@@ -25,7 +25,7 @@ from lib.process_pool import run_jobs
 from lib.recordings import STREAMING_TABLE, STREAMING_TOKENS
 from lib.search_report import MAX_TRIALS, as_count, as_percent
 from objectives.metrics import METRICS
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.replay.replay import TOLERANCES, ReplayResult, Spread, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
 

@@ -65,7 +65,8 @@ from optimizer.confirmation.server_plan import (
     WINDOWS,
     ServerPlan,
 )
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint
 
 ALLOWED = 0.05  # p95
 CAPACITY, SLOW_CAPACITY = 4000.0, 400.0  # infer/s of the best configuration, in the median

@@ -29,7 +29,7 @@ from lib.output import measured_on, print_head, print_title, row
 from lib.process_pool import run_jobs
 from lib.recordings import TABLES
 from lib.search_report import as_count, as_percent
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.measure.measurer import Measurer

@@ -28,9 +28,10 @@ from lib.measured_model import write_requests
 from lib.output import print_progress, print_title
 from lib.records import this_machine
 from objectives.sla import Verdict
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.files import cache_folder
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import InstalledTarget

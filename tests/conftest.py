@@ -15,10 +15,12 @@ from hypothesis import settings
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import TuneError
 from optimizer.core.safe_text import read_tail
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 
 pytest_plugins = ["tests.file_kinds"]
 ALONE = "alone"

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.cli import emit
-from optimizer.core.trial import SERVER_PROCESSES, Candidate
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.emit.production import ProductionServer, name_of, read_repository
 from optimizer.emit.recommended import Recommendation, read_recommendation
 from optimizer.options.run_options import RunOptions

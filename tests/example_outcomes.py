@@ -12,9 +12,11 @@ from rich.console import Console
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.notes import RemoteServerUsed, SearchConverged
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.terminal_summary import RunDetails, print_outcome
 

@@ -21,8 +21,8 @@ from tritonclient.grpc.service_pb2 import (
 )
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate
 from tests.generated_requests import model_with, write_requests
 
 Array: TypeAlias = npt.NDArray[Any]

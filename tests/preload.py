@@ -1,7 +1,8 @@
 """Imports and compilation that all runs share; the fork server loads this module first."""
 
 from optimizer.cli import run
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.results import terminal_summary
 from optimizer.search import make_searcher
 from optimizer.study import tuning_run

@@ -14,14 +14,16 @@ from objectives.arrays import FloatArray
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable

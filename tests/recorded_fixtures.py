@@ -17,8 +17,9 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.files import write_atomically
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests import recorded_process
 from tests.command_fixtures import Ended, Sandbox, open_sandbox

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.config import model_config
-from optimizer.core.trial import Candidate, FieldValue, FreshServer, LoadPoint, Trial
+from optimizer.core.candidate import Candidate, FieldValue
+from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from objectives.metrics import Measurement
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.simulator.scenario import SimulationResult
 
 REQUESTS = 500

@@ -12,7 +12,8 @@ from objectives.arrays import FloatArray
 from objectives.batch_stats import BatchStatistic
 from objectives.metrics import Measurement
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
+from optimizer.core.candidate import Candidate, FieldValue
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.scenario import (

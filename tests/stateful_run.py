@@ -15,7 +15,8 @@ from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import QUANTILES, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
 from optimizer.store.run_folder import RunFolder

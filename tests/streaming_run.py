@@ -24,8 +24,10 @@ from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, QUANTILES, TIMINGS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.config.search_space import OFF, ModelKind, Problem, SearchSpace
-from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.search_space import OFF, SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.recommendation import Outcome, assess

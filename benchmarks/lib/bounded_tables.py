@@ -11,7 +11,7 @@ from typing import Literal
 
 from lib.simulated_tables import EXECUTION_SPEEDS, SimulatedServer, drawn_server, execution_server, write
 from objectives.metrics import METRICS
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.store.recording import Recording, read_recording
 
 MADE_UP_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either

@@ -19,8 +19,10 @@ import numpy.typing as npt
 from lib.recordings import TABLES
 from objectives import batch_stats
 from objectives.metrics import STATISTICS, Measurement
-from optimizer.config.search_space import OFF, Problem
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import OFF
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, ExecutionSettings, execution_settings
 from optimizer.simulator.scenario import ServiceTimes, SimulationResult

@@ -19,8 +19,9 @@ import numpy as np
 from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.store.recording import RecordedServer
 
 Effects: TypeAlias = tuple[float, float]  # on log throughput and log tail ratio

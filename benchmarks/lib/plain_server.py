@@ -13,9 +13,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
 from optimizer.config import model_config
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.process import SupervisedProcess
-from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import ServerFolder
 from optimizer.deploy.managed_target import auto_complete_options

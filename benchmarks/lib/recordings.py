@@ -18,8 +18,9 @@ from lib.measurement_noise import Effects, Noise
 from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.store.trials_reader import COLUMNS
 from optimizer.store.trials_table import TrialsTable
 

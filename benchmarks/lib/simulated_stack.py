@@ -14,9 +14,10 @@ import numpy as np
 from lib.simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREADS, SimulatedServer, hidden_server
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.simulator.speed_correction import TIMES
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)

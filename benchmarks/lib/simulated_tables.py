@@ -18,7 +18,8 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import ORT_SETTING_PATHS, Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.candidate import ORT_SETTING_PATHS, Candidate, FieldValue
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.simulator.dynamic_batching_model import simulated_measurement
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectives.metrics import Measurement
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.scenario import OpenLoopLoad, Overheads
 

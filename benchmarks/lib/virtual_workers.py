@@ -16,7 +16,7 @@ import numpy as np
 from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
 from lib.simulated_tables import REQUEST_BATCH_SIZE
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from objectives.metrics import Forecast
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.load_search import doubling_loads
 
 

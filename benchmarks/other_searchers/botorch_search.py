@@ -23,8 +23,9 @@ from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point, latest_points
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, latest_points
 from optimizer.search.optuna_encoding import Encoding
 from optimizer.search.optuna_samplers import STARTUP_TRIALS
 from other_searchers.benchmark_searcher import BenchmarkSearcher

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
 from other_searchers.benchmark_searcher import BenchmarkSearcher
 
 INSTANCES = (1, 2)

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Trial
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Trial
 from optimizer.search.optuna_encoding import TrialScore, score_trial
 from other_searchers.benchmark_searcher import BenchmarkSearcher
 

@@ -26,8 +26,9 @@ from smac import Scenario
 from smac.main.exceptions import ConfigurationSpaceExhaustedException
 from smac.runhistory import StatusType, TrialInfo, TrialValue
 
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Trial
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Trial
 from optimizer.search.optuna_encoding import Encoding, TrialScore, score_trial
 from optimizer.search.optuna_samplers import STARTUP_TRIALS
 from other_searchers.benchmark_searcher import BenchmarkSearcher

@@ -23,7 +23,8 @@ from optimizer.cli.commands import COMMANDS, overview
 from optimizer.config.queue_policy import QUEUE_PATHS
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.budget import SpentTime
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
 from optimizer.model.profile_files import SCHEMA_FILE, flow, schema_text

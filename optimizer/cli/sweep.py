@@ -12,10 +12,11 @@ from objectives.units import parse_duration_ms
 from optimizer.cli.commands import add_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
+from optimizer.core.candidate import SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, quote, show_path
 from optimizer.core.signature import is_signed
-from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
+from optimizer.core.trial import MAX_CONCURRENCY
 from optimizer.options.addresses import redact_header
 from optimizer.options.command_line import Parser, value_of, values_of
 from optimizer.options.option_reader import external_names, external_values, resume_options

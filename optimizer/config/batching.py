@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable
 
+from optimizer.core.candidate import SEQUENCE_PREFIX, Candidate
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import SEQUENCE_PREFIX, Candidate
 
 _TERM = re.compile(r"max(?:/([1-9][0-9]*))?|([1-9][0-9]*)")
 PREFERRED_SIZES_SYNTAX = 'write "none", or sizes such as "max", "max/2" or 8, joined by commas: "max/2,max"'

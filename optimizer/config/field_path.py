@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeAlias
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
+from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import FieldValue
 
 PathStep: TypeAlias = tuple[FieldDescriptor, "str | int | None"]  # a field, and the key or index in it
 

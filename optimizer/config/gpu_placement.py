@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.core.trial import INSTANCE_GPUS, FieldValue
+from optimizer.core.candidate import INSTANCE_GPUS, FieldValue
 
 MAX_GPUS = 64  # limit for the GPUs of one machine
 _BY_PATH = re.compile(r"instance_group\.\d+\.gpus\.\d+")

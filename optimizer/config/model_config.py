@@ -24,9 +24,9 @@ from optimizer.config.batching import (
     resolve_preferred_sizes,
 )
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.core.candidate import INSTANCE_GPUS, Candidate, FieldValue, is_server_field
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.safe_text import check_shell_word, format_value, is_shell_path, one_line, read_bytes, show_path
-from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, is_server_field
 
 FILENAME = "default_model_filename"
 ENVIRONMENT = "parameters.EXECUTION_ENV_PATH.string_value"  # Triton's Python backend sources its bin/activate

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from optimizer.core.candidate import MODEL_JSON_PREFIX, FieldValue
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, show_path
-from optimizer.core.trial import MODEL_JSON_PREFIX, FieldValue
 
 FILE = "model.json"
 MAX_BYTES = 1 << 20

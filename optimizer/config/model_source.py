@@ -9,6 +9,7 @@ from pathlib import Path
 from optimizer.config import model_config, model_json
 from optimizer.config.batching import resolve_preferred_sizes
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.problem import ModelKind
 from optimizer.config.search_space import (
     INSTANCE_COUNT,
     MAX_BATCH_SIZE,
@@ -16,10 +17,9 @@ from optimizer.config.search_space import (
     OFF,
     PREFERRED_BATCH_SIZE,
     SPACE_KEYS,
-    ModelKind,
 )
+from optimizer.core.candidate import SERVER_PROCESSES, VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
 from optimizer.core.errors import DeploymentError
-from optimizer.core.trial import SERVER_PROCESSES, VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
 
 
 @dataclass(frozen=True)

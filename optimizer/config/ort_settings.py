@@ -14,8 +14,8 @@ from google.protobuf import text_format
 from optimizer.config import field_path
 from optimizer.config.backends import ONNXRUNTIME, backend_of
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.core.candidate import CPU_ACCELERATOR, GPU_ACCELERATOR, ORT_SETTING_PATHS, PLAN_CUDA_GRAPHS, FieldValue
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import CPU_ACCELERATOR, GPU_ACCELERATOR, ORT_SETTING_PATHS, PLAN_CUDA_GRAPHS, FieldValue
 
 NO_ACCELERATOR = "none"
 OPENVINO, TENSORRT = "openvino", "tensorrt"

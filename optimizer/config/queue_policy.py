@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 from optimizer.config import field_path
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import Candidate, FieldValue
 
 BATCHER: Final = "dynamic_batching"
 DEFAULT_POLICY: Final = f"{BATCHER}.default_queue_policy"

@@ -1,18 +1,15 @@
-"""The search space (choices, valid combinations, canonical candidates) and the problem that a search solves in it."""
+"""The search space: choices, valid combinations and canonical candidates."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
-from objectives.metrics import METRICS, Metric, PointT
-from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from optimizer.config import gpu_placement, model_config, model_json, ort_settings, queue_policy
 from optimizer.config.batching import (
     DIRECT_DELAY,
@@ -27,11 +24,8 @@ from optimizer.config.batching import (
     parse_preferred_sizes,
     resolve_preferred_sizes,
 )
-from optimizer.config.queue_policy import Fields, is_queue_field, may_refuse
-from optimizer.core.errors import ParameterError
-from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.request_sizes import SizeDistribution, TokenRequests
-from optimizer.core.trial import (
+from optimizer.config.queue_policy import Fields, is_queue_field
+from optimizer.core.candidate import (
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
     SERVER_CPUS,
@@ -43,8 +37,8 @@ from optimizer.core.trial import (
     model_of_field,
     short_path,
 )
+from optimizer.core.errors import ParameterError
 from optimizer.options import server_options
-from optimizer.options.run_options import SIMULATED_OBJECTIVES
 from optimizer.options.values import MAX_INT32, format_cpus, parse_cpus
 
 T = TypeVar("T")
@@ -70,14 +64,6 @@ _SWEEP_OPTIONS = {  # keys of the space -> options of ``tune sweep``
     PREFERRED_BATCH_SIZE: "--preferred-batch-size",
     INSTANCE_COUNT: "--instance-count",
 }
-
-
-class ModelKind(Enum):
-    """How a model takes requests and answers them. The values are those of run.json."""
-
-    BATCHED = "batched"  # one response to each request; the requests are independent of each other
-    STREAMING = "streaming"  # any number of responses to a request
-    STATEFUL = "stateful"  # sequences of requests; the model keeps state between them
 
 
 class BatcherBehaviour(NamedTuple):
@@ -418,87 +404,3 @@ def _text(value: FieldValue) -> str:
 
 def _words(values: tuple[object, ...]) -> str:
     return ", ".join(map(str, values))
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The problem that a search solves: the space, the requests and their load, the objectives and the SLA.
-
-    Attributes:
-        model: Name of the model.
-        space: Search space. With a ``request_mix``, it counts a request of the mix as single samples.
-        request_batch_size: Samples of a request; the mean with a ``request_mix``.
-        max_concurrency: Largest concurrency of the load search.
-        objectives: Metrics to optimize, the most important first.
-        sla: The constraints that the recommendation has to meet.
-        open_loop: Whether requests are sent at a rate, regardless of the answers, instead of at a concurrency.
-        cpu_count: CPUs of the server if it serves on the CPU; None if it does not or that is unknown.
-        confidence: Confidence of the verdict on the SLA.
-        fixed_shapes: Whether all inputs have one fixed shape. It decides when Triton's batcher checks its queue.
-        request_mix: Distribution of the samples of a request; None if all requests have the same number.
-        client_shares_cpus: Whether the load generator has no CPUs of its own.
-        kind: Kind of the model.
-        request_times: When an open loop sends; None for a closed loop.
-        tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
-        priorities: Shares of the priorities of the requests; None if all have the default one or a trace has them.
-        queue: Settings of the batcher's queue in config.pbtxt. Those in the space replace them.
-    """
-
-    model: str
-    space: SearchSpace
-    request_batch_size: float
-    max_concurrency: int
-    objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
-    sla: Sla = field(default_factory=Sla)
-    open_loop: bool = False
-    cpu_count: int | None = None
-    confidence: float = DEFAULT_CONFIDENCE
-    fixed_shapes: bool = True
-    request_mix: SizeDistribution | None = None
-    client_shares_cpus: bool = False
-    kind: ModelKind = ModelKind.BATCHED
-    request_times: RequestTimes | None = None
-    tokens: TokenRequests | None = None
-    priorities: SizeDistribution | None = None
-    queue: Fields = ()
-
-    @property
-    def may_refuse(self) -> bool:
-        """Whether a choice of the space, or config.pbtxt, limits a queue or rejects late requests."""
-        return may_refuse({path: (value,) for path, value in self.queue} | dict(self.space.fields))
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep state."""
-        return self.kind is ModelKind.BATCHED
-
-    @property
-    def has_load_shape(self) -> bool:
-        """Whether the load has a shape or is a recording, so that its rate is a mean over bursts."""
-        return self.request_times is not None and not self.request_times.is_steady
-
-    @property
-    def maximizes_throughput(self) -> bool:
-        """Whether served requests or output tokens per second are an objective, so that a high load is sought."""
-        return any(metric.name in SIMULATED_OBJECTIVES for metric in self.objectives)
-
-    @property
-    def unreported_goal(self) -> Metric | None:
-        """The first goal that perf_analyzer does not report; None if it reports all."""
-        metrics = (*(METRICS[bound.metric] for bound in self.sla), *self.objectives)
-        return next((metric for metric in metrics if metric.needs_own_client), None)
-
-    @property
-    def why_own_client(self) -> str:
-        """Why only tune's own client can measure this, for a message to the user; empty if perf_analyzer can too."""
-        if self.space.max_server_processes > 1:
-            return "server_processes needs tune's own client, which spreads the load"
-        if self.priorities is not None:
-            return "perf_analyzer does not send several priorities, and tune's own client measures it"
-        if goal := self.unreported_goal:
-            return f"perf_analyzer does not report {goal.short_name}, and tune's own client measures it"
-        return ""
-
-    def best_point(self, points: Iterable[PointT], *, unstable: bool = False) -> PointT | None:
-        """Return the best stable point within the SLA, see ``Sla.best_point``."""
-        return self.sla.best_point(points, self.objectives, unstable=unstable)

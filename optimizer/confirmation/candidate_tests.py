@@ -19,7 +19,7 @@ from objectives.load_sequence import (
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.verdict import SlaVerdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.machine_states import usual_latency_rise
 from optimizer.confirmation.plan import ConfirmationPlan

@@ -11,7 +11,7 @@ from typing import Literal
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.candidate_tests import (
     CandidateTests,
     ConfirmationState,
@@ -33,10 +33,11 @@ from optimizer.confirmation.windows import (
     without_last_lost_windows,
 )
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
 from optimizer.core.interfaces import Target
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import FreshServer, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.performance_model import ModelFitter, PerformanceModel, fit_model

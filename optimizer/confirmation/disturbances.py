@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from objectives.metrics import QUANTILES, TIMINGS, Measurement
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
 from optimizer.confirmation.machine_states import (
     LATENCY_SLOPE,

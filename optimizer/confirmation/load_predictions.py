@@ -11,7 +11,7 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.load_sequence import MARGIN, OTHER_MARGIN, first_load
 from objectives.metrics import METRICS, Measurement
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.trial import LoadPoint, Point

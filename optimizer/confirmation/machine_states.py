@@ -11,7 +11,7 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, Measurement
 from objectives.verdict import MAX_EXCLUDED_SHARE
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.windows import confirmed_loads, counted_server_windows
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.cpu_usage import lost_cpu_to_others

@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.disturbances import DisturbanceCorrection, fit_disturbance_correction
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.windows import begun_error, errors_by_load
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction

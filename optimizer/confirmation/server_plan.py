@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from objectives.sequential import LOOKS
 from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import needed_requests
+from optimizer.core.candidate import Candidate
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.measure.load_client.client_files import MAX_LEAD_IN_SECONDS
 
 WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short

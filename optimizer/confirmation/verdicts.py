@@ -20,7 +20,7 @@ from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
 from objectives.sla import Sla, Verdict
 from objectives.verdict import SlaVerdict, is_disturbed, judge_sla
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.machine_states import usual_latency_rise
 from optimizer.confirmation.windows import (
     confirmed_loads,

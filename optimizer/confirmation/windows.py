@@ -14,7 +14,7 @@ from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import ServerSpread, server_spreads
 from objectives.verdict import counted_windows, is_disturbed, is_overloaded
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 
 

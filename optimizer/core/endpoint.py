@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate
 
 ProtocolName: TypeAlias = Literal["grpc", "http"]
 

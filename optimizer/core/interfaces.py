@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from objectives.metrics import Forecast, Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.notes import Note
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, TrialRole
+from optimizer.core.trial import FreshServer, LoadPoint, Point, Trial, TrialRole
 
 
 class Searcher(Protocol):

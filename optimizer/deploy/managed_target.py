@@ -19,10 +19,10 @@ from optimizer.config.backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core import interrupts
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
-from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.server_client import CallError, ServerClient

@@ -15,11 +15,11 @@ from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core import interrupts
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection, Endpoint, Tls
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
 from optimizer.core.files import cache_folder
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_address import listener_pid
 from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile
 from optimizer.deploy.target_settings import MODEL_LOAD_TIMEOUT_SECONDS, TargetSettings

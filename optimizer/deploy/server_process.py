@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.process_owner import is_leftover, owner_of, this_process
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
-from optimizer.core.trial import Candidate
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.cpus import divide_among_servers, read_topology
 from optimizer.measure.server_calls import open_client, reports_live

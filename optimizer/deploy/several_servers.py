@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed, TuneError
-from optimizer.core.trial import Candidate
 from optimizer.deploy.managed_target import ManagedTarget
 
 

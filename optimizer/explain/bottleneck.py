@@ -10,7 +10,8 @@ from typing import Literal
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, Sla
 from optimizer.config.batching import CANDIDATE_SEQUENCES
-from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.explain.forecaster import Gain
 from optimizer.machine.cpu_usage import describe_disturbance
 from optimizer.results import formatting, outcome_values

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from optimizer.core.trial import Candidate, Point
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
 from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, CandidateForecast, ChangeKind, Gain, OtherSla, Remedy

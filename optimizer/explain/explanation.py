@@ -14,11 +14,12 @@ from objectives.metrics import METRICS
 from objectives.sla import Verdict
 from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, Point, latest_points
+from optimizer.core.trial import Point, latest_points
 from optimizer.explain.bottleneck import (
     BindingConstraint,
     Bottleneck,

@@ -14,7 +14,8 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.intervals import ConfidenceInterval
 from objectives.sla import Constraint, Sla
-from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, Trial
 from optimizer.results.recommendation import Outcome
 
 SLA_FACTORS = (0.5, 1.5, 2.0)

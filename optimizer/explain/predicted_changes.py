@@ -12,8 +12,10 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.sla import Sla
 from optimizer.config.batching import format_preferred_sizes, parse_preferred_sizes, resolve_preferred_sizes
-from optimizer.config.search_space import OFF, Problem, SearchSpace
-from optimizer.core.trial import Candidate, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import OFF, SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Trial
 from optimizer.explain.forecaster import CandidateForecast, Remedy, compute_gain, median_errors
 from optimizer.results.report.parameter_effects import label
 from optimizer.search.candidate_selector import fit_surrogate

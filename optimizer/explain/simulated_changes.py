@@ -11,8 +11,9 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, METRICS
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
 from optimizer.explain.forecaster import (
     CandidateForecast,

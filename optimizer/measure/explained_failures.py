@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, MeasurementError, RequestFailed, ServerCrashed
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.measure.server_errors import is_refused_by_queue, lacks_gpu_memory, lacks_memory
 from optimizer.measure.shared_memory import check_is_shared
 

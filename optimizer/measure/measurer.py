@@ -9,20 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.files import check_disk_space
 from optimizer.core.interfaces import LoadGenerator, OutputCheck, ProgressObserver, Target, Telemetry, TrialStore
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import (
-    CROSS_CHECK_GENERATOR,
-    Candidate,
-    Crash,
-    FreshServer,
-    LoadPoint,
-    Trial,
-)
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, Crash, FreshServer, LoadPoint, Trial
 from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_to_others
 from optimizer.machine.speed_probe import probe_speed
 from optimizer.measure.output_check import NoOutputCheck

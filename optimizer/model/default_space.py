@@ -21,10 +21,10 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import check_queue_fields, is_queue_field
 from optimizer.config.search_space import INSTANCE_COUNT, MAX_QUEUE_DELAY, OFF, SearchSpace
+from optimizer.core.candidate import VARIANT, FieldValue, model_of_field
 from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import VARIANT, FieldValue, model_of_field
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_PREFERRED_SIZES, SpaceSection, keys_of_parameter
 

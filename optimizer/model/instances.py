@@ -10,8 +10,8 @@ from typing import Final
 from optimizer.config.backends import ONNXRUNTIME, backend_of, is_ensemble
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import INSTANCE_GPUS, FieldValue
 from optimizer.core.notes import ServedOnCpu
-from optimizer.core.trial import INSTANCE_GPUS, FieldValue
 from optimizer.machine.hardware import memory_bytes, onnxruntime_on_gpu, torch_on_gpu
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions

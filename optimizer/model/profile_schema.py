@@ -29,12 +29,9 @@ from objectives.quantiles import PERCENTILE_RULE
 from optimizer.config.batching import SEQUENCE_PREFERRED
 from optimizer.config.ort_settings import is_accelerator_field
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
-from optimizer.core.request_sizes import SizeDistribution, TokenRequests
-from optimizer.core.safe_text import format_value, resolve_inside
-from optimizer.core.trial import (
+from optimizer.core.candidate import (
     CPU_ACCELERATOR,
     INSTANCE_GPUS,
-    MAX_CONCURRENCY,
     MODEL_JSON_PREFIX,
     ORT_SETTING_PATHS,
     SERVER_CPUS,
@@ -43,6 +40,9 @@ from optimizer.core.trial import (
     FieldValue,
     short_path,
 )
+from optimizer.core.request_sizes import SizeDistribution, TokenRequests
+from optimizer.core.safe_text import format_value, resolve_inside
+from optimizer.core.trial import MAX_CONCURRENCY
 from optimizer.model.builders import BUILDERS
 from optimizer.model.profile_types import (
     BuilderSetting,

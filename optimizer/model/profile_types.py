@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 from objectives.units import parse_duration_ms
 from optimizer.config import gpu_placement, model_json
 from optimizer.config.batching import parse_preferred_sizes
+from optimizer.core.candidate import FieldValue
 from optimizer.core.request_sizes import (
     DISTRIBUTION_MARKS,
     FORMS,
@@ -36,7 +37,6 @@ from optimizer.core.request_sizes import (
     parse_token_lengths,
 )
 from optimizer.core.safe_text import check_file_name, format_value, is_folder, resolve_inside
-from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.options import server_options
 from optimizer.options.values import MAX_INT32, format_cpus, parse_cpus

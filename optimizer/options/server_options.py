@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from optimizer.core.trial import SERVER_OPTION_PREFIX, FieldValue
+from optimizer.core.candidate import SERVER_OPTION_PREFIX, FieldValue
 
 DEFAULT = "default"
 MAX_VALUE_LENGTH = 1000

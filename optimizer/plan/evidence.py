@@ -18,11 +18,12 @@ from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sla import Sla, Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.server_plan import START_SECONDS, estimate_start_seconds
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import file_fault, show_path
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
+from optimizer.core.trial import LoadPoint, Point, Trial, all_points
 from optimizer.measure.load_client.arrivals import Arrivals, parse_arrivals
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import is_distribution

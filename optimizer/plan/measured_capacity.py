@@ -25,7 +25,7 @@ from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from objectives.verdict import count_misses
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import windows_of
 from optimizer.core.errors import BadInputError

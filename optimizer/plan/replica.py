@@ -19,9 +19,10 @@ from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, STATISTICS
 from objectives.sla import Sla
+from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import with_queue
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, Candidate, LoadPoint, Point
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
+from optimizer.core.trial import MAX_CONCURRENCY, LoadPoint, Point
 from optimizer.plan.evidence import (
     Evidence,
     ForecastErrors,

@@ -15,12 +15,13 @@ from rich.table import Table
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, Sla
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, TrialRole, latest_points
+from optimizer.core.trial import FreshServer, LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.terminal_output import print_indented, print_line, print_table, wrap

@@ -16,8 +16,7 @@ from optimizer.config.batching import (
     resolve_preferred_sizes,
 )
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.core.safe_text import one_line
-from optimizer.core.trial import (
+from optimizer.core.candidate import (
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
     SERVER_PROCESSES,
@@ -27,6 +26,7 @@ from optimizer.core.trial import (
     model_of_field,
     short_path,
 )
+from optimizer.core.safe_text import one_line
 from optimizer.options import server_options
 from optimizer.results.formatting import count
 

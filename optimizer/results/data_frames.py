@@ -11,8 +11,9 @@ import pandas as pd
 
 from objectives.metrics import Measurement
 from optimizer.confirmation.verdicts import ConfirmedLoad
+from optimizer.core.candidate import SETTING_COLUMNS
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import CROSS_CHECK_GENERATOR, SETTING_COLUMNS, Trial
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, Trial
 from optimizer.results import result_document
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome

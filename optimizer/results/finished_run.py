@@ -13,13 +13,15 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.field_path import normalize_value
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.problem import ModelKind, Problem
 from optimizer.config.queue_policy import Fields, is_queue_field
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SETTING_COLUMNS, Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import MAX_PERIOD_SECONDS, RequestTimes, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequests, parse_priorities
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
+from optimizer.core.trial import Trial
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import MAX_CPU_COUNT

@@ -12,7 +12,7 @@ from objectives.metrics import LATENCY, METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Constraint, Sla, Verdict
 from objectives.verdict import is_disturbed
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.trial import Point, Trial, all_points
 from optimizer.machine.cpu_usage import describe_disturbance, lost_cpu_to_others

@@ -13,7 +13,7 @@ from optimizer.results import configuration_text, formatting
 if TYPE_CHECKING:
     from objectives.intervals import ConfidenceInterval
     from objectives.metrics import Timing
-    from optimizer.config.search_space import Problem
+    from optimizer.config.problem import Problem
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import BaselineResult, Outcome
 

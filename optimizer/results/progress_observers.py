@@ -16,11 +16,12 @@ from rich.text import Text
 from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole, latest_points
+from optimizer.core.trial import LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.machine.hardware import Hardware
 from optimizer.results import configuration_text, formatting
 from optimizer.results.recommendation import best_load, front_metrics

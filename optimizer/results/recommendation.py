@@ -11,9 +11,10 @@ from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Sla, Verdict
 from objectives.verdict import is_disturbed
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.results.formatting import ComparedSide
 from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction

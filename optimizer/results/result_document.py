@@ -11,8 +11,8 @@ from objectives import priority_stats
 from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, Measurement
 from objectives.verdict import estimand
+from optimizer.core.candidate import SETTING_COLUMNS
 from optimizer.core.files import write_csv
-from optimizer.core.trial import SETTING_COLUMNS
 from optimizer.results.outcome_values import STREAMED_TIMINGS
 from optimizer.results.summary import undecided_cause
 from optimizer.store.trials_reader import ENERGY, LOAD_COLUMNS

@@ -21,7 +21,7 @@ from optimizer.results import formatting, outcome_values
 
 if TYPE_CHECKING:
     from objectives.sla import Constraint
-    from optimizer.config.search_space import Problem
+    from optimizer.config.problem import Problem
     from optimizer.confirmation.verdicts import ConfirmedLoad
     from optimizer.core.trial import Point
     from optimizer.results.no_recommendation import InconclusiveResult

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from optimizer.core.candidate import short_path
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Point, short_path
+from optimizer.core.trial import Point
 from optimizer.results import formatting, outcome_values
 from optimizer.results.comparison import (
     COMPARED_VERSIONS,

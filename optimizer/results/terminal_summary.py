@@ -23,8 +23,9 @@ from optimizer.results.terminal_output import (
 )
 
 if TYPE_CHECKING:
-    from optimizer.config.search_space import Problem
-    from optimizer.core.trial import Candidate, Point
+    from optimizer.config.problem import Problem
+    from optimizer.core.candidate import Candidate
+    from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome
 
 MAX_FRONT_ROWS = 10

@@ -15,10 +15,11 @@ from objectives.sla import Verdict
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.server_plan import ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
-from optimizer.core.trial import Candidate, latest_points
+from optimizer.core.trial import latest_points
 from optimizer.results import configuration_text, formatting, result_document, summary
 from optimizer.results.no_recommendation import intervals_reach_bounds, may_meet_undisturbed
 from optimizer.results.summary import NextStep
@@ -27,7 +28,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_first
 
 if TYPE_CHECKING:
-    from optimizer.config.search_space import Problem
+    from optimizer.config.problem import Problem
     from optimizer.core.trial import Point, Trial
     from optimizer.results.recommendation import Outcome
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from optimizer.options.run_options import SEARCHERS
 
 if TYPE_CHECKING:
-    from optimizer.config.search_space import Problem
+    from optimizer.config.problem import Problem
     from optimizer.core.interfaces import Searcher
     from optimizer.machine.hardware import Fingerprint
     from optimizer.search.candidate_tracker import CandidateTracker

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from objectives.arrays import FloatArray
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Trial
 from optimizer.simulator.predicted_metrics import ShareWithinBounds
 
 MIN_THROUGHPUT = 1e-9  # replaces a throughput of 0, which has no logarithm

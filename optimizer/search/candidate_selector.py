@@ -11,8 +11,9 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import Forecast
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.search.acquisition import TrialCosts
 from optimizer.search.gaussian_process import single_threaded
 from optimizer.search.simulated_posterior import SurrogateInputs, is_feasible

@@ -14,8 +14,9 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from objectives.metrics import Forecast
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.search.feasibility import beyond_gpu_memory
 from optimizer.search.optuna_encoding import (
     CANDIDATE,

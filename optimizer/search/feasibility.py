@@ -16,7 +16,8 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Trial
 from optimizer.simulator.fitted_parameters import execution_settings
 
 PRIOR_ALL_FEASIBLE = 0.8  # prior probability that no group is infeasible

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from itertools import combinations
 
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
 from optimizer.search.transfer import TransferredStudy
 

@@ -11,8 +11,10 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from objectives.metrics import Forecast, Measurement
-from optimizer.config.search_space import OFF, Problem, SearchSpace
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import OFF, SearchSpace
+from optimizer.core.candidate import Candidate, FieldValue
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
 
 RANK = " rank"

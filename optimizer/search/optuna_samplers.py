@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate
 from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
 from optimizer.search.transfer import TransferredStudy
 

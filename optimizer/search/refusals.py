@@ -9,10 +9,11 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
+from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import may_refuse, with_queue
-from optimizer.config.search_space import Problem
+from optimizer.core.candidate import Candidate
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.trial import Candidate, Point
+from optimizer.core.trial import Point
 from optimizer.simulator.dynamic_batching_model import MISSED_SHARE, DynamicBatchingModel
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, configuration_loads

@@ -6,7 +6,8 @@ import math
 from collections.abc import Set
 
 from objectives.metrics import Forecast
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.search import MIN_GAIN
 from optimizer.search.candidate_selector import CandidateSelector, Decision
 from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from objectives.arrays import FloatArray
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, Trial
 from optimizer.search.acquisition import (
     Posterior,
     expected_improvement,

@@ -15,8 +15,10 @@ from functools import partial
 import numpy as np
 
 from objectives.arrays import FloatArray
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, Point
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point
 from optimizer.search.gaussian_process import FantasyProcess, Prediction, ResidualProcess, SourceCorrelation
 from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.performance_model import PerformanceModel

@@ -11,8 +11,9 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.search.optuna_encoding import TrialScore, score_trial
 from optimizer.search.simulation_error import SimulationErrorModel, compute_residuals
 from optimizer.simulator.compilation import SIMULATION_THREADS

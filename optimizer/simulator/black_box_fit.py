@@ -26,7 +26,7 @@ from typing import TypeAlias
 import numpy as np
 
 from objectives.arrays import FloatArray
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.simulator.fitted_parameters import (
     MIN_TIME_S,
     PRIOR_CONTENTION,

@@ -26,7 +26,7 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import ITL, METRICS, QUANTILES, TTFT, Metric
 from objectives.quantiles import quantile_at
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.trial import Point
 from optimizer.simulator.normal_prior import fit_vector, point_weights, sample_vectors
 from optimizer.simulator.predicted_metrics import (

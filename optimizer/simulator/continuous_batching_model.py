@@ -16,8 +16,9 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
-from optimizer.config.search_space import ModelKind, Problem
-from optimizer.core.trial import MODEL_JSON_PREFIX, Candidate, FieldValue, Point
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.core.candidate import MODEL_JSON_PREFIX, Candidate, FieldValue
+from optimizer.core.trial import Point
 from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.continuous_batching import (
     LATENCY_COLUMNS,

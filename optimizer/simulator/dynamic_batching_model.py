@@ -15,8 +15,8 @@ from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.batching import is_batcher_field
+from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import Fields, with_queue
-from optimizer.config.search_space import Problem
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Point
 from optimizer.simulator.black_box_fit import (

@@ -14,9 +14,10 @@ import numpy as np
 from objectives.arrays import FloatArray
 from optimizer.config.batching import is_batcher_field
 from optimizer.config.ort_settings import SPINNING
+from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import Fields
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point, server_processes
+from optimizer.core.candidate import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, server_processes
+from optimizer.core.trial import Point
 from optimizer.options.values import parse_cpus
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.predicted_metrics import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.trial import Point
 from optimizer.simulator import closed_network, continuous_batching_model, dynamic_batching_model
 from optimizer.simulator.closed_network import ClosedNetwork

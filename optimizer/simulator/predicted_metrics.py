@@ -13,8 +13,10 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, QUANTILES, TIMINGS
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point
 
 ConfigurationLoad: TypeAlias = tuple[Candidate, int]  # a candidate and the concurrency of its load
 

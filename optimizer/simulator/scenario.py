@@ -14,8 +14,8 @@ import numpy as np
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import METRICS, QUANTILES
 from objectives.quantiles import quantile_at
+from optimizer.core.candidate import Candidate
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.trial import Candidate
 
 RING_LENGTH = 4096  # random numbers that successive executions or requests use in turn
 

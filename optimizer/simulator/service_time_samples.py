@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from objectives.arrays import FloatArray
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.fitted_parameters import (
     PRIOR_CONTENTION,

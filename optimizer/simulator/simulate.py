@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from objectives.arrays import FloatArray
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.simulator.compilation import CompiledOnce, compile_loop
 from optimizer.simulator.packing import PackedScenarios
 from optimizer.simulator.scenario import (

@@ -16,8 +16,9 @@ from typing import Any
 
 from objectives import batch_stats, latency_sketch
 from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.machine.cpu_usage import DISTURBANCE_LIMIT
 
 # Prior of the slope: by how much the log of latency rises with the log of the probe. The probe computes and copies on

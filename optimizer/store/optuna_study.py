@@ -19,7 +19,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.safe_text import one_line

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.config.batching import behaviour, normalize
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.store.trials_reader import (
     COLUMNS,
     DERIVED_COLUMNS,

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from objectives.metrics import METRICS, Measurement
-from optimizer.config.search_space import OFF, BatcherBehaviour, Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import OFF, BatcherBehaviour, SearchSpace
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial, TrialRole
+from optimizer.core.trial import LoadPoint, Trial, TrialRole
 from optimizer.store.recorded_rows import REQUIRED, RecordedRow, read_recorded_rows
 from optimizer.store.trials_reader import CsvTable, read_csv
 

@@ -14,10 +14,11 @@ from typing import Any, Final, TypeVar
 from objectives import batch_stats, latency_sketch, priority_stats, response_times
 from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
+from optimizer.core.candidate import SETTING_COLUMNS, Candidate, FieldValue
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import read_csv_rows
 from optimizer.core.safe_text import is_folder, one_line, read_bytes, show_path
-from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS, Candidate, FieldValue
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY
 from optimizer.options.values import MAX_CPU_COUNT, MAX_INT32
 
 MAX_BYTES = 64 << 20  # limit for a table, which is read into memory and may come from anywhere

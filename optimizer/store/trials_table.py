@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.core.trial import Crash, FieldValue, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import Crash, FreshServer, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH
 from optimizer.store.trials_reader import (
     COLUMNS,

@@ -13,6 +13,7 @@ from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_source import ModelSource
 from optimizer.config.ort_settings import uses_openvino
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SERVER_CPUS, FieldChoices
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Telemetry, TrialStore
 from optimizer.core.notes import (
@@ -30,7 +31,6 @@ from optimizer.core.notes import (
     present,
 )
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.managed_target import exports_metrics
 from optimizer.deploy.remote_address import metrics_address, other_machine_address

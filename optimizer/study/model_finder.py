@@ -10,11 +10,11 @@ from pathlib import Path
 
 from optimizer.config import gpu_placement, model_json
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import INSTANCE_GPUS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line, quote, show_path
-from optimizer.core.trial import INSTANCE_GPUS
 from optimizer.deploy.installed_server import Installation, complete_config
 from optimizer.deploy.target_factory import server_installation
 from optimizer.deploy.target_settings import model_load_timeout_within

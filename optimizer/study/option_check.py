@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
+from optimizer.config.problem import ModelKind, Problem
 from optimizer.config.queue_policy import PRIORITY_LEVELS
-from optimizer.config.search_space import ModelKind, Problem
+from optimizer.core.candidate import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES, FieldChoices
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES, FieldChoices
 from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedClasses
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.requests import SEND_AT_RATE

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, served_models
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, ServerCrashed
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import dead_model_processes
 from optimizer.deploy.target_settings import ServerPorts
 from optimizer.measure.server_calls import open_client, unresponsive_server

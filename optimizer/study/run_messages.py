@@ -12,7 +12,7 @@ from objectives.pooled_windows import pool_measurements
 from objectives.sla import Verdict
 from optimizer.config import ort_settings
 from optimizer.config.model_source import served_models
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.candidate_tests import next_verdict
 from optimizer.confirmation.windows import server_windows
 from optimizer.core.budget import RunMode

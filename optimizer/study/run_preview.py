@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import CONFIRM_SHARE
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Candidate, Trial, TrialRole
+from optimizer.core.trial import Trial, TrialRole
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.options.command_line import command_line

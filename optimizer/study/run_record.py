@@ -14,16 +14,17 @@ from typing import Any, Final
 
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.core import interrupts
 from optimizer.core.budget import SpentTime
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.request_sizes import TokenRequests
 from optimizer.core.stopwatch import with_earlier_times
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.perf_analyzer_release import measuring_version
 from optimizer.machine.conditions import ConditionValue, machine_conditions

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from objectives.metrics import METRICS, Measurement
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher, TrialStore
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole, latest_points
+from optimizer.core.trial import LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.measure.load_search import LoadSearchRules, doubling_loads
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from objectives.metrics import ITL, METRICS, TTFT, Measurement
 from optimizer.core import files
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
+from optimizer.core.trial import LoadPoint, Point, Trial, TrialRole
 from optimizer.machine.cpu_usage import lost_cpu_to_others
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document

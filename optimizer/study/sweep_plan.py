@@ -14,18 +14,17 @@ from optimizer.config import field_path
 from optimizer.config.batching import behaviour, normalize, resolve_preferred_sizes
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.errors import BadInputError
-from optimizer.core.notes import CombinationsLeftOut
-from optimizer.core.trial import (
+from optimizer.core.candidate import (
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
     Candidate,
     FieldChoices,
-    LoadPoint,
-    Trial,
     is_server_field,
     short_path,
 )
+from optimizer.core.errors import BadInputError
+from optimizer.core.notes import CombinationsLeftOut
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.command_line import option_words
 
 MAX_CONFIGURATIONS = 1000

@@ -16,6 +16,7 @@ from optimizer.config.model_source import ModelSource, served_models
 from optimizer.config.queue_policy import check_queue_fields
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
+from optimizer.core.candidate import VARIANT, Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import cache_folder, write_json
@@ -23,7 +24,7 @@ from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import with_earlier_times
-from optimizer.core.trial import VARIANT, Candidate, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.deploy.target_factory import describe_server
 from optimizer.machine.conditions import machine_conditions
 from optimizer.machine.hardware import Fingerprint

@@ -13,13 +13,15 @@ from optimizer.config import model_config
 from optimizer.config.backends import backend_of
 from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.config.ort_settings import check_ort_settings
+from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
-from optimizer.config.search_space import INSTANCE_COUNT, Problem, SearchSpace
+from optimizer.config.search_space import INSTANCE_COUNT, SearchSpace
+from optimizer.core.candidate import Candidate, FieldChoices, FieldValue, model_of_field
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import OpenLoopSampleLimit, PerfAnalyzerSampleLimit
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.trial import Candidate, FieldChoices, FieldValue, TrialRole, model_of_field
+from optimizer.core.trial import TrialRole
 from optimizer.deploy.remote_address import other_machine_address
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, option_arrivals

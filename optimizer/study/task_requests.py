@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from optimizer.core.candidate import FieldChoices
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import (
@@ -14,7 +15,6 @@ from optimizer.core.request_sizes import (
     parse_token_lengths,
 )
 from optimizer.core.safe_text import one_line, quote
-from optimizer.core.trial import FieldChoices
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals
 from optimizer.model.profile_schema import TokensSection
 from optimizer.model.requests import InputOptionError, RequestBatching, RequestOptions, Requests, prepare_requests

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import Target
-from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
+from optimizer.core.trial import LoadPoint, Trial, TrialRole
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.measure.server_errors import is_refused_by_queue

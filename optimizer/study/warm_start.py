@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from objectives import batch_stats
 from objectives.metrics import Measurement
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note, OtherModelTransferred, TransferLeftOut, WarmStarted, WarmStartMissing
 from optimizer.core.safe_text import is_file, is_folder, one_line
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import DEFAULTS, RunOptions
 from optimizer.store.recording import baselines, read_recording

@@ -24,9 +24,10 @@ from objectives.metrics import LATENCY, METRICS, Measurement
 from objectives.server_spread import ServerSpread, pool_server_spread
 from objectives.sla import Sla
 from optimizer.confirmation.windows import confirmed_spreads, windows_of
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.deploy.target_settings import METRICS_PORT, PORT_STEP
 from optimizer.plan.evidence import (
     DEVIATIONS,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.explain.bottleneck import SATURATED

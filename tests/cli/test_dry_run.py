@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.deploy import runtime
 from optimizer.search import make_searcher
 from optimizer.study.run_preview import PROPOSALS, first_proposals

@@ -15,11 +15,12 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings, free_port

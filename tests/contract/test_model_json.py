@@ -12,10 +12,10 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from optimizer.config.model_source import ModelSource, configured_candidate
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import Target
-from optimizer.core.trial import Candidate, FieldValue
 from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_target import RemoteTarget

@@ -21,11 +21,13 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
 from optimizer.core.request_sizes import SizeDistribution, TokenRequests
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, SEARCHERS
 from optimizer.search import make_searcher
 from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker

@@ -18,10 +18,11 @@ import pytest
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Target
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import DockerTarget

@@ -21,9 +21,9 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from optimizer.config import model_config
+from optimizer.core.candidate import CPU_ACCELERATOR, Candidate
 from optimizer.core.errors import DeploymentError, EnvironmentFault
 from optimizer.core.files import cache_folder
-from optimizer.core.trial import CPU_ACCELERATOR, Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

@@ -13,9 +13,10 @@ from objectives import priority_stats
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import MeasurementError
 from optimizer.core.request_sizes import parse_priorities
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator

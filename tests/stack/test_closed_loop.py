@@ -20,11 +20,13 @@ from objectives.latency_sketch import requests_over
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pooled_quantile_ms
 from objectives.sla import Constraint, Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.confirmation.verdicts import load_agreement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.load_client.client import WARM_UPS

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import SharedMemory
 from optimizer.core.errors import BadInputError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.process import COMMAND_LOG
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.docker_container import ContainerRunner
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import DockerTarget

@@ -8,7 +8,7 @@ from pathlib import Path
 from optimizer.cli import emit
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import embedded_installation as installation
 from optimizer.deploy.installed_server import ServerFolder, TritonServer

@@ -10,7 +10,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine.cpu_usage import process_tree
 from optimizer.measure.perf_analyzer import PerfAnalyzer

@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import ModelRefused, ServerCrashed
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

@@ -18,8 +18,9 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import SERVER_CPUS, Candidate
 from optimizer.core.process import SupervisedProcess, run_command
-from optimizer.core.trial import SERVER_CPUS, Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_environment_folders
 from optimizer.deploy.target_settings import TargetSettings

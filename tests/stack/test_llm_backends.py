@@ -12,10 +12,11 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.config.backends import KV_CACHE_SHARE
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import ModelRefused
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation

@@ -19,9 +19,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import EnvironmentFault, MeasurementError, RequestFailed, ServerCrashed
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.process_telemetry import ProcessTelemetry
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer

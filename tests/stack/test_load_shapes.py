@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from objectives.sla import Sla
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.client import WARM_UPS

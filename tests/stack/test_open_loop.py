@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from objectives.sla import Sla
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.process import SUPERVISOR
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS

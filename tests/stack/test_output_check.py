@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import DeploymentError
-from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import BaselineOutputCheck

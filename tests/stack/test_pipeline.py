@@ -14,9 +14,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives import batch_stats
 from optimizer.config.model_source import configured_candidate, served_models
+from optimizer.core.candidate import VARIANT, Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
-from optimizer.core.trial import VARIANT, Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings

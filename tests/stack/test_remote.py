@@ -23,9 +23,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
-from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_address import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget

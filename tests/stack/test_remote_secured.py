@@ -11,9 +11,10 @@ import pytest
 
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection, Endpoint, Tls
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.measure.load_client.arrivals import ConstantArrivals

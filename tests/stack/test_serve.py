@@ -21,7 +21,7 @@ from tritonclient import grpc, http
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.core.candidate import SERVER_PROCESSES
 from optimizer.deploy import runtime
 from optimizer.deploy.target_settings import free_port
 from optimizer.options.run_options import RunOptions

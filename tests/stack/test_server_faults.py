@@ -23,9 +23,10 @@ from tritonclient.grpc import InferenceServerClient
 from objectives.metrics import Measurement
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed, ServerFault
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings, free_port

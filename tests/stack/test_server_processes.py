@@ -19,10 +19,11 @@ from objectives import batch_stats
 from optimizer.config import model_config
 from optimizer.config.model_config_proto import ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.notes import ServedOnCpu
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_settings import TargetSettings

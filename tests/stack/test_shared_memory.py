@@ -20,11 +20,12 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from objectives.sla import Sla
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint, ProtocolName, SharedMemory
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.process_owner import this_process
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.explained_failures import SharedMemoryLoadGenerator

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from optimizer.config import model_config
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import DeploymentError
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import SequenceOutputCheck

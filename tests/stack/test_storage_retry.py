@@ -23,9 +23,11 @@ from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
 from sqlalchemy import event
 
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_encoding import TRIAL, finished_trials
 from optimizer.store.optuna_storage import RetryPolicy, storage_of

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from objectives.sla import Sla
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.client_files import NEVER

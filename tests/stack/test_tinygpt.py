@@ -16,8 +16,9 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import Candidate
 from optimizer.core.files import cache_folder
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generators import ClosedLoopGenerator

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.metrics_page import read_metrics_page

@@ -20,9 +20,9 @@ from optimizer.config.search_space import (
     SPACE_KEYS,
 )
 from optimizer.core import yaml_lines
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, show_path
-from optimizer.core.trial import Candidate, FieldValue
 from optimizer.core.yaml_lines import LocatedValue
 from optimizer.model.model_analyzer.keys import FILE, MODEL, KeySupport, ignored
 from optimizer.model.model_analyzer.sections import import_goals, import_other_models, import_requests

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, format_value, one_line, show_path
-from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.model_analyzer.keys import NESTED_KEYS, KeySupport, KeyTable, ignored
 from optimizer.model.profile_types import suggest

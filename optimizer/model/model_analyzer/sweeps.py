@@ -23,9 +23,9 @@ from optimizer.config.search_space import (
     PREFERRED_BATCH_SIZE,
     SPACE_KEYS,
 )
+from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import ParameterError
 from optimizer.core.safe_text import format_value
-from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue
 from optimizer.model.model_analyzer.keys import MODEL_CONFIG_PARAMETERS, KeySupport, ignored, unsupported
 from optimizer.model.model_analyzer.settings import (

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, FieldValue, Point, short_path
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate, FieldValue, short_path
+from optimizer.core.trial import Point
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import BestLoad
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from objectives.metrics import LATENCY, METRICS, Metric
+from optimizer.core.candidate import FieldValue
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import FieldValue, Point, latest_points
+from optimizer.core.trial import Point, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.forecast_accuracy import CheckedForecast, ForecastChecks
 from optimizer.results.recommendation import FRONT_METRICS

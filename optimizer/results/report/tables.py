@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from objectives import batch_stats, response_times
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Verdict
-from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import BestLoad, Outcome, best_load

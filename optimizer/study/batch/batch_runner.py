@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from objectives.metrics import Metric
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core import interrupts
 from optimizer.core.budget import CONFIRM_SHARE, RunMode, read_spent_time

@@ -14,9 +14,10 @@ from typing import TypeAlias
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.notes import Note
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, TrialRole
+from optimizer.core.trial import FreshServer, LoadPoint, Point, Trial, TrialRole
 from optimizer.measure.load_search import LoadSearchRules
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_types import MetricFunction

@@ -19,10 +19,11 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.interfaces import TrialStore
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.search.candidate_tracker import WORKER, CandidateTracker, StudyWorkers

@@ -12,7 +12,8 @@ import pytest
 
 from lib.measurement_noise import Noise, NoisyServer, perturbed
 from objectives.metrics import Measurement
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.replay.replay import recorded_problem, replay
 from optimizer.store.recording import read_recording
 

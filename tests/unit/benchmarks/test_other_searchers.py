@@ -13,9 +13,11 @@ import search_methods
 from lib import bounded_tables
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.interfaces import Searcher
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.run_options import SEARCHERS
 from optimizer.replay.replay import recorded_problem, replay
 from optimizer.store.recording import read_recording

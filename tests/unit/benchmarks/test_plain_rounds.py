@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.results.finished_run import read_run
 from plain_rounds import ROLES, compared_points, why_not
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lib.recordings import RecordingPlan, median
 from objectives.metrics import Measurement
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 
 
 def test_a_fifth_of_the_configurations_is_repeated_on_two_servers_in_turn() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lib.simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 from objectives.metrics import Measurement
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads
 from optimizer.simulator.simulate import lognormal_jitter

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 
 from optimizer.config.batching import ONE_BY_ONE, behaviour, normalize, parse_preferred_sizes, resolve_preferred_sizes
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from tests.simulation import batcher
 
 

@@ -16,7 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config import field_path
 from optimizer.config.model_config import apply, differences, to_override_json, to_text
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 
 THREADS = "intra_op_thread_count"
 DEEPEST = 3

@@ -28,8 +28,8 @@ from optimizer.config.model_config import (
     without_response_cache,
 )
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, FieldValue
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 CONFIG = """

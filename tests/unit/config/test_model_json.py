@@ -12,8 +12,8 @@ from optimizer.config import model_json
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, served_models
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate, short_path
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.trial import Candidate, short_path
 from optimizer.results.configuration_text import change_lines, configuration
 
 TEXT = '{"model": "m", "max_num_seqs": 64, "share": 0.9, "nested": {"a": 1}}\n'

@@ -14,9 +14,9 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.config.ort_settings import check_ort_settings, unread_settings, uses_openvino, without_effect
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import CPU_ACCELERATOR, ORT_SETTING_PATHS, Candidate, short_path
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import CPU_ACCELERATOR, ORT_SETTING_PATHS, Candidate, short_path
 from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import build_space, space_keys
 from optimizer.model.profile import parse_profile

@@ -14,9 +14,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config import gpu_placement, model_config
 from optimizer.config.gpu_placement import missing_gpu, parse, used_gpus
 from optimizer.config.model_source import ModelSource
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import CPU_ACCELERATOR, INSTANCE_GPUS, Candidate
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.trial import CPU_ACCELERATOR, INSTANCE_GPUS, Candidate
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
 from optimizer.model.instances import DeviceAssignment, has_gpu_choice

@@ -27,9 +27,9 @@ from optimizer.config.queue_policy import (
     with_queue,
 )
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate, FieldValue, short_path
 from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import Candidate, FieldValue, short_path
 from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import build_space
 from optimizer.model.profile_schema import SpaceSection

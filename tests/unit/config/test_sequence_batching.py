@@ -20,9 +20,9 @@ from optimizer.config.batching import (
 from optimizer.config.model_config import apply, candidate_of, differences
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import Candidate
 from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import build_space, space_keys
 from optimizer.model.profile_schema import SpaceSection

@@ -12,9 +12,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from objectives.metrics import METRICS
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config import model_config
-from optimizer.config.search_space import MAX_SERVER_PROCESSES, Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import MAX_SERVER_PROCESSES, SearchSpace
+from optimizer.core.candidate import SERVER_CPUS, SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Candidate
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile import load_profile
 from optimizer.options.run_options import RunOptions

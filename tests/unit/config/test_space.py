@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from optimizer.config.model_config import ENVIRONMENT
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import Candidate, FieldValue
+from optimizer.core.candidate import Candidate, FieldValue
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 ORDERING = "dynamic_batching.preserve_ordering"

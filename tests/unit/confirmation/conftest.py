@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from tests.random_server import drawn_problem
 
 

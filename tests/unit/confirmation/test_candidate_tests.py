@@ -6,7 +6,7 @@ import pytest
 
 from objectives.load_sequence import ERROR_SHARES, OTHER_ERROR_SHARES
 from objectives.metrics import Measurement
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.candidate_tests import CandidateTests, ConfirmationState
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan

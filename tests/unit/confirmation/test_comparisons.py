@@ -15,13 +15,15 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import needed_requests
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.plan import compared_points
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, MAX_WINDOW_SECONDS, WINDOWS, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial, latest_points
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import assess
 from tests.conftest import known_problem, measurement

@@ -19,7 +19,7 @@ from objectives.load_sequence import OTHER_ERROR_SHARES, OTHER_MARGIN, LoadSeque
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla, Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.load_predictions import MAX_LOAD_FACTOR, LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
@@ -34,11 +34,12 @@ from optimizer.confirmation.server_plan import (
 )
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.resource_usage import CpuInterval, ResourceUsage
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.results.progress_observers import QuietObserver

@@ -15,7 +15,7 @@ from objectives.load_sequence import ERROR_SHARES
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation import windows
 from optimizer.confirmation.candidate_tests import next_verdict
 from optimizer.confirmation.confirmer import Confirmer
@@ -23,9 +23,10 @@ from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_pl
 from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import begun_error, errors_by_load
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
-from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable

@@ -11,7 +11,7 @@ from scipy.stats import multivariate_t
 from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.disturbances import (
     POINT_NOISE,
     PRIOR_POINTS,

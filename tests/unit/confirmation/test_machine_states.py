@@ -37,9 +37,10 @@ from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.confirmation.verdicts import judge_confirmations, judge_load
 from optimizer.confirmation.windows import confirmed_spreads, pooled_point
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable

@@ -9,7 +9,7 @@ import pytest
 
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import MAX_RISE, judge_load
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial

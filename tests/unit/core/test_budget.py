@@ -9,7 +9,8 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.core.budget import SpentTime, read_spent_time, spent_seconds
-from optimizer.core.trial import Candidate, ConfirmationWindow, Crash, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import ConfirmationWindow, Crash, LoadPoint, Trial
 
 LOAD = LoadPoint(1, 4)
 WINDOW = Measurement(100.0, measure_seconds=2.0, stable=True)

@@ -12,8 +12,8 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerFault
-from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.deploy.docker_target import ContainerServer
 from optimizer.deploy.installed_server import Installation, TritonServer, complete_config
 from optimizer.deploy.local_target import LocalTarget, find_installation

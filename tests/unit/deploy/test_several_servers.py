@@ -10,9 +10,9 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config.model_source import ModelSource
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed, TuneError
-from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.several_servers import ServerProcesses
 

@@ -21,16 +21,10 @@ from objectives.sequential import LOOKS
 from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.core.candidate import SERVER_CPUS, SERVER_PROCESSES
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_json
-from optimizer.core.trial import (
-    SERVER_CPUS,
-    SERVER_PROCESSES,
-    ConfirmationWindow,
-    FreshServer,
-    LoadPoint,
-    Trial,
-)
+from optimizer.core.trial import ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.emit import kubernetes
 from optimizer.emit.pbtxt import with_warm_up
 from optimizer.emit.production import name_of, read_repository, to_yaml

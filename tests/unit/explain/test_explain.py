@@ -14,9 +14,11 @@ from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.cli.explain import main
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import INSTANCE_GPUS, SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
 from optimizer.explain.explanation import explain
 from optimizer.explain.explanation_document import document

@@ -15,7 +15,8 @@ from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_bottleneck
 from optimizer.explain.explanation import explain
 from optimizer.explain.explanation_document import document

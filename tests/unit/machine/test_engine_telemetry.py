@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import Candidate
 from optimizer.machine.engine_telemetry import (
     EngineReading,
     EngineTelemetry,

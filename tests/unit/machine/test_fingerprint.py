@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from optuna.samplers import RandomSampler
 
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH, Fingerprint, backend_identities, parse_fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import recorded_problem

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.notes import SpeedVaried
 from optimizer.core.resource_usage import CpuInterval, ResourceUsage
-from optimizer.core.trial import Candidate
 from optimizer.machine.cpu_usage import (
     DISTURBANCE_LIMIT,
     CpuUsage,

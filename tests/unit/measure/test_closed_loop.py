@@ -25,9 +25,10 @@ from objectives.server_spread import server_spreads
 from objectives.sla import Constraint, Sla, Verdict
 from objectives.verdict import judge_sla
 from optimizer.confirmation.windows import server_windows
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.measure.load_client.client import WARM_UP_SECONDS, WARM_UPS, ClosedLoopClient
 from optimizer.measure.load_client.client_files import ALL_ANSWERED_FILE, NEVER, SendPlan, SendRecord
 from optimizer.measure.load_client.closed_loop import (

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
 from optimizer.core.notes import Note, OutputsNotCompared
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProcessesLoadGenerator, combine_models
 from optimizer.measure.output_check import CombinedOutputCheck
 from tests.conftest import measurement

@@ -12,11 +12,12 @@ import pytest
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import ServerCrashed
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.model_statistics import add_statistics, executions_by_size, mean_batch_size, with_statistics
 from optimizer.measure.perf_analyzer import (

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, DeploymentError
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.measure.score import BUILT_IN_METRICS, MAX_REQUEST_SAMPLES, Scorer, accuracy, auc, read_scorer
 from optimizer.model import recorded_samples
 from optimizer.model.profile import load_profile

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate
 from optimizer.measure.load_client.client_files import SendPlan
 from optimizer.measure.load_client.sequences import (
     MAX_SEQUENCE_ID,

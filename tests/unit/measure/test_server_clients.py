@@ -24,10 +24,10 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection, Endpoint, ProtocolName, Tls
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed
 from optimizer.core.process import run_command
-from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
 from optimizer.measure import server_calls, server_errors
 from optimizer.measure.connection_diagnosis import diagnose_connection

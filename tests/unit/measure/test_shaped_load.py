@@ -12,11 +12,12 @@ import pytest
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelMetadataResponse
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, RecordedClasses, parse_arrivals
 from optimizer.measure.load_client.base_generator import Messages
 from optimizer.measure.load_client.client_files import SendPlan, SendRecord

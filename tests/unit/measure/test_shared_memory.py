@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelMetadataResponse
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process_owner import is_leftover, this_process
-from optimizer.core.trial import Candidate
 from optimizer.measure.server_client import CallError, CallFailure
 from optimizer.measure.shared_memory import (
     check_is_shared,

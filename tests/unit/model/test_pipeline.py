@@ -10,9 +10,9 @@ import pytest
 
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, configured_candidate, served_models
+from optimizer.core.candidate import VARIANT, Candidate, FieldValue
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import VARIANT, Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import MAX_DERIVED_CONFIGURATIONS, build_space, limit_choices
 from optimizer.model.profile import load_profile

@@ -13,11 +13,12 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives.metrics import Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError, ParameterError, RequestFailed, ServerCrashed
 from optimizer.core.notes import OpenLoopSampleLimit
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import LoadPoint
 from optimizer.measure.explained_failures import REFUSED_CONFIGURATIONS, RefusedRequestsLoadGenerator, index_hint
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.model import input_data

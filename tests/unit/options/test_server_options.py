@@ -11,9 +11,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.trial import Candidate
 from optimizer.model.profile import load_profile
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions

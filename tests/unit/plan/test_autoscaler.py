@@ -9,7 +9,8 @@ import pytest
 
 from objectives.arrays import FloatArray
 from objectives.sla import Sla
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
+from optimizer.core.trial import LoadPoint
 from optimizer.plan.autoscaler import (
     MAX_STEPS,
     STEP_SECONDS,

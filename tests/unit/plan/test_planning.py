@@ -12,8 +12,9 @@ from scipy import stats
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.plan.evidence import (
     EXPECTED,

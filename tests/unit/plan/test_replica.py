@@ -11,9 +11,11 @@ import pytest
 
 from objectives.batch_stats import BatchStatistic
 from objectives.sla import Sla
+from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import MAX_QUEUE_SIZE
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Trial
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import INSTANCE_GPUS, SERVER_PROCESSES, Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.plan.evidence import Slowdown, collect_evidence
 from optimizer.plan.replica import FIXED_SHARE, PlausibleTimes, Replica, fit_replica, plausible_times

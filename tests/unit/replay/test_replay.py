@@ -15,13 +15,15 @@ import pytest
 from objectives import latency_sketch
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.replay import (
     NEVER,

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from objectives.metrics import Forecast, Measurement
 from optimizer.cli.report import main
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.explain.explain_report import print_explanation
 from optimizer.explain.explanation import explain
 from optimizer.explain.explanation_document import document

@@ -12,7 +12,7 @@ from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.results import configuration_text, formatting
 
 

@@ -15,13 +15,14 @@ from rich.console import Console
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import write_json
 from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.notes import OutputsNotCompared
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun

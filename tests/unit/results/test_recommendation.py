@@ -10,9 +10,11 @@ import pytest
 from objectives.metrics import Measurement
 from objectives.pareto import dominates
 from objectives.sla import Sla, Verdict
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial, latest_points
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial, latest_points
 from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import FRONT_METRICS, assess

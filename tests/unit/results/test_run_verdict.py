@@ -19,9 +19,10 @@ from objectives.sla import Sla, Verdict
 from objectives.verdict import OBSERVED_STATES, USUAL_STATES
 from optimizer.cli.exit_codes import exit_code
 from optimizer.cli.output import INTERRUPTED
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.options.command_line import command_line
 from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import nothing_recommended, read_run

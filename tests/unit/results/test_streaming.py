@@ -15,7 +15,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from objectives.verdict import estimand
 from optimizer.cli import compare, emit
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint
 from optimizer.results import data_frames, formatting, result_document, summary

@@ -15,11 +15,12 @@ from rich.console import Console
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.budget import Budget
-from optimizer.core.trial import Candidate, ConfirmationWindow, Crash, Trial
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import ConfirmationWindow, Crash, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import Outcome, assess

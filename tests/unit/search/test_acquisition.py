@@ -9,8 +9,10 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.search.acquisition import (
     Posterior,
     TrialCosts,

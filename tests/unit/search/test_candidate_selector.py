@@ -13,8 +13,10 @@ import pytest
 from objectives.batch_stats import BatchStatistic
 from objectives.metrics import Forecast, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import SHORTLIST, CandidateSelector, Decision, fit_surrogate
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_encoding import finished_trials, trial_from_attributes

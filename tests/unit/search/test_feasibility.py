@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.feasibility import Feasibility, beyond_gpu_memory
 from optimizer.search.optuna_encoding import WORST_VIOLATION, TrialScore, score_trial

@@ -13,8 +13,10 @@ from scipy.stats import norm
 
 from objectives.arrays import FloatArray
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.gaussian_process import NOISE_SCALES, FantasyProcess, ResidualProcess

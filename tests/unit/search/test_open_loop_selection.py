@@ -8,9 +8,11 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.measure.load_search import LoadSearchRules, RateSearch
 from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.simulator.predicted_metrics import as_closed_loop

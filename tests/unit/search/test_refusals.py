@@ -10,6 +10,7 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import (
     DEFAULT_PRIORITY_LEVEL,
     MAX_QUEUE_SIZE,
@@ -18,9 +19,10 @@ from optimizer.config.queue_policy import (
     TIMEOUT_ACTION,
     TIMEOUT_US,
 )
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate, FieldValue
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point, Trial
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.refusals import permitted_share
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel

@@ -10,10 +10,12 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, WORKER, CandidateTracker, StudyWorkers

@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions

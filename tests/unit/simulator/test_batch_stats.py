@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.simulator.calibration import observe_point
 

@@ -10,8 +10,10 @@ import pytest
 
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.black_box_fit import DEVIATIONS, THROUGHPUT_ERROR, sample_parameters
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit, sample_models
 from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, ExecutionSettings, FittedOverheads

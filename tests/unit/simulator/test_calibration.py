@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from objectives.batch_stats import BatchStatistic
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from tests.simulation import linear_times, observed_deployment, simulate

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
-from optimizer.core.trial import Candidate
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork, fit
 from optimizer.simulator.performance_model import fit_model, sample_models
 from optimizer.simulator.predicted_metrics import binding_latency, is_complete, latency_bounds_s, predicted_latencies

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from objectives.sla import Sla
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate
 from optimizer.simulator import continuous_batching, iteration_loop
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching import (

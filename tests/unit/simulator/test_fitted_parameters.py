@@ -9,8 +9,10 @@ import pytest
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.ort_settings import INTRA_OP_THREADS, SPINNING
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate, FieldValue
+from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.calibration import observe_point
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import (

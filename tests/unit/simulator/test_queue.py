@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from objectives.arrays import IntArray
+from optimizer.core.candidate import Candidate
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
-from optimizer.core.trial import Candidate
 from optimizer.simulator.dynamic_batcher.records import REJECTED, TIMED_OUT
 from optimizer.simulator.scenario import (
     RING_LENGTH,

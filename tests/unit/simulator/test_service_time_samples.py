@@ -11,7 +11,8 @@ import pytest
 
 from objectives.arrays import FloatArray
 from objectives.batch_stats import BatchStatistic
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, ExecutionSettings, GroupServiceTimes
 from optimizer.simulator.service_time_samples import sample_service_times

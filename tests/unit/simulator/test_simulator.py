@@ -22,9 +22,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.locks import file_lock
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.trial import Candidate
 from optimizer.simulator.compilation import CompiledOnce, compiled, inlined
 from optimizer.simulator.dynamic_batcher.clients import REFUSED_PAUSE
 from optimizer.simulator.dynamic_batcher.instances import preempted_ns

@@ -9,8 +9,10 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.speed_correction import (
     SLOPE_STD,
     SpeedCorrection,

@@ -17,7 +17,8 @@ from optuna.samplers import RandomSampler
 from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import EnvironmentFault
 from optimizer.store import optuna_storage
 from optimizer.store.optuna_storage import is_retryable

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 import pytest
 
 from objectives.metrics import METRICS
-from optimizer.config.search_space import OFF, Problem, SearchSpace
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import OFF, SearchSpace
+from optimizer.core.candidate import Candidate, FieldValue
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.run_options import SEARCHERS
 from optimizer.search import installed_methods, make_searcher
 from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import write_atomically
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.option_reader import external_values, move_options
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder

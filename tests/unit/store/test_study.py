@@ -13,7 +13,8 @@ from optuna.samplers import RandomSampler
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities

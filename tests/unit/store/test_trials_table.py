@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Forecast, Measurement
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.trial import CROSS_CHECK_GENERATOR, Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable, read_run_table
 from tests.conftest import measurement
 from tests.csv_tables import read_rows, write_rows

@@ -12,8 +12,9 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.cli.run import read_run_arguments
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.cpus import CpuTopology
 from optimizer.machine.hardware import Hardware
 from optimizer.options.addresses import parse_cluster_address

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.notes import Note, ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import MAX_CRASHES
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher

@@ -14,10 +14,10 @@ import pytest
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SERVER_CPUS
 from optimizer.core.errors import ServerFault
 from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, ShareOfNode
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.deploy.visible_gpus import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement, CpuTopology

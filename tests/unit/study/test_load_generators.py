@@ -12,11 +12,12 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.measure.combined_load import ServerProcessesLoadGenerator
 from optimizer.measure.explained_failures import RefusedRequestsLoadGenerator
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator

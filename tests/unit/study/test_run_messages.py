@@ -13,7 +13,7 @@ import pytest
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import (

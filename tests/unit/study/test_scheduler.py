@@ -10,11 +10,13 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import ServerFault
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
+from optimizer.core.trial import LoadPoint, Trial, TrialRole
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.study.scheduler import OtherWorkers, Scheduler

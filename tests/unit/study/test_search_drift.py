@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from objectives.metrics import Measurement
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole, latest_points
+from optimizer.core.trial import LoadPoint, Trial, TrialRole, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess

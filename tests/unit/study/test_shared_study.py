@@ -15,9 +15,11 @@ import optuna
 import pytest
 
 from optimizer.cli.run import read_run_arguments
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.search.candidate_tracker import ABANDONED
 from optimizer.search.optuna_encoding import finished_trials

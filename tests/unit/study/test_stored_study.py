@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget, RunMode, SpentTime
+from optimizer.core.candidate import Candidate
 from optimizer.core.notes import Note, ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.progress_observers import Progress, QuietObserver
 from optimizer.store.run_folder import RunFolder

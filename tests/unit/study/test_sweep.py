@@ -16,12 +16,13 @@ from rich.console import Console
 from objectives.metrics import Measurement
 from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
 from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION, TIMEOUT_US
+from optimizer.core.candidate import INSTANCE_GPUS, Candidate, FieldValue
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ServerCrashed
 from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.signature import sign
-from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.options.option_reader import external_values
 from optimizer.options.values import parse_rates, parse_whole_numbers

@@ -10,7 +10,7 @@ import pytest
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions

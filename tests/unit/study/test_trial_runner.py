@@ -12,15 +12,16 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import LoadGenerator, Target
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
+from optimizer.core.trial import LoadPoint, Point, Trial, TrialRole
 from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.search import make_searcher

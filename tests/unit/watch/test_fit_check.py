@@ -14,9 +14,9 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla, Verdict
+from optimizer.core.candidate import SERVER_PROCESSES
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.plan.evidence import estimate_slowness
 from optimizer.plan.replica import Replica
 from optimizer.results.finished_run import read_run

@@ -19,7 +19,7 @@ from optimizer.cli import verify
 from optimizer.cli.plan import main as plan
 from optimizer.cli.plan import read_plan_arguments
 from optimizer.cli.run import read_run_arguments
-from optimizer.config.search_space import ModelKind
+from optimizer.config.problem import ModelKind
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.options.option_reader import run_options
 from optimizer.plan.evidence import EXPECTED

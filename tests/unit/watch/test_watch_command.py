@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import watch
+from optimizer.core.candidate import SERVER_PROCESSES
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.watch.fit_check import Judgement
 from optimizer.watch.server_metrics import observe_loads, read_server
 from optimizer.watch.watch_report import follow_line
