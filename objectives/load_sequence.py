@@ -20,7 +20,7 @@ from objectives.sla import Verdict
 from objectives.verdict import SlaVerdict
 
 ERROR_SHARES = (1 / 2, 1 / 4, 1 / 16)  # shares of the first load and of the loads that are tried after failures
-OTHER_ERROR_SHARES = (1 / 8, 1 / 16)  # the same for a second candidate, see docs/verdict.md
+OTHER_ERROR_SHARES = (1 / 8, 1 / 16)  # the same for a second candidate, see docs/verdict-method.md
 MARGIN = 0.15  # log of latency by which the prediction of the first load is inside the bound, see first_load
 OTHER_MARGIN = 0.22  # the same for a second candidate, whose test has less error and whose prediction fewer servers
 PREDICTION_ERROR = 0.1  # standard deviation of the log of the measured latency over the predicted one
