@@ -115,6 +115,8 @@ class Option:
 
     def redact(self, text: str) -> str:
         """Return the text of a value for a message, with secrets replaced."""
+        if self.name == "docker-env":
+            return text.partition("=")[0]
         return redact_header(text) if self.name == "header" else text
 
     def value_in(self, options: RunOptions) -> Any:

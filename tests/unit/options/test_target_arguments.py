@@ -127,6 +127,19 @@ def test_contradictory_options_give_one_line(words: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([f"--docker-env=A={SECRET}"], "works only with --target docker"),
+        (["--target", "docker", "--docker-image", "i", f"--docker-env=A={SECRET}\n"], "give 1 to 4,096 printable"),
+    ],
+)
+def test_an_error_shows_the_name_of_an_environment_variable_only(words: list[str], problem: str) -> None:
+    with pytest.raises(BadInputError, match=f"^--docker-env A: {problem}") as caught:
+        read_run_arguments([*words, "m"])
+    assert SECRET not in str(caught.value)
+
+
 def test_shared_memory_can_be_switched_on_in_a_server_that_has_it_off() -> None:
     words = "--target docker --docker-image i --shared-memory system --server-arg=--allow-client-shm=true m"
     assert read_run_arguments(words.split()).options.server_args == ("--allow-client-shm=true",)
