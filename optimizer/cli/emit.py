@@ -180,12 +180,16 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     """Return the server that serves a recommendation in production. Raises BadInputError."""
     from optimizer.emit.production import ProductionServer, name_of, read_image, read_name
 
-    image = recommendation.run.options.docker_image if arguments.image is None else arguments.image
-    if image is None and FORMATS[arguments.format].needs_image:
-        raise BadInputError(
-            f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
-            f"{recommendation.triton_version}, the measured version, or newer"
-        )
+    given_image = recommendation.run.options.docker_image if arguments.image is None else arguments.image
+    image = "" if given_image is None else read_image(given_image)
+    missing = []
+    if not image and FORMATS[arguments.format].needs_image:
+        triton = f"Triton {recommendation.triton_version}, the measured version, or newer"
+        missing.append(f"--image is missing; give an image of NVIDIA with {triton}")
+    if arguments.model_repository is None:
+        missing.append(f"--model-repository is missing; give {_repository_places(arguments)}")
+    if missing:
+        raise BadInputError(f"--format {arguments.format}: {'; '.join(missing)}")
     limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
     metric: Literal["requests", "cpu"] = arguments.autoscale_on or "requests"
     if metric == "cpu" and (recommendation.gpus or recommendation.cpus is None):
@@ -194,7 +198,7 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     account, processes = arguments.service_account, recommendation.server_processes
     return ProductionServer(
         recommendation,
-        image="" if image is None else read_image(image),
+        image=image,
         repository=_read_repository(arguments),
         name=name_of(recommendation.model) if arguments.name is None else read_name(arguments.name),
         service_account="" if account is None else read_name(account, "--service-account"),
@@ -209,17 +213,17 @@ def _read_repository(arguments: argparse.Namespace) -> ModelRepository:
     """Return the model repository of production. Raises BadInputError if the format cannot refer to it."""
     from optimizer.emit.production import read_repository
 
-    schemes = FORMATS[arguments.format].schemes
-    places = ", ".join(SCHEME_NAMES.get(scheme, f"{scheme}://…") for scheme in schemes)
-    if arguments.model_repository is None:
-        raise BadInputError(f"--format {arguments.format}: --model-repository is missing; give {places}")
     repository = read_repository(arguments.model_repository)
-    if repository.scheme not in schemes:
+    if repository.scheme not in FORMATS[arguments.format].schemes:
         raise BadInputError(
             f"--model-repository {quote(arguments.model_repository)}: "
-            f"{arguments.format} cannot read models from there; give one of {places}"
+            f"{arguments.format} cannot read models from there; give one of {_repository_places(arguments)}"
         )
     return repository
+
+
+def _repository_places(arguments: argparse.Namespace) -> str:
+    return ", ".join(SCHEME_NAMES.get(scheme, f"{scheme}://…") for scheme in FORMATS[arguments.format].schemes)
 
 
 def main(argv: list[str]) -> int:

@@ -659,6 +659,7 @@ def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
     [
         (["--format", "nomad"], "invalid choice"),
         (["--format", "docker"], "--image is missing; give an image of NVIDIA with Triton 2.51.0"),
+        (["--format", "docker"], "or newer; --model-repository is missing; give a folder, s3://"),
         (["--format", "docker", "--image", "a b"], "--image a b"),
         (["--format", "docker", "--image", IMAGE], "--model-repository is missing; give "),
         (["--format", "kserve"], "--model-repository is missing"),
