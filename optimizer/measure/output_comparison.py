@@ -285,14 +285,19 @@ class OutputDeviation:
 class ReferenceOutputs:
     """Serialized requests and the baseline's responses to them, in the same order.
 
-    ``seconds_alone`` is the mean time of a request that is sent alone. ``missing_reason`` says why there are no
-    responses; it is empty if there are some.
+    ``seconds_alone`` is the mean time of a request that is sent alone. ``first_seconds`` is the time until the first
+    responses after the deployment. ``missing_reason`` says why there are no responses; it is empty if there are some.
     """
 
     requests: tuple[bytes, ...]
     responses: tuple[bytes, ...]
     seconds_alone: float
+    first_seconds: float
     missing_reason: str = ""
+
+    def expected_seconds(self, count: int) -> float:
+        """Return the time of ``count`` requests after a deployment, if they are served one at a time."""
+        return self.first_seconds + count * self.seconds_alone
 
     @cached_property
     def outputs(self) -> list[ModelOutputs]:
@@ -346,7 +351,8 @@ class ReferenceOutputs:
         arrays: dict[str, Any] = {f"request_{i}": _bytes(message) for i, message in enumerate(self.requests)}
         arrays |= {f"response_{i}": _bytes(message) for i, message in enumerate(self.responses)}
         content = io.BytesIO()
-        np.savez(content, seconds_alone=self.seconds_alone, missing_reason=self.missing_reason, **arrays)
+        arrays |= {"seconds_alone": self.seconds_alone, "first_seconds": self.first_seconds}
+        np.savez(content, missing_reason=self.missing_reason, **arrays)
         write_atomically(file, content.getvalue())
 
     @classmethod
@@ -361,9 +367,11 @@ class ReferenceOutputs:
                 tuple(arrays[f"request_{i}"].tobytes() for i in numbers),
                 tuple(arrays[f"response_{i}"].tobytes() for i in numbers),
                 float(arrays["seconds_alone"]),
+                float(arrays["first_seconds"]),
                 str(arrays["missing_reason"]),
             )
-            if not (reference.outputs or reference.missing_reason) or not math.isfinite(reference.seconds_alone):
+            is_complete = bool(reference.outputs or reference.missing_reason)
+            if not (is_complete and math.isfinite(reference.expected_seconds(1))):
                 raise ValueError
         except (KeyError, ValueError, TypeError, DecodeError):
             raise BadInputError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,18 @@ from optimizer.core.errors import (
     ServerCrashed,
 )
 from optimizer.core.notes import NanOutputs
-from optimizer.measure.output_check import MIN_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, BaselineOutputCheck
+from optimizer.measure import server_calls
+from optimizer.measure.output_check import (
+    MIN_IN_FLIGHT,
+    REFERENCE_ATTEMPTS,
+    REQUESTS,
+    BaselineOutputCheck,
+)
 from optimizer.measure.output_comparison import (
     DEFAULT_RELATIVE,
     ModelOutputs,
     OutputTensor,
+    ReferenceOutputs,
     Tolerance,
     find_difference,
     mean_magnitudes,
@@ -314,6 +322,40 @@ def test_a_baseline_that_takes_too_long_for_a_random_number_is_refused_with_a_hi
     bounded = check_setup.new_check(infer=wait_in_vain)
     bounded.record_reference(check_setup.endpoint)
     assert bounded.needs_reference
+
+
+def test_a_first_request_may_take_longer_than_the_others(check_setup: CheckSetup) -> None:
+    """A model may compile kernels during its first request."""
+    limits: list[float] = []
+
+    def infer(
+        endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float
+    ) -> list[bytes]:
+        limits.append(timeout_seconds)
+        if len(limits) == 1:
+            raise RequestOverdue("the server did not answer a request in time")
+        return server_calls.infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+
+    output_check = check_setup.new_check(unbounded=("x",), infer=infer)
+    output_check.record_reference(check_setup.endpoint)
+    assert not output_check.needs_reference
+    assert output_check.note is None
+
+
+def test_other_deployments_may_take_four_times_as_long_for_their_first_request(check_setup: CheckSetup) -> None:
+    check_setup.check_with_reference()
+    reference = ReferenceOutputs.read(check_setup.file)
+    replace(reference, first_seconds=40.0, seconds_alone=0.5).write(check_setup.file)
+    limits: list[float] = []
+
+    def infer(
+        endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float
+    ) -> list[bytes]:
+        limits.append(timeout_seconds)
+        return server_calls.infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+
+    check_setup.new_check(infer=infer).check(check_setup.endpoint)
+    assert limits == [4 * (40.0 + len(reference.requests) * 0.5)]
 
 
 def test_a_server_that_hangs_before_the_first_request_has_no_hint_on_random_numbers(check_setup: CheckSetup) -> None:

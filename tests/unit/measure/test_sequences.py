@@ -69,7 +69,7 @@ def test_the_output_check_waits_for_slow_sequences(random_requests: Path, tmp_pa
     )
     endpoint = Endpoint("m", Candidate(4))
     for seconds_alone, timeout_seconds in ((0.001, TIMEOUT_SECONDS), (1.0, 4 * MIN_IN_FLIGHT * 5 * 1.0)):
-        check._send_together(endpoint, ReferenceOutputs((b"",) * 10, (), seconds_alone))
+        check._send_together(endpoint, ReferenceOutputs((b"",) * 10, (), seconds_alone, 0.0))
         assert waited == [(1, timeout_seconds)] * MIN_IN_FLIGHT
         waited.clear()
 

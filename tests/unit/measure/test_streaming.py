@@ -481,7 +481,7 @@ def test_responses_of_only_one_deployment_are_a_difference() -> None:
         (tokens_response, [], "tokens is missing"),
         (None, [tokens_response], "tokens is not expected"),
     ):
-        reference = ReferenceOutputs((b"",), (concatenate([baseline] if baseline else []),), 0.1)
+        reference = ReferenceOutputs((b"",), (concatenate([baseline] if baseline else []),), 0.1, 0.0)
         assert reference.compare([0], [concatenate(candidate)], Tolerance()).problem.startswith(problem)
-    nothing = ReferenceOutputs((b"",), (concatenate([]),), 0.1)
+    nothing = ReferenceOutputs((b"",), (concatenate([]),), 0.1, 0.0)
     assert not nothing.compare([0], [concatenate([])], Tolerance()).problem
