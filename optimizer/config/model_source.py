@@ -36,7 +36,8 @@ class ModelSource:
         facts: Properties for results (precision, rows, bytes, content hash, ...).
         composing: Configurations of the models that it calls: steps of an ensemble, or models of a BLS model.
         batcher: The composing model that the candidate configures; empty for the model itself.
-        concurrent: Composing models that receive load of their own at the same time on the same device.
+        concurrent: Composing models that receive load of their own at the same time on the same device. The value is
+            their load as a multiple of the model's.
         variants: Configurations of models with the same inputs and outputs, one of which is served in its place. The
             model itself is one of them.
         warm_up: Sizes of the variable dimensions of warm-up requests, by input. The server runs such requests of each
@@ -51,7 +52,7 @@ class ModelSource:
     facts: dict[str, str | int | float] = field(default_factory=dict)
     composing: Mapping[str, ModelConfig] = field(default_factory=dict)
     batcher: str = ""
-    concurrent: tuple[str, ...] = ()
+    concurrent: Mapping[str, float] = field(default_factory=dict)
     variants: Mapping[str, ModelConfig] = field(default_factory=dict)
     warm_up: Mapping[str, tuple[int, ...]] | None = None
     varies_model_json: bool = False

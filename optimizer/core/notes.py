@@ -215,6 +215,21 @@ class BatcherTuned(Note):
         return f"settings without a model's name are those of {self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class SeveralModelsLoaded(Note):
+    """Several models get load at the same time: ``shares`` times that of the model ``name``, by model."""
+
+    name: str
+    shares: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{name} {share:g}" for name, share in ((self.name, 1), *self.shares))
+        return (
+            f"several models get load, in the proportion {shares}; the throughput is their sum, the latency that of "
+            "the slowest"
+        )
+
+
 # -- the measurements -------------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,11 @@ class LoadPoint:
     concurrency: int = 0
     request_rate: float = 0.0
 
+    def scaled(self, share: float) -> LoadPoint:
+        """Return ``share`` times the load: at least one request in flight."""
+        concurrency = max(1, round(share * self.concurrency)) if self.concurrency else 0
+        return replace(self, concurrency=concurrency, request_rate=share * self.request_rate)
+
     def __str__(self) -> str:
         """Return the load for messages: ``concurrency 24`` or ``3,000 requests/s``."""
         return f"{self.request_rate:,.6g} requests/s" if self.request_rate else f"concurrency {self.concurrency:,}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from objectives.metrics import Measurement
@@ -21,38 +21,49 @@ LATENCIES = ("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_
 
 @dataclass(frozen=True)
 class ConcurrentLoadGenerator:
-    """Applies the same load to all models of an endpoint at the same time, with one load generator per model.
+    """Applies load to all models of an endpoint at the same time, with one load generator per model.
 
+    The load of a model is the given one times its share in ``shares``, which is 1 for the model of the endpoint.
     A measurement has the sum of the throughputs and the largest of the latencies, since a bound holds for every
     model. Values of a single model (batches, times on the server) are left out.
     """
 
     generators: Mapping[str, LoadGenerator]
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Return the combined measurement; raise the first failure once all generators have ended."""
         return combine_models(
-            self._run_all(endpoint, lambda generator, model: generator.measure(model, load, seconds))
+            self._run_all(endpoint, load, lambda generator, model, own: generator.measure(model, own, seconds))
         )
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return as many combined measurements as all generators took."""
         windows = self._run_all(
-            endpoint, lambda generator, model: generator.measure_windows(model, load, seconds, count)
+            endpoint, load, lambda generator, model, own: generator.measure_windows(model, own, seconds, count)
         )
         return [combine_models(simultaneous) for simultaneous in zip(*windows, strict=False)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         """Return the combined result of all warm-ups; None if one has none."""
-        results = self._run_all(endpoint, lambda generator, model: generator.warm_up(model, load))
+        results = self._run_all(endpoint, load, lambda generator, model, own: generator.warm_up(model, own))
         measurements = [result for result in results if result is not None]
         return combine_models(measurements) if len(measurements) == len(results) else None
 
-    def _run_all(self, endpoint: Endpoint, action: Callable[[LoadGenerator, Endpoint], T]) -> list[T]:
-        """Return what ``action`` returns for each model; all run at the same time. Raises the first error."""
+    def _run_all(
+        self, endpoint: Endpoint, load: LoadPoint, action: Callable[[LoadGenerator, Endpoint, LoadPoint], T]
+    ) -> list[T]:
+        """Return what ``action`` returns for each model and its load; all run at the same time.
+
+        Raises the first error.
+        """
         endpoints = [endpoint, *endpoint.concurrent_models]
+        loads = [load.scaled(self.shares.get(model.model, 1.0)) for model in endpoints]
         with ThreadPoolExecutor(len(endpoints)) as pool:
-            futures = [pool.submit(action, self.generators[model.model], model) for model in endpoints]
+            futures = [
+                pool.submit(action, self.generators[model.model], model, own)
+                for model, own in zip(endpoints, loads, strict=True)
+            ]
         return [future.result() for future in futures]
 
 

@@ -57,6 +57,7 @@ from optimizer.model.profile_types import (
     InputData,
     LatencyBound,
     ModelJsonKey,
+    NameWithShare,
     NonEmpty,
     NonNegative,
     NonNegativeInt,
@@ -135,8 +136,9 @@ class StoredModel(ProfileSection):
     bls_composing_models: NonEmpty[PlainName] | None = _optional(
         "Models that a Python model calls", ["tokenizer", "encoder"]
     )
-    concurrent_models: NonEmpty[PlainName] | None = _optional(
-        "Models that get the same load at the same time on the same device", ["my_other_model"]
+    concurrent_models: NonEmpty[NameWithShare] | None = _optional(
+        "Models that get load at the same time on the same device; NAME=3 gets three times the load of the model",
+        ["my_other_model"],
     )
     variants: NonEmpty[PlainName] | None = _optional(
         "Models that may be served in place of the model", ["my_model_int8"]

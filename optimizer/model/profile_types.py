@@ -39,7 +39,7 @@ from optimizer.core.request_sizes import (
 from optimizer.core.safe_text import check_file_name, format_value, is_folder, resolve_inside
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.options import server_options
-from optimizer.options.values import MAX_INT32, format_cpus, parse_cpus
+from optimizer.options.values import MAX_INT32, check_load_share, format_cpus, parse_cpus
 
 
 def fault_lines(
@@ -341,6 +341,9 @@ CpuList = Annotated[
     str, parsed_by(lambda value: format_cpus(parse_cpus(str(value)))), _in_schema({"type": ["string", "integer"]})
 ]
 PlainName = Annotated[str, PlainValidator(_check_name), _in_schema({"type": "string"})]
+NameWithShare = Annotated[
+    str, parsed_by(lambda value: check_load_share(_check_name(value))), _in_schema({"type": "string"})
+]
 ServerOption = Annotated[
     str,
     parsed_by(lambda value: server_options.check_option_name(str(value))),

@@ -26,6 +26,7 @@ from optimizer.core.safe_text import (
     show_path,
 )
 from optimizer.model.onnx_file import check_loadable, complete, derive, external_files, read_onnx
+from optimizer.options.values import load_shares
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -315,23 +316,26 @@ def read_source(
     """Return the model ``name`` with the other models of its repository that belong to it; ``read`` reads one.
 
     These are the steps of an ensemble, the models that a Python model calls (``composing``), the ``variants`` that
-    can replace it and the ``concurrent`` models that share its device. ``batcher`` is the model whose settings are
-    tuned, by default the largest step that batches; with ``concurrent`` models the model itself, unless it is an
-    ensemble. Raises BadInputError if a model is missing or they do not fit together.
+    can replace it and the ``concurrent`` models that share its device (texts of ``load_shares``). ``batcher`` is the
+    model whose settings are tuned, by default the largest step that batches; with ``concurrent`` models the model
+    itself, unless it is an ensemble. Raises BadInputError if a model is missing or they do not fit together.
     """
-    names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
+    shares = load_shares(concurrent)
+    names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": tuple(shares)}
     _refuse_tuned_model(name, names_by_flag)
     top = read(name)
+    if len(shares) < len(set(concurrent)):
+        raise BadInputError(f"--concurrent-models {one_line(','.join(concurrent))}: a model has two shares; give one")
     if concurrent and top.is_streaming:
         raise BadInputError(
-            f"--concurrent-models {one_line(concurrent[0])}: {name} is decoupled, and only models with one response "
-            "to a request get load at the same time; tune the models one after another"
+            f"--concurrent-models {one_line(next(iter(shares)))}: {name} is decoupled, and only models with one "
+            "response to a request get load at the same time; tune the models one after another"
         )
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing):
         _gather(step, read, parts, path=(name,))
     own_parts = dict(parts)
-    for other in concurrent:
+    for other in shares:
         _gather(other, read, parts, path=(name,), flag="--concurrent-models")
     _check_decoupled_parts(top, parts)
     _check_stateful(top, parts, names_by_flag)
@@ -350,7 +354,7 @@ def read_source(
         facts=facts,
         composing={name: part.config for name, part in parts.items()},
         batcher=_batcher(top, own_parts if is_ensemble(top.config) else parts, tuned),
-        concurrent=tuple(dict.fromkeys(concurrent)),
+        concurrent=shares,
         variants=variant_configs,
     )
 

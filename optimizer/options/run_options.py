@@ -59,7 +59,7 @@ class RunOptions:
     sla_ms: dict[str, float] = field(default_factory=dict)  # upper bounds of the latencies by metric
     model_repository: str | None = None
     bls_composing_models: tuple[str, ...] = ()
-    concurrent_models: tuple[str, ...] = ()
+    concurrent_models: tuple[str, ...] = ()  # see optimizer.options.values.load_shares
     variants: tuple[str, ...] = ()
     model_warmup: bool = False
     from_model_analyzer: str | None = None  # the file; the options that it sets are stored in the other fields too

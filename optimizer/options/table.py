@@ -77,6 +77,7 @@ _SHARE = ValueType(
 )
 _OBJECTIVES = ValueType("NAME[,NAME]", values.parse_objectives, ",".join)
 _MODELS = ValueType("NAMES", values.parse_model_names, ",".join)
+_MODELS_WITH_SHARES = ValueType("NAME[=SHARE],…", values.parse_concurrent_models, ",".join)
 _CPUS = ValueType("CPUS", values.parse_usable_cpus)
 _LENGTHS = ValueType(
     "LENGTHS",
@@ -312,7 +313,11 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
     MODEL: (
         Option("model-repository", _path("DIR"), "Triton model repository that contains MODEL", is_common=True),
         Option("bls-composing-models", _MODELS, "Models that MODEL, a Python model, calls, separated by commas"),
-        Option("concurrent-models", _MODELS, "Models that get the same load at the same time, separated by commas"),
+        Option(
+            "concurrent-models",
+            _MODELS_WITH_SHARES,
+            "Models that get load at the same time, separated by commas; NAME=3 gets three times the load of MODEL",
+        ),
         Option("variants", _MODELS, "Models that may be served in place of MODEL, separated by commas"),
         Option(
             "max-instance-count",

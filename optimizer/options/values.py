@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
@@ -283,6 +283,39 @@ def parse_model_names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise ValueError("give names of models, separated by commas")
     return names
+
+
+_MODEL_WITH_SHARE = re.compile(r"(.+)=([0-9]{1,9}(?:\.[0-9]{0,9})?)")
+LOAD_SHARES = (0.01, 100.0)  # smallest and largest share of the load
+
+
+def load_shares(models: Iterable[str]) -> dict[str, float]:
+    """Return the share of the load by model for texts such as ``encoder`` or ``ranker=3``; it is 1 without a number.
+
+    The share of the model that is tuned is 1.
+    """
+    matches = {text: _MODEL_WITH_SHARE.fullmatch(text) for text in models}
+    return dict((match[1], float(match[2])) if match else (text, 1.0) for text, match in matches.items())
+
+
+def write_load_shares(shares: Mapping[str, float]) -> str:
+    """Return ``shares`` as text such as ``encoder=1,ranker=3``."""
+    return ",".join(f"{name}={share:g}" for name, share in shares.items())
+
+
+def check_load_share(text: str) -> str:
+    """Return ``text``, a model as for ``load_shares``. Raises ValueError if its share is too small or too large."""
+    (share,), (smallest, largest) = load_shares([text]).values(), LOAD_SHARES
+    if not smallest <= share <= largest:
+        raise ValueError(
+            f"write NAME=SHARE, with a share of the load from {smallest:g} to {largest:g}, such as ranker=3"
+        )
+    return text
+
+
+def parse_concurrent_models(text: str) -> tuple[str, ...]:
+    """Return the models in ``text``, each as for ``load_shares``."""
+    return tuple(map(check_load_share, parse_model_names(text)))
 
 
 def parse_usable_cpus(text: str) -> str:

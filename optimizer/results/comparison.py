@@ -20,6 +20,7 @@ from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
 from optimizer.model.requests import generated_kind
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import RunOptions
+from optimizer.options.values import write_load_shares
 from optimizer.results import formatting, result_document, summary
 from optimizer.results.finished_run import FinishedRun, how_to_finish, why_unfinished
 from optimizer.results.recommendation import Outcome
@@ -66,20 +67,22 @@ def conditions(run: FinishedRun) -> dict[str, str]:
         "objective": ",".join(metric.name for metric in run.problem.objectives),
         "load": rate if run.problem.open_loop else options.load,
         "samples in a request": str(run.problem.request_batch_size),
-        **request_conditions(options, str(run.info["problem"].get("input_data"))),
+        **request_conditions(options, str(run.info["problem"].get("input_data")), run.concurrent_models),
     }
 
 
-def request_conditions(options: RunOptions, input_data: str) -> dict[str, str]:
+def request_conditions(options: RunOptions, input_data: str, concurrent: Mapping[str, float]) -> dict[str, str]:
     """Return the conditions that ``options`` set for the requests, without the folders of files.
 
     ``input_data`` is the name of the file of requests, which is a hash of the content if it was converted.
+    ``concurrent`` are the shares of the load of other models.
     """
     values = {name: getattr(options, name) for name in REQUEST_OPTIONS}
     if values["input_data"] not in (None, "zero", "random"):
         values["input_data"] = input_data
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = values[name] and Path(values[name]).name
+    values["concurrent_models"] = write_load_shares(concurrent) or None
     requests = [f"{name} {value}" for name, value in values.items() if value not in (None, ())]
     return {
         "protocol": options.protocol,

@@ -24,7 +24,7 @@ from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Trial
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import MAX_CPU_COUNT
+from optimizer.options.values import MAX_CPU_COUNT, load_shares
 from optimizer.results import formatting, summary
 from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
 from optimizer.store.run_folder import ENDED, RunFolder
@@ -80,6 +80,12 @@ class FinishedRun:
     def has_other_models(self) -> bool:
         """Return whether the server's times are those of a model that the tuned one calls, such as a step."""
         return bool(self.info["problem"].get("batcher", self.problem.model) != self.problem.model)
+
+    @property
+    def concurrent_models(self) -> dict[str, float]:
+        """Return the shares of the load of the models that got load at the same time, by model."""
+        text = self.info["problem"].get("concurrent_models")
+        return load_shares(text.split(",")) if isinstance(text, str) else {}
 
     @property
     def gpus(self) -> tuple[str, ...]:

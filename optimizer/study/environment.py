@@ -27,6 +27,7 @@ from optimizer.core.notes import (
     RemoteServerUsed,
     SearchedWithoutSimulator,
     ServerProcessesVaried,
+    SeveralModelsLoaded,
     SharedMemoryUsed,
     present,
 )
@@ -336,6 +337,8 @@ class Environment:
             notes.append(ServerProcessesVaried())
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
+        if shares := task.source.concurrent:
+            notes.append(SeveralModelsLoaded(task.source.name, tuple(shares.items())))
         if self.options.search == "simulated" and not task.problem.is_simulated:
             is_batching = model_type(task.problem) is ContinuousBatchingModel
             notes.append(ContinuousBatchingSimulated() if is_batching else SearchedWithoutSimulator())

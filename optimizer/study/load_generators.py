@@ -250,4 +250,4 @@ def _make_concurrent(perf_analyzer: PerfAnalyzer, task: Task) -> ConcurrentLoadG
         log = perf_analyzer.log.parent / name / perf_analyzer.log.name
         log.parent.mkdir(exist_ok=True)
         generators[name] = replace(perf_analyzer, log=log, input_data=requests.input_data, shapes=requests.shapes)
-    return ConcurrentLoadGenerator(generators)
+    return ConcurrentLoadGenerator(generators, task.source.concurrent)

@@ -28,7 +28,7 @@ from optimizer.model.profile_lookup import MODEL_ENDINGS, PROFILE_ENDINGS, find_
 from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel
 from optimizer.model.repository import read_source, refuse_unmeasurable
 from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions, is_trace
-from optimizer.options.values import parse_cpus, usable_cpus
+from optimizer.options.values import load_shares, parse_cpus, usable_cpus
 
 DEFAULT_LARGEST_BATCH = 64
 
@@ -291,7 +291,7 @@ def _refuse_other_models(options: RunOptions) -> None:
     """Raise BadInputError for options that name other models of the repository, because there is no repository."""
     for key, names in other_models(options).items():
         flag = f"--{key.replace('_', '-')}"
-        if Path(options.model).stem in names:
+        if Path(options.model).stem in load_shares(names):
             raise BadInputError(f"{flag} {','.join(names)}: {options.model} is the tuned model itself; leave it out")
         if names:
             raise BadInputError(

@@ -32,6 +32,7 @@ from optimizer.machine.hardware import Fingerprint
 from optimizer.options import server_options
 from optimizer.options.addresses import redact, redact_header, redact_words
 from optimizer.options.command_line import command_line, command_with_larger_budget
+from optimizer.options.values import write_load_shares
 from optimizer.results import result_document, summary
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
@@ -56,6 +57,7 @@ def problem_document(task: Task) -> dict[str, Any]:
     return {
         "model": problem.model,
         "batcher": task.source.tuned_model,
+        "concurrent_models": write_load_shares(task.source.concurrent) or None,
         "facts": task.source.facts,
         "constraints": list(map(str, problem.sla)),
         "objectives": [metric.name for metric in problem.objectives],
@@ -313,6 +315,8 @@ KEYS: Final = {
     "problem": "What is searched:",
     "problem.model": "Name of the model.",
     "problem.batcher": "Name of the model whose batches are tuned and counted: that model, or one that it calls.",
+    "problem.concurrent_models": "Models that get load at the same time, with their load as a multiple of the "
+    "model's, as text such as `encoder=1,ranker=3`; null without any.",
     "problem.facts": "Facts about the model, such as its size and the SHA-256 of its files.",
     "problem.constraints": "Bounds, such as `p95 <= 20 ms`.",
     "problem.objectives": "Names of the objectives, the most important one first.",

@@ -203,7 +203,7 @@ def _shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]
     model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
     return {
         MODEL_HASH: str(model)[:HASH_DIGITS] if model else None,
-        **request_conditions(options, task.input_data.name),
+        **request_conditions(options, task.input_data.name, task.source.concurrent),
     }
 
 

@@ -180,7 +180,7 @@ class Expectation:
         if not is_pipeline(self.run):
             return ()
         names = {path.parent.name for path in self.run.folder.best.glob("*/config.pbtxt")}
-        return tuple(sorted(names - {self.model, *self.run.options.concurrent_models}))
+        return tuple(sorted(names - {self.model, *self.run.concurrent_models}))
 
     @property
     def server_processes(self) -> int:
@@ -337,7 +337,7 @@ def example_urls(processes: int) -> str:
 
 def is_pipeline(run: FinishedRun) -> bool:
     """Return whether the model of ``run`` calls others: best/ then has a configuration for each of them."""
-    return len(list(run.folder.best.glob("*/config.pbtxt"))) > 1 + len(run.options.concurrent_models)
+    return len(list(run.folder.best.glob("*/config.pbtxt"))) > 1 + len(run.concurrent_models)
 
 
 def time_in_server_ms(measured: Measurement) -> float | None:

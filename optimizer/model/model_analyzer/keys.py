@@ -105,7 +105,11 @@ FILE: KeyTable = {
         "`model.concurrent_models`: MODEL (or the first) with the others under load",
         "run_config_profile_models_concurrently_enable",
     ),
-    **_unsupported("all models have the same weight", "weighting"),
+    **_unsupported(
+        "all models count alike in the objective; in a profile `model.concurrent_models: [NAME=3]` gives one of them "
+        "three times the load",
+        "weighting",
+    ),
     **_mapped("`model.bls_composing_models`; the choices of each model to `space.models`", "bls_composing_models"),
     **_mapped(
         "`space.models`: the choices of each step; the steps are read from config.pbtxt", "ensemble_composing_models"

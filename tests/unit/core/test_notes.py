@@ -26,6 +26,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.MigInstanceUsed(),
     notes.GpusNotRead("NVML does not answer"),
     notes.BatcherTuned("dlrm"),
+    notes.SeveralModelsLoaded("dlrm", (("ranker", 3.0), ("encoder", 0.5))),
     notes.ConfirmedByPerfAnalyzer("the load is sent over HTTP"),
     notes.PerfAnalyzerSampleLimit(128, 1000, 4096),
     notes.OpenLoopSampleLimit(65_536, 100_000),

@@ -29,9 +29,11 @@ class MeetingLoadGenerator:
     answer: Measurement | None
     meeting: threading.Barrier
     requested: list[str] = field(default_factory=list)
+    loads: list[LoadPoint] = field(default_factory=list)
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         self.requested.append(endpoint.model)
+        self.loads.append(load)
         self.meeting.wait(60)
         if self.answer is None:
             raise MeasurementError("no figures")
@@ -68,6 +70,17 @@ def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
         assert (outcome.begin_unix_seconds, outcome.end_unix_seconds) == (10.1, 11.2)
         assert outcome.stable
     assert (first.requested, second.requested) == (["a", "a"], ["b", "b"])
+
+
+@pytest.mark.parametrize(("share", "requests"), [(3.0, (3, 24)), (0.5, (1, 4)), (0.1, (1, 1))])
+def test_each_model_gets_its_share_of_the_load_and_at_least_one_request(
+    share: float, requests: tuple[int, int]
+) -> None:
+    joint, first, second = generators_of_two_models(measurement(100, 5), measurement(40, 12))
+    for load in (LoadPoint(4, 1), LoadPoint(4, 8)):
+        replace(joint, shares={"b": share}).measure(TWO_MODELS, load)
+    assert first.loads == [LoadPoint(4, 1), LoadPoint(4, 8)]
+    assert second.loads == [LoadPoint(4, concurrency) for concurrency in requests]
 
 
 def test_missing_figures_are_unknown_and_one_unstable_model_makes_all_unstable() -> None:

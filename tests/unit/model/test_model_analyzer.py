@@ -535,7 +535,7 @@ def test_every_key_of_model_analyzer_is_imported_or_noted() -> None:
     ("text", "line"),
     [
         ("triton_launch_mode: remote\n", "ma.yaml:3: triton_launch_mode: ignored: trials run on tune's own server"),
-        ("weighting: 2\n", "ma.yaml:3: weighting: not supported: all models have the same weight"),
+        ("weighting: 2\n", "ma.yaml:3: weighting: not supported: all models count alike in the objective; "),
         ("latency_budget:\n", "ma.yaml:3: latency_budget: ignored: nothing is given"),
         ("batch_sizes: [2, 1, 2, 4]\n", "ma.yaml:3: batch_sizes: not supported: several request sizes in one run; "),
         ("perf_analyzer_flags: {request-distribution: poisson}\n", "ignored: requests are not sent at a rate"),

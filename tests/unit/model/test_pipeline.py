@@ -106,6 +106,15 @@ def test_a_missing_concurrent_model_is_named_with_its_option(tmp_path: Path) -> 
         read_source(stored(tmp_path), "first", concurrent=("second", "gone"))
 
 
+def test_a_concurrent_model_has_one_share_of_the_load(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    assert read_source(stored(tmp_path), "first", concurrent=("second=3",)).concurrent == {"second": 3.0}
+    with pytest.raises(BadInputError, match=r"^--concurrent-models second=3,second: a model has two shares; "):
+        read_source(stored(tmp_path), "first", concurrent=("second=3", "second"))
+    with pytest.raises(BadInputError, match=r"^--concurrent-models first: first is the tuned model itself"):
+        read_source(stored(tmp_path), "first", concurrent=("first=3",))
+
+
 def test_the_batches_of_an_ensemble_next_to_another_are_those_of_one_of_its_own_steps(tmp_path: Path) -> None:
     """An ensemble has no dynamic batching of its own."""
     write_ensemble(tmp_path, milliseconds=5)

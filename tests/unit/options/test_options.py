@@ -28,6 +28,7 @@ from optimizer.options.option_reader import parse_values, resume_options, run_op
 from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search
 from optimizer.options.table import GROUPS, OPTIONS, OPTIONS_BY_NAME
 from optimizer.options.values import OBJECTIVES as OBJECTIVE_NAMES
+from optimizer.options.values import load_shares
 
 
 def test_each_field_has_an_option() -> None:
@@ -65,6 +66,12 @@ def test_values_of_python_and_yaml_are_options() -> None:
     assert run_options("-odd", written_values(options)) == options
 
 
+def test_a_model_without_a_share_gets_the_load_of_the_tuned_one() -> None:
+    options = run_options("m", {"concurrent-models": "ranker=3,en=coder,small=0.25"})
+    assert load_shares(options.concurrent_models) == {"ranker": 3.0, "en=coder": 1.0, "small": 0.25}
+    assert run_options("m", written_values(options)) == options
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -74,6 +81,11 @@ def test_values_of_python_and_yaml_are_options() -> None:
         ({"model-warmup": "yes"}, "--model-warmup: yes is neither true nor false"),
         ({"load": "fast"}, "--load fast: choose from concurrency, rate"),
         ({"header": "secret", "target": "remote"}, "--header ***: write NAME:VALUE"),
+        (
+            {"concurrent-models": "a,b=0"},
+            "--concurrent-models a,b=0: write NAME=SHARE, with a share of the load from",
+        ),
+        ({"concurrent-models": ["b=100.5"]}, "--concurrent-models b=100.5: write NAME=SHARE, "),
     ],
 )
 def test_an_invalid_value_names_option_and_value(values: dict[str, object], message: str) -> None:
@@ -232,6 +244,7 @@ def options(draw: st.DrawFn) -> RunOptions:
         model=draw(TEXTS.filter(bool)),
         sla_ms=draw(st.dictionaries(st.sampled_from([*SLA_METRICS, "p99.9", "ttft-p99.5", "p72"]), POSITIVE)),
         model_repository=draw(st.one_of(st.none(), PATHS)),
+        concurrent_models=draw(st.sampled_from([(), ("other",), ("é a=3", "b=0.5")])),
         objectives=objectives,
         min_throughput=draw(st.sampled_from([None, "4000/s", "0.5 req/s", " 7"])),
         max_memory_bytes=draw(st.one_of(st.none(), POSITIVE)),

@@ -466,6 +466,13 @@ def test_generated_requests_of_two_seeds_are_no_difference(tmp_path: Path) -> No
     assert "requests differ" in difference_warning(compared(runs[0], runs[1]))
 
 
+def test_the_shares_of_the_load_are_a_condition(tmp_path: Path) -> None:
+    a, b = (run_at(tmp_path / name, 1000.0) for name in "ab")
+    change_info(b, "problem", concurrent_models="second=3")
+    assert conditions(read_run(b))["requests"] == "concurrent_models second=3"
+    assert "options none (A), concurrent_models second=3 (B)" in " ".join(text_of(compared(a, b)).split())
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

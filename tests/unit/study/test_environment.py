@@ -16,7 +16,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SERVER_CPUS
 from optimizer.core.errors import ServerFault
-from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, ShareOfNode
+from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, SeveralModelsLoaded, ShareOfNode
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.deploy.visible_gpus import VisibleGpus
@@ -26,6 +26,7 @@ from optimizer.options.run_options import RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment, ServerResources
+from optimizer.study.run_record import problem_document
 from optimizer.study.task import Task, prepare_task
 from tests.repositories import doubler, write_ensemble, write_model, write_sleeper
 
@@ -150,6 +151,17 @@ def test_a_step_that_a_backend_of_tritune_serves_is_noted(
     notes = replace(environment, options=options).notes(task)
     assert notes.count(OwnBackend("onnxruntime")) == (target == "embedded")
     assert BatcherTuned("first") in [note for note in notes if not isinstance(note, DETAILS)], "it is always shown"
+
+
+def test_the_shares_of_the_load_are_noted(environment: Environment, tmp_path: Path) -> None:
+    write_ensemble(tmp_path, 1.0)
+    profile = tmp_path / "both.yaml"
+    profile.write_text("model: {repository: ., name: first, concurrent_models: [second=3]}\n")
+    task = prepare_task(RunOptions(str(profile)), HOST, print)
+    assert SeveralModelsLoaded("first", (("second", 3.0),)) in environment.notes(task)
+    assert problem_document(task)["concurrent_models"] == "second=3"
+    replaced = prepare_task(RunOptions(str(profile), concurrent_models=("second=0.5",)), HOST, print)
+    assert replaced.source.concurrent == {"second": 0.5}
 
 
 def test_a_share_of_a_cluster_is_what_the_server_had(environment: Environment) -> None:

@@ -79,6 +79,7 @@ def task(options: RunOptions) -> Task:
         RunOptions("caller", model_repository="models", bls_composing_models=("first", "second")),
         replace(IN_MODELS, variants=("doubler_int8",)),
         replace(IN_MODELS, concurrent_models=("second",)),
+        replace(IN_MODELS, concurrent_models=("second=3",)),
     ],
     ids=lambda options: f"{options.model} {options.variants or options.concurrent_models or options.sla_ms or ''}",
 )

@@ -37,7 +37,7 @@ def models(tmp_path: Path) -> dict[str, ModelSource]:
     write_streamer(folder, 1)
     write_sums(folder, tmp_path / "log")
     models = {name: read_repository_model(folder, name, gpu=False) for name in ("sleeper", "streamer", "sums")}
-    return {**models, "together": replace(models["sleeper"], concurrent=("other",))}
+    return {**models, "together": replace(models["sleeper"], concurrent={"other": 1.0})}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from optimizer.watch.expectation import (
     Expectation,
     WhyNotSimulated,
     derive_expectation,
+    is_pipeline,
     predict_slowness,
     time_in_server_ms,
 )
@@ -44,6 +45,7 @@ from tests.production_loads import (
     printed,
     recorded_expectation,
 )
+from tests.run_folders import change_info
 
 
 def judged(observed: list[ServedLoad], servers: int = 1) -> tuple[Judgement, dict[CheckKind, Check]]:
@@ -489,6 +491,8 @@ def test_an_ensemble_is_judged_without_the_times_of_its_steps(tmp_path: Path) ->
     assert checks[CheckKind.EXECUTION_TIME].explanation == WhyNotSimulated.PIPELINE.value
     assert {checks[name].status for name in (CheckKind.QUEUE_TIME, CheckKind.TIME_IN_SERVER)} == {"unknown"}
     assert checks[CheckKind.RATE].status == "fits"
+    change_info(run.folder.path, "problem", concurrent_models="first=2,chain=1")
+    assert not is_pipeline(read_run(run.folder.path)), "they get load of their own"
 
 
 def test_the_document_has_only_values_that_json_has() -> None:
