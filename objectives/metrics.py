@@ -88,6 +88,8 @@ class Measurement:
             tune's own client measures it.
         by_priority: Requests, throughput and latencies of each priority, see ``objectives.priority_stats``; empty for
             a load without priorities.
+        by_model: Requests, throughput and latencies of each model, see ``objectives.model_stats``; empty unless
+            several models get load at the same time.
         requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
             (bound in ms, count); empty if they were not counted, as by perf_analyzer.
         requests_over_ttft_ms: The same for the bounds of the time to first response.
@@ -163,6 +165,7 @@ class Measurement:
     failed_requests: int | None = None
     goodput_infer_per_sec: float | None = None
     by_priority: str = ""
+    by_model: str = ""
     requests_over_ms: str = ""
     requests_over_ttft_ms: str = ""
     requests_over_itl_ms: str = ""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from objectives import model_stats
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
@@ -25,7 +26,7 @@ class ConcurrentLoadGenerator:
 
     The load of a model is the given one times its share in ``shares``, which is 1 for the model of the endpoint.
     A measurement has the sum of the throughputs and the largest of the latencies, since a bound holds for every
-    model. Values of a single model (batches, times on the server) are left out.
+    model. Those of each model are in ``by_model``. Batches and times on the server are left out.
     """
 
     generators: Mapping[str, LoadGenerator]
@@ -33,8 +34,9 @@ class ConcurrentLoadGenerator:
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Return the combined measurement; raise the first failure once all generators have ended."""
-        return combine_models(
-            self._run_all(endpoint, load, lambda generator, model, own: generator.measure(model, own, seconds))
+        return _combine_by_model(
+            endpoint,
+            self._run_all(endpoint, load, lambda generator, model, own: generator.measure(model, own, seconds)),
         )
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
@@ -42,7 +44,7 @@ class ConcurrentLoadGenerator:
         windows = self._run_all(
             endpoint, load, lambda generator, model, own: generator.measure_windows(model, own, seconds, count)
         )
-        return [combine_models(simultaneous) for simultaneous in zip(*windows, strict=False)]
+        return [_combine_by_model(endpoint, simultaneous) for simultaneous in zip(*windows, strict=False)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         """Return the combined result of all warm-ups; None if one has none."""
@@ -65,6 +67,13 @@ class ConcurrentLoadGenerator:
                 for model, own in zip(endpoints, loads, strict=True)
             ]
         return [future.result() for future in futures]
+
+
+def _combine_by_model(endpoint: Endpoint, measurements: Sequence[Measurement]) -> Measurement:
+    """Return ``combine_models`` with the values of each model of ``endpoint``."""
+    names = (endpoint.model, *(model.model for model in endpoint.concurrent_models))
+    by_model = model_stats.to_text(dict(zip(names, measurements, strict=True)))
+    return replace(combine_models(measurements), by_model=by_model)
 
 
 def combine_models(measurements: Sequence[Measurement]) -> Measurement:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from objectives import priority_stats
+from objectives import model_stats, priority_stats
 from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement
-from optimizer.core.safe_text import shorten
+from optimizer.core.safe_text import one_line, shorten
 from optimizer.results import configuration_text, formatting
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def point_lines(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[
     further_metrics = [name for name in dict.fromkeys(metrics) if name not in shown]
     lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in further_metrics]
     lines += [("failed", text)] if (text := failed_requests(measurement)) else []
-    lines += priority_lines(measurement)
+    lines += part_lines(measurement)
     gpu = formatting.gpu(measurement)
     return [*lines, ("GPU", gpu)] if gpu else lines
 
@@ -142,8 +142,23 @@ def _quantiles(outcome: Outcome, point: Point, timing: Timing) -> str:
     return " · ".join(f"{name} {value}" for name, value in zip(QUANTILES, values, strict=True))
 
 
-def priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
-    """Return (label, values with units) of each priority; an empty list for a load without priorities."""
+def part_lines(measurement: Measurement) -> list[tuple[str, str]]:
+    """Return (label, values with units) of each model if several get load, or of each priority of the requests."""
+    return [*_model_lines(measurement), *_priority_lines(measurement)]
+
+
+def _model_lines(measurement: Measurement) -> list[tuple[str, str]]:
+    lines = []
+    for name, values in model_stats.from_text(measurement.by_model).items():
+        quantiles = " · ".join(
+            f"{level} {_milliseconds(getattr(values, LATENCY.field_of(level)))}" for level in QUANTILES
+        )
+        throughput = formatting.approximate(values.throughput_infer_per_sec)
+        lines.append((one_line(name), f"{throughput} infer/s · {quantiles}"))
+    return lines
+
+
+def _priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
     lines = []
     for stats in priority_stats.from_text(measurement.by_priority):
         quantiles = " · ".join(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from objectives import priority_stats
+from objectives import model_stats, priority_stats
 from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, Measurement
 from objectives.verdict import estimand
@@ -42,7 +42,8 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "recommended": "The recommended point: its configuration, load and metrics with the names of trials.csv, "
     "`energy_joules_per_1000_infer`, `verdict` (null if it was not measured on fresh servers), and "
     "`misses_in_usual_states` (whether it meets the bounds as measured there, but not in the usual states of the "
-    "run). With several priorities, `priorities` has the requests, throughput and latency of each.",
+    "run). With several priorities, `priorities` has the requests, throughput and latency of each; with concurrent "
+    "models, `models` has those of each model.",
     "confirmation": "Test of the recommendation on fresh servers; null if there was none:",
     "confirmation.verdict": "PASS, FAIL or UNDECIDED.",
     "confirmation.confidence": "Confidence level.",
@@ -133,6 +134,7 @@ def entry(point: Point) -> dict[str, object]:
         **{name: json_value(getattr(point.measurement, name)) for name in (*_METRIC_KEYS, *streamed)},
         ENERGY: json_value(METRICS["energy"].value(point.measurement)),
         **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
+        **({"models": _models(point.measurement)} if point.measurement.by_model else {}),
     }
 
 
@@ -154,6 +156,15 @@ def _priorities(measurement: Measurement) -> list[dict[str, object]]:
             **{LATENCY.field_of(name): stats.latency_ms(level) for name, level in QUANTILES.items()},
         }
         for stats in priority_stats.from_text(measurement.by_priority)
+    ]
+
+
+def _models(measurement: Measurement) -> list[dict[str, object]]:
+    """Return the values of each model under load for JSON."""
+    by_model = model_stats.from_text(measurement.by_model)
+    return [
+        {"model": name, **{field: json_value(getattr(values, field)) for field in model_stats.FIELDS}}
+        for name, values in by_model.items()
     ]
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from optimizer.core.notes import DETAILS, Note
 from optimizer.results import configuration_text, formatting, outcome_values, summary
-from optimizer.results.outcome_values import point_lines, priority_lines
+from optimizer.results.outcome_values import part_lines, point_lines
 from optimizer.results.terminal_output import (
     plain_table,
     print_line,
@@ -75,7 +75,7 @@ def print_outcome(
     if outcome.recommended is not None:
         _print_change(console, outcome, run.baseline, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
-        if not verbose and (lines := priority_lines(outcome.recommended.measurement)):  # else in the details
+        if not verbose and (lines := part_lines(outcome.recommended.measurement)):  # else in the details
             for label, text in lines:
                 print_wrapped(console, label, text)
             print_line(console)

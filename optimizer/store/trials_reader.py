@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from objectives import batch_stats, latency_sketch, priority_stats, response_times
+from objectives import batch_stats, latency_sketch, model_stats, priority_stats, response_times
 from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.candidate import SETTING_COLUMNS, Candidate, FieldValue
@@ -176,6 +176,7 @@ _SKETCH_COLUMNS = [timing.sketch_field for timing in TIMINGS]
 TEXT_COLUMNS = (
     "batch_stats",
     "by_priority",
+    "by_model",
     *_OVER_COLUMNS,
     *_SKETCH_COLUMNS,
     "response_times_ms",
@@ -339,6 +340,7 @@ def _measurements(
         **{name: [value or False for value in _each(table, name, _boolean)] for name in _FLAG_COLUMNS},
         "batch_stats": _checked(table, "batch_stats", _check_batch_stats),
         "by_priority": _checked(table, "by_priority", priority_stats.from_text),
+        "by_model": _checked(table, "by_model", model_stats.from_text),
         **{name: _checked(table, name, _check_requests_over) for name in _OVER_COLUMNS},
         **{name: _checked(table, name, latency_sketch.check_sketch) for name in _SKETCH_COLUMNS},
         "response_times_ms": _checked(table, "response_times_ms", response_times.from_text),

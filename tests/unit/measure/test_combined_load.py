@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from objectives import model_stats
 from objectives.metrics import Measurement
 from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
@@ -69,7 +70,11 @@ def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
         assert outcome.latency_p95_ms == 12
         assert (outcome.begin_unix_seconds, outcome.end_unix_seconds) == (10.1, 11.2)
         assert outcome.stable
-    assert (first.requested, second.requested) == (["a", "a"], ["b", "b"])
+    for outcome in (joint.measure(TWO_MODELS, LOAD), *joint.measure_windows(TWO_MODELS, LOAD, 1.0, 3)):
+        by_model = model_stats.from_text(outcome.by_model)
+        assert {name: values.throughput_infer_per_sec for name, values in by_model.items()} == {"a": 100, "b": 40}
+        assert [values.latency_p95_ms for values in by_model.values()] == [5, 12]
+    assert (first.requested, second.requested) == (["a"] * 4, ["b"] * 4)
 
 
 @pytest.mark.parametrize(("share", "requests"), [(3.0, (3, 24)), (0.5, (1, 4)), (0.1, (1, 1))])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from objectives import model_stats
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.problem import Problem
@@ -88,6 +89,21 @@ class TestEntry:
         assert candidate == best.candidate
         assert LoadPoint(entry["request_batch_size"], entry["concurrency"]) == best.load
         assert entry["trial"] == best.trial
+
+    def test_each_model_under_load_has_its_values(self) -> None:
+        found = outcome()
+        assert found.recommended is not None
+        by_model = {"dlrm": Measurement(30.5, latency_p95_ms=2.0, requests=300), "other": Measurement(10.0)}
+        values = replace(found.recommended.measurement, by_model=model_stats.to_text(by_model))
+        point = replace(found.recommended, measurement=values)
+        models = result_document.entry(point)["models"]
+        assert isinstance(models, list)
+        assert [(m["model"], m["throughput_infer_per_sec"], m["latency_p95_ms"]) for m in models] == [
+            ("dlrm", 30.5, 2.0),
+            ("other", 10.0, None),
+        ]
+        lines = dict(outcome_values.point_lines(found, point, problem()))
+        assert lines["dlrm"] == "30.5 infer/s · p50 unknown · p90 unknown · p95 2.00 ms · p99 unknown"
 
     def test_unknown_values_are_null(self) -> None:
         point = Point(0, BASELINE, LoadPoint(16, 1), Measurement(float("nan"), float("inf")))

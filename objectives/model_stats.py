@@ -1,0 +1,46 @@
+"""Values of each model under load at the same time, as text: ``model:requests:infer_per_sec:avg:p50:p90:p95:p99``.
+
+This is the form of ``Measurement.by_model`` and of the column ``by_model``; models are separated by spaces. A name is
+quoted as in a URL, latencies are in ms, and an unknown value is empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from objectives.metrics import LATENCY, STATISTICS, Measurement
+
+FIELDS = ("requests", "throughput_infer_per_sec", *map(LATENCY.field_of, STATISTICS))
+_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,6})?"
+_MODEL = re.compile(rf"([^:]+):([0-9]{{1,12}})?((?::(?:{_NUMBER})?){{{len(FIELDS) - 1}}})", re.ASCII)
+
+
+def to_text(by_model: Mapping[str, Measurement]) -> str:
+    """Return the values of each model as text that ``from_text`` reads."""
+    return " ".join(
+        ":".join((quote(name, safe=""), *(_write(getattr(measurement, field)) for field in FIELDS)))
+        for name, measurement in by_model.items()
+    )
+
+
+def _write(value: float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def from_text(text: str) -> dict[str, Measurement]:
+    """Return the values of each model in ``text``; empty for an empty text.
+
+    Raises ValueError naming the expected form.
+    """
+    by_model = {}
+    for word in text.split():
+        match = _MODEL.fullmatch(word)
+        if match is None:
+            raise ValueError("not a list of model:requests:infer_per_sec:avg:p50:p90:p95:p99")
+        numbers = [float(number) if number else None for number in match[3].split(":")[1:]]
+        values: dict[str, Any] = dict(zip(FIELDS[1:], numbers, strict=True))
+        by_model[unquote(match[1])] = Measurement(requests=int(match[2]) if match[2] else None, **values)
+    return by_model

@@ -1,0 +1,26 @@
+"""Values of each model as text, and of several windows together."""
+
+from __future__ import annotations
+
+from objectives.metrics import Measurement
+from objectives.model_stats import from_text, to_text
+from objectives.pooled_windows import pool_measurements
+
+FAST = Measurement(30.5, latency_avg_ms=1.25, latency_p50_ms=1.0, latency_p95_ms=2.0, requests=300)
+SLOW = Measurement(10.0, latency_avg_ms=4.0, latency_p50_ms=3.0, latency_p95_ms=8.0, requests=100)
+BY_MODEL = {"a b:c=é": FAST, "other": Measurement()}
+
+
+def test_text_and_values_are_the_same() -> None:
+    assert from_text(to_text(BY_MODEL)) == BY_MODEL
+    assert from_text("") == {}
+
+
+def test_windows_are_pooled_by_model() -> None:
+    windows = [Measurement(by_model=to_text({"a": a, "b": b}), stable=True) for a, b in ((FAST, SLOW), (SLOW, FAST))]
+    pooled = from_text(pool_measurements(windows).by_model)
+    assert pooled["a"] == pooled["b"]
+    assert (pooled["a"].throughput_infer_per_sec, pooled["a"].requests) == (20.25, 400)
+    assert pooled["a"].latency_avg_ms == (300 * 1.25 + 100 * 4.0) / 400
+    assert pool_measurements([*windows, Measurement()]).by_model == ""
+    assert pool_measurements([]).by_model == ""
