@@ -13,14 +13,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, dataclass_transform
 
 from objectives.metrics import four_digits
 
 
+@dataclass_transform(frozen_default=True)
 class Note(ABC):
-    """A fact that readers of a result should know."""
+    """A fact that readers of a result should know. Each class below it is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     @abstractmethod
     def __str__(self) -> str:
@@ -44,7 +48,6 @@ def _cpus(cpus: str) -> str:
 # -- the server, its CPUs and its GPUs ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class SeparateCpus(Note):
     """The server and the load generator run on different CPUs, each a list such as ``0-3``."""
 
@@ -55,7 +58,6 @@ class SeparateCpus(Note):
         return f"the server runs on {_cpus(self.server)}, the load generator on {_cpus(self.client)}"
 
 
-@dataclass(frozen=True, slots=True)
 class SharedCpus(Note):
     """The server and the load generator share the CPUs of a list that the user gave."""
 
@@ -65,7 +67,6 @@ class SharedCpus(Note):
         return f"server and load generator share {_cpus(self.cpus)}"
 
 
-@dataclass(frozen=True, slots=True)
 class SharedQuota(Note):
     """The server and the load generator share a quota of CPUs."""
 
@@ -75,7 +76,6 @@ class SharedQuota(Note):
         return f"a quota of {self.quota:g} CPUs: server and load generator share it"
 
 
-@dataclass(frozen=True, slots=True)
 class SharedMachine(Note):
     """The server and the load generator share all CPUs, because there are too few to divide."""
 
@@ -88,7 +88,6 @@ class SharedMachine(Note):
         return f"{_count(self.cpu_count, 'CPU')}{cores}: server and load generator share {them}"
 
 
-@dataclass(frozen=True, slots=True)
 class ShareOfNode(Note):
     """Each trial used ``share`` of a node.
 
@@ -103,7 +102,6 @@ class ShareOfNode(Note):
         return f"each trial used {self.share} of a node of the cluster{client_text}"
 
 
-@dataclass(frozen=True, slots=True)
 class OwnBackend(Note):
     """The model was served by a Python backend of tritune."""
 
@@ -114,7 +112,6 @@ class OwnBackend(Note):
         return f"served by {backend}: a production build's native one is faster"
 
 
-@dataclass(frozen=True, slots=True)
 class SettingsUnread(Note):
     """The recommended configuration has ``settings`` that only tune's own backend reads."""
 
@@ -127,7 +124,6 @@ class SettingsUnread(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class RemoteServerUsed(Note):
     """The measured server was not started by tune."""
 
@@ -137,7 +133,6 @@ class RemoteServerUsed(Note):
         return f"measured on the server at {self.address}: it was not restarted, only the model was loaded again"
 
 
-@dataclass(frozen=True, slots=True)
 class SharedMemoryUsed(Note):
     """Inputs and outputs were passed in ``kind`` shared memory, not in the messages."""
 
@@ -150,7 +145,6 @@ class SharedMemoryUsed(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ServerProcessesVaried(Note):
     """The search includes configurations of several server processes, which share the load and divide the CPUs."""
 
@@ -161,7 +155,6 @@ class ServerProcessesVaried(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ServedOnCpu(Note):
     """The model is served on the CPU although there is a GPU."""
 
@@ -187,7 +180,6 @@ class ServedOnCpu(Note):
         return f"there is a GPU, but {reasons[self.cause]}"
 
 
-@dataclass(frozen=True, slots=True)
 class MigInstanceUsed(Note):
     """NVML cannot read the utilization, power and clocks of one instance of a GPU."""
 
@@ -195,7 +187,6 @@ class MigInstanceUsed(Note):
         return "under MIG, utilization, power and clocks of one instance cannot be read"
 
 
-@dataclass(frozen=True, slots=True)
 class GpusNotRead(Note):
     """NVML cannot read the GPUs; ``fault`` is its error with advice."""
 
@@ -205,7 +196,6 @@ class GpusNotRead(Note):
         return self.fault
 
 
-@dataclass(frozen=True, slots=True)
 class BatcherTuned(Note):
     """The settings of candidates belong to the model ``name``, which has the batcher."""
 
@@ -215,7 +205,6 @@ class BatcherTuned(Note):
         return f"settings without a model's name are those of {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
 class SeveralModelsLoaded(Note):
     """Several models get load at the same time: ``shares`` times that of the model ``name``, by model."""
 
@@ -233,7 +222,6 @@ class SeveralModelsLoaded(Note):
 # -- the measurements -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ConfirmedByPerfAnalyzer(Note):
     """perf_analyzer, not tune's own load client, measures the confirmation; ``reason`` is a clause that says why."""
 
@@ -243,7 +231,6 @@ class ConfirmedByPerfAnalyzer(Note):
         return f"perf_analyzer measures the confirmation instead of tune's own client, because {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class PerfAnalyzerSampleLimit(Note):
     """perf_analyzer sends only ``sent`` of the recorded samples, in requests of ``batch_size``."""
 
@@ -258,7 +245,6 @@ class PerfAnalyzerSampleLimit(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class OpenLoopSampleLimit(Note):
     """An open loop sends only ``sent`` of the recorded samples, chosen evenly."""
 
@@ -272,7 +258,6 @@ class OpenLoopSampleLimit(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class OutputsNotCompared(Note):
     """The outputs were not compared with the baseline's. An empty ``reason``: the user turned the check off."""
 
@@ -283,7 +268,6 @@ class OutputsNotCompared(Note):
         return f"outputs were not compared with the baseline's{reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class NanOutputs(Note):
     """A share (0 to 1) of the values of an output of the baseline is NaN."""
 
@@ -297,7 +281,6 @@ class NanOutputs(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ModelNotes(Note):
     """Notes on several models: pairs of a model's name and its note."""
 
@@ -307,7 +290,6 @@ class ModelNotes(Note):
         return "; ".join(f"{model}: {note}" for model, note in self.notes)
 
 
-@dataclass(frozen=True, slots=True)
 class LateRequests(Note):
     """A share of the requests was sent late; ``worst_p99_ms`` is the highest p99 lateness of a measurement."""
 
@@ -324,7 +306,6 @@ class LateRequests(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ClocksLowered(Note):
     """The GPU lowered its clocks in some of the measurements."""
 
@@ -337,7 +318,6 @@ class ClocksLowered(Note):
         return f"the GPU lowered its clocks in {self.lowered} of {self.measured} measurements: {reasons}"
 
 
-@dataclass(frozen=True, slots=True)
 class SpeedVaried(Note):
     """The slowest probe of the machine took ``factor`` times as long as the fastest."""
 
@@ -347,7 +327,6 @@ class SpeedVaried(Note):
         return f"the machine's speed varied by a factor {self.factor:.1f} during the run"
 
 
-@dataclass(frozen=True, slots=True)
 class DisturbedWindowsCounted(Note):
     """Other programs disturbed this share (0 to 1) of the windows of the confirmation, and all windows count."""
 
@@ -360,7 +339,6 @@ class DisturbedWindowsCounted(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class DisturbedWindowsLeftOut(Note):
     """Windows of the confirmation do not count, and with them the recommendation would miss bounds.
 
@@ -377,7 +355,6 @@ class DisturbedWindowsLeftOut(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class UsualStatesJudged(Note):
     """Latencies are judged as higher than measured; ``latency_rise`` is the difference of their logs."""
 
@@ -390,7 +367,6 @@ class UsualStatesJudged(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ServerCrashes(Note):
     """Servers with the recommended configuration crashed, but not in its test; ``error`` is that of the last one."""
 
@@ -408,7 +384,6 @@ class ServerCrashes(Note):
 # -- sweeps -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class UnstableCells(Note):
     """Cells of a sweep whose windows disagreed."""
 
@@ -419,7 +394,6 @@ class UnstableCells(Note):
         return f"unstable, marked *: {self.unstable} of {self.measured} cells, whose windows disagreed"
 
 
-@dataclass(frozen=True, slots=True)
 class DisturbedCells(Note):
     """Cells of a sweep during which others took a share of the CPUs; ``worst_share`` is the largest."""
 
@@ -434,7 +408,6 @@ class DisturbedCells(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class CombinationsLeftOut(Note):
     """A sweep does not measure combinations that only repeat others.
 
@@ -452,7 +425,6 @@ class CombinationsLeftOut(Note):
 # -- the search -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class SearchConverged(Note):
     """The search ended because another trial promised less than ``smallest_gain`` of the throughput."""
 
@@ -463,7 +435,6 @@ class SearchConverged(Note):
         return f"search converged: expected gain of another trial below about {gain} of the throughput"
 
 
-@dataclass(frozen=True, slots=True)
 class SearchedWithoutSimulator(Note):
     """No simulator describes the model, so a closed queueing network guided the search."""
 
@@ -474,7 +445,6 @@ class SearchedWithoutSimulator(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ContinuousBatchingSimulated(Note):
     """A simulator of continuous batching guided the search, in place of that of the dynamic batcher."""
 
@@ -482,7 +452,6 @@ class ContinuousBatchingSimulated(Note):
         return "a simulator of continuous batching, fitted to the measurements, guides the search"
 
 
-@dataclass(frozen=True, slots=True)
 class RefusalsSimulated(Note):
     """The search simulated which requests a limited queue refuses.
 
@@ -503,7 +472,6 @@ class RefusalsSimulated(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class WarmStarted(Note):
     """The search began with configurations of another study; ``machine`` is empty if it is unknown."""
 
@@ -516,7 +484,6 @@ class WarmStarted(Note):
         return f"warm start: {_count(self.configurations, 'configuration')} of {self.study}{on}"
 
 
-@dataclass(frozen=True, slots=True)
 class OtherModelTransferred(Note):
     """The transferred study tuned another model."""
 
@@ -527,7 +494,6 @@ class OtherModelTransferred(Note):
         return f"{self.study} tuned the model {self.model}: the search learns how far its trials apply here"
 
 
-@dataclass(frozen=True, slots=True)
 class TransferLeftOut(Note):
     """Parts of a transferred study do not fit: configurations of another space or other request batch sizes."""
 
@@ -541,7 +507,6 @@ class TransferLeftOut(Note):
         return f"{_count(self.count, self.kind)} of {self.study} {was} left out: {reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class WarmStartMissing(Note):
     """A resumed run continued without the study that it began with."""
 
@@ -554,7 +519,6 @@ class WarmStartMissing(Note):
 # -- the confirmation -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class HighestConcurrency(Note):
     """The recommended load is the highest one that the profile allows, and clearly inside the latency bound."""
 
@@ -567,7 +531,6 @@ class HighestConcurrency(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class LessThanInSearch(Note):
     """Fresh servers passed only at loads with clearly less throughput than the search measured."""
 
@@ -582,7 +545,6 @@ class LessThanInSearch(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class UntestedServedMore(Note):
     """The search measured clearly more throughput within the bound with a configuration that was not tested."""
 
@@ -596,7 +558,6 @@ class UntestedServedMore(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ConfirmationComplete(Note):
     """No further server can change a verdict of the confirmation."""
 
@@ -607,7 +568,6 @@ class ConfirmationComplete(Note):
 MIN_NOTED_SECONDS = 2.0  # no fresh server can be measured in a shorter rest of the time
 
 
-@dataclass(frozen=True, slots=True)
 class NextVerdictNeeds(Note):
     """The next verdict of the confirmation needs ``servers`` more, which take about ``seconds``.
 
@@ -627,7 +587,6 @@ class NextVerdictNeeds(Note):
         return f"the tests are not complete: {needs}{left}"
 
 
-@dataclass(frozen=True, slots=True)
 class ConfirmationLeftOut(Note):
     """The run was to end with its search."""
 
@@ -638,7 +597,6 @@ class ConfirmationLeftOut(Note):
 # -- clusters ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class NodeLeftOut(Note):
     """A node of the cluster was not used."""
 
@@ -649,7 +607,6 @@ class NodeLeftOut(Note):
         return f"{self.host} is left out: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class FewerCpusThanRayCounts(Note):
     """Ray counts more CPUs than the node has."""
 
@@ -663,7 +620,6 @@ class FewerCpusThanRayCounts(Note):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class CpusUsedByOthers(Note):
     """Trials outside this Ray cluster use the CPUs of the node too."""
 
@@ -673,7 +629,6 @@ class CpusUsedByOthers(Note):
         return f"{self.host}: trials outside this Ray cluster use its CPUs too: all trials there share them"
 
 
-@dataclass(frozen=True, slots=True)
 class ConfirmationIncomplete(Note):
     """The confirmation lost its worker too often."""
 
@@ -710,7 +665,7 @@ LASTING = (
 
 def lasting_documents(notes: Iterable[Note]) -> list[dict[str, object]]:
     """Return those of ``notes`` that last for run.json: the name of the class as ``note``, and its fields."""
-    return [{"note": type(note).__name__, **asdict(note)} for note in notes if isinstance(note, LASTING)]
+    return [{"note": type(note).__name__, **vars(note)} for note in notes if isinstance(note, LASTING)]
 
 
 def read_lasting(documents: object) -> tuple[Note, ...]:
