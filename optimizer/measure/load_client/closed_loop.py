@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import LATENCY, Measurement, Metric
-from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError, RequestFailed
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
@@ -17,17 +16,16 @@ from optimizer.measure.load_client.measured_requests import (
     CLIENT_CPU_ADVICE,
     MIN_STREAMED_REQUESTS,
     SATURATED_CPU_SHARE,
+    Mask,
     PlannedLoad,
     RequestOutcome,
     describe_disagreement,
     make_measurement,
-    measure_nothing,
     request_outcomes,
     split_failures,
     window_time_ms,
     with_priorities,
     with_times,
-    within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 from optimizer.measure.server_errors import why_request_failed
@@ -80,6 +78,10 @@ class AnsweredRequests:
         return cls(record.answered_ns[counted], latencies_ms, samples, begin_ns, end_ns, stream_times, responses)
 
     @property
+    def answered(self) -> Mask:
+        return np.ones(len(self.sizes), dtype=np.bool_)
+
+    @property
     def seconds(self) -> float:
         """The time that counts."""
         return (self.end_ns - self.begin_ns) / 1e9
@@ -121,7 +123,7 @@ class AnsweredRequests:
         return [
             MeasurementWindow(
                 (part.output.tokens if part.output else float(part.sizes.sum())) / part.seconds,
-                window_time_ms(part.latencies_ms, part.stream_times, metric),
+                window_time_ms(part, metric),
             )
             for part in self.parts(MIN_WINDOWS)
         ]
@@ -166,7 +168,9 @@ def summarize_closed_loop(
         )
     elif not math.isinf(spread_limit):
         reason = describe_disagreement(requests.windows, sla, spread_limit, is_streaming=is_streaming)
-    measurements = [_measurement(part, sla, reason) for part in requests.parts(parts)]
+    measurements = [
+        make_measurement(part, part.sizes, part.seconds, sla, reason, part.output) for part in requests.parts(parts)
+    ]
     edges_ns = np.linspace(requests.begin_ns, requests.end_ns, len(measurements) + 1)
     measurements = with_times(measurements, record, edges_ns)
     times_ns = record.answered_ns.copy()
@@ -176,15 +180,3 @@ def summarize_closed_loop(
         measurements = failed.added_to(measurements, failed_ns, edges_ns)
         times_ns[request_outcomes(record) != RequestOutcome.SERVED] = failed_ns
     return with_priorities(measurements, record, planned, times_ns, edges_ns)
-
-
-def _measurement(requests: AnsweredRequests, sla: Sla, reason: str) -> Measurement:
-    """Return the measurement over the time of ``requests``; ``reason`` says why it is not stable."""
-    latencies_ms, stream_times, seconds = requests.latencies_ms, requests.stream_times, requests.seconds
-    if not len(latencies_ms):
-        return measure_nothing(reason)
-    in_time = within_bounds(latencies_ms, stream_times, sla)
-    return replace(
-        make_measurement(latencies_ms, requests.sizes, seconds, sla, reason, stream_times, requests.output),
-        goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
-    )

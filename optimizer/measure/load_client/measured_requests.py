@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,39 +73,56 @@ class PlannedLoad:
     sla: Sla = field(default_factory=Sla)
 
 
-def make_measurement(
-    latencies_ms: FloatArray,
-    answered: IntArray,
-    seconds: float,
-    sla: Sla,
-    reason: str,
-    stream_times: StreamTimes | None = None,
-    output: StreamOutput | None = None,
-) -> Measurement:
-    """Return the throughput of the ``answered`` samples and the times of the requests as a measurement.
+class TimedRequests(Protocol):
+    """The requests of a time with their times. ``latencies_ms`` and ``sizes`` (samples) have an element for each."""
 
-    ``stream_times`` and ``output`` are the times and the responses of a model that streams.
+    @property
+    def latencies_ms(self) -> FloatArray: ...
+
+    @property
+    def sizes(self) -> IntArray: ...
+
+    @property
+    def answered(self) -> Mask:
+        """Which of them were answered. The latency of another one is a lower bound."""
+
+    @property
+    def stream_times(self) -> StreamTimes | None:
+        """The times of the responses of a model that streams."""
+
+
+def make_measurement(
+    requests: TimedRequests, answered: IntArray, seconds: float, sla: Sla, reason: str, output: StreamOutput | None
+) -> Measurement:
+    """Return the measurement over ``seconds``, in which ``requests`` were due.
+
+    Without any request it counts, with a throughput of 0. Otherwise a pause of the server would not lower the
+    throughput.
+
+    Args:
+        requests: The requests, whose times and goodput it has.
+        answered: The samples of each request whose answer counts for the throughput.
+        seconds: The time.
+        sla: The latency bounds.
+        reason: Why the measurement is not stable; empty if it is.
+        output: The responses of a model that streams.
     """
+    if not len(requests.latencies_ms):
+        return Measurement(0.0, goodput_infer_per_sec=0.0, requests=0, stable=not reason, reason=reason)
     fields: dict[str, Any] = output.fields(seconds) if output else {}
-    if stream_times:
-        fields["response_times_ms"] = median_request(stream_times.arrivals_ms.tolist())
+    if requests.stream_times:
+        fields["response_times_ms"] = median_request(requests.stream_times.arrivals_ms.tolist())
     for timing in TIMINGS:
-        fields |= timing_fields(timing, known_times(latencies_ms, stream_times, timing), sla)
+        fields |= timing_fields(timing, known_times(requests, timing), sla)
+    in_time = within_bounds(requests, sla) & requests.answered
     return Measurement(
         throughput_infer_per_sec=float(answered.sum()) / seconds,
+        goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
         requests=len(answered),
         stable=not reason,
         reason=reason,
         **fields,
     )
-
-
-def measure_nothing(reason: str = "") -> Measurement:
-    """Return the measurement of a time in which no request was served; ``reason`` says why it is not stable.
-
-    It counts, with a throughput of 0. Without it, a pause of the server would not lower the throughput.
-    """
-    return Measurement(0.0, goodput_infer_per_sec=0.0, requests=0, stable=not reason, reason=reason)
 
 
 def timing_fields(timing: Timing, times_ms: FloatArray, sla: Sla) -> dict[str, Any]:
@@ -120,18 +137,21 @@ def timing_fields(timing: Timing, times_ms: FloatArray, sla: Sla) -> dict[str, A
     }
 
 
-def known_times(latencies_ms: FloatArray, stream_times: StreamTimes | None, timing: Timing) -> FloatArray:
+def known_times(requests: TimedRequests, timing: Timing) -> FloatArray:
     """Return the ``timing`` of each request that has one."""
     if timing is LATENCY:
-        return latencies_ms
-    times_ms = stream_times.by_timing()[timing] if stream_times else np.empty(0)
+        return requests.latencies_ms
+    times_ms = requests.stream_times.by_timing()[timing] if requests.stream_times else np.empty(0)
     return times_ms[~np.isnan(times_ms)]
 
 
-def within_bounds(latencies_ms: FloatArray, stream_times: StreamTimes | None, sla: Sla) -> Mask:
+def within_bounds(requests: TimedRequests, sla: Sla) -> Mask:
     """Return which requests are within all latency bounds; a bound on a time that a request lacks does not matter."""
-    in_time = np.ones(len(latencies_ms), dtype=np.bool_)
-    times_ms = {LATENCY: latencies_ms, **(stream_times.by_timing() if stream_times else {})}
+    in_time = np.ones(len(requests.latencies_ms), dtype=np.bool_)
+    times_ms = {
+        LATENCY: requests.latencies_ms,
+        **(requests.stream_times.by_timing() if requests.stream_times else {}),
+    }
     for timing, request_times_ms in times_ms.items():
         in_time &= ~(request_times_ms > min(sla.bounds_ms(timing), default=math.inf))
     return in_time
@@ -161,9 +181,9 @@ def describe_disagreement(
     return ""
 
 
-def window_time_ms(latencies_ms: FloatArray, stream_times: StreamTimes | None, metric: Metric) -> float:
+def window_time_ms(requests: TimedRequests, metric: Metric) -> float:
     """Return the value of ``metric``, a statistic of a time, in a window; 0 if no request has that time."""
-    times_ms = known_times(latencies_ms, stream_times, metric.timing or LATENCY)
+    times_ms = known_times(requests, metric.timing or LATENCY)
     if not len(times_ms):
         return 0.0
     return float(times_ms.mean()) if metric.quantile is None else quantile(times_ms, metric.quantile)

@@ -26,13 +26,11 @@ from optimizer.measure.load_client.measured_requests import (
     PlannedLoad,
     describe_disagreement,
     make_measurement,
-    measure_nothing,
     quantile,
     split_failures,
     window_time_ms,
     with_priorities,
     with_times,
-    within_bounds,
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 from optimizer.measure.server_errors import why_request_failed
@@ -177,7 +175,7 @@ class SentRequests:
         return [
             MeasurementWindow(
                 rate * float(part.answered.sum()) / (len(part.answered) + failed_count),
-                window_time_ms(part.latencies_ms, part.stream_times, metric),
+                window_time_ms(part, metric),
             )
             if len(part.latencies_ms)
             else MeasurementWindow(0.0, 0.0)
@@ -299,14 +297,13 @@ def _measurement(
 
     ``output`` counts the responses of a model that streams, by default those to ``requests``.
     """
-    if not len(requests.latencies_ms):
-        return measure_nothing(reason)  # no request was due, as it happens at a low rate
     stream_times = requests.stream_times
     output = stream_times.output if stream_times and output is None else output
-    in_time = within_bounds(requests.latencies_ms, stream_times, planned.sla) & requests.answered
+    measurement = make_measurement(requests, answered, seconds, planned.sla, reason, output)
+    if not len(requests.latencies_ms):
+        return measurement  # no request was due, as it happens at a low rate
     return replace(
-        make_measurement(requests.latencies_ms, answered, seconds, planned.sla, reason, stream_times, output),
-        goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
+        measurement,
         late_request_share=round(requests.late_share(), 6),
         send_lateness_p99_ms=round(quantile(requests.late_by_ms, 0.99), 6),
     )
