@@ -98,7 +98,7 @@ class Run:
     @property
     def recommended(self) -> Point | None:
         """The recommended configuration at its best load, with its measurement; None if nothing meets the SLA."""
-        return self.outcome.recommended if self.outcome else None
+        return self.finished.recommended
 
     @property
     def verdict(self) -> str | None:
@@ -189,7 +189,7 @@ class Run:
     def __str__(self) -> str:
         """Return the result as text: the metrics and the configuration."""
         lines = [self._headline()]
-        point = self._point_to_show()
+        point = self.finished.shown
         if point is not None:
             lines += ["", *(f"  {line}" for line in configuration_text.triton_lines(point.candidate)), ""]
             lines += [f"{label:<14}{text}" for label, text in self._metrics(point)]
@@ -197,7 +197,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         text = f"<p><strong>{html.escape(self._headline())}</strong></p>"
-        point = self._point_to_show()
+        point = self.finished.shown
         if point is not None:
             configuration = "\n".join(configuration_text.triton_lines(point.candidate))
             cells = ((html.escape(label), html.escape(value)) for label, value in self._metrics(point))
@@ -210,10 +210,7 @@ class Run:
             return f"{self.finished.problem.model}: nothing was measured ({self.status})"
         return summary.headline(self.outcome, self.finished.problem)
 
-    def _point_to_show(self) -> Point | None:
-        return (self.outcome.recommended or self.outcome.closest) if self.outcome else None
-
     def _metrics(self, point: Point) -> list[tuple[str, str]]:
-        assert self.outcome is not None, "there is a point"
-        rows = outcome_values.point_lines(self.outcome, point, self.finished.problem)
-        return [*rows, *summary.verdict_lines(self.outcome)]
+        outcome = self.finished.measured
+        rows = outcome_values.point_lines(outcome, point, self.finished.problem)
+        return [*rows, *summary.verdict_lines(outcome)]

@@ -213,14 +213,13 @@ def document(run: FinishedRun, server: RecommendedServer) -> dict[str, object]:
     """Return the document of ``--json``."""
     from optimizer.results import result_document
 
-    assert run.outcome is not None
-    assert run.outcome.recommended is not None, "only a run with a recommendation is served"
+    assert run.recommended is not None, "only a run with a recommendation is served"
     return {
         "model": server.endpoint.model,
         "servers": [asdict(server_addresses) for server_addresses in addresses(server.endpoint)],
         "sla": [str(bound) for bound in run.problem.sla],
-        "verdict": run.outcome.verdict.value,
-        "recommended": result_document.entry(run.outcome.recommended),
+        "verdict": run.measured.verdict.value,
+        "recommended": result_document.entry(run.recommended),
         "run": str(run.folder.path),
         "logs": str(server.folder.server_log.parent),
     }
@@ -232,8 +231,7 @@ def print_server(console: Console, run: FinishedRun, server: RecommendedServer) 
     from optimizer.results.configuration_text import configuration
     from optimizer.results.terminal_output import print_unwrapped, print_wrapped
 
-    assert run.outcome is not None, "only a run with a recommendation is served"
-    print_wrapped(console, "recommended", summary.headline(run.outcome, run.problem))
+    print_wrapped(console, "recommended", summary.headline(run.measured, run.problem))
     print_wrapped(console, "", configuration(server.endpoint.candidate))
     all_addresses = addresses(server.endpoint)
     for label, name in (("gRPC", "grpc"), ("HTTP", "http"), ("metrics", "metrics")):

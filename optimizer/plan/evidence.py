@@ -392,6 +392,5 @@ def _points(run: FinishedRun, latencies: Sla) -> list[Point]:
     other_bounds = run.problem.sla.without(*(bound.metric for bound in run.problem.sla.latencies))
     problem = replace(run.problem, sla=Sla((*latencies, *other_bounds)))
     outcome: Outcome = assess(run.trials, problem, run.baseline, run.dynamic_batching)
-    recommended = run.outcome.recommended if run.outcome is not None else None
-    points = [point for point in (recommended, outcome.recommended or outcome.closest) if point is not None]
+    points = [point for point in (run.recommended, outcome.shown) if point is not None]
     return list({point.candidate: point for point in reversed(points)}.values())[::-1]

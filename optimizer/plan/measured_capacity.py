@@ -255,11 +255,10 @@ def _curve(run: FinishedRun, confirmed: ConfirmedLoad) -> tuple[ReplicaCurve, in
 
 def _points(run: FinishedRun, confirmed: ConfirmedLoad) -> Sequence[Point]:
     """Return the stable points of the confirmed configuration below its load, ascending, then the confirmed point."""
-    assert run.outcome is not None, "it has a confirmation"
     last = confirmed.point
     below = {
         point.load.concurrency: point
-        for point in run.outcome.points
+        for point in run.measured.points
         if point.candidate == last.candidate
         and 0 < point.load.concurrency < last.load.concurrency
         and point.measurement.stable
@@ -284,8 +283,7 @@ def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
 
 def _over_bound_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     """Return the share of requests over ``bound``, which is on a percentile."""
-    assert run.outcome is not None, "it has points"
-    confirmed = run.outcome.confirmation_of(point)
+    confirmed = run.measured.confirmation_of(point)
     servers = windows_of(confirmed.point, run.trials) if confirmed else [[point.measurement]]
     timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
     assert timing is not None, "the bound is on a latency"

@@ -21,7 +21,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import MAX_PERIOD_SECONDS, RequestTimes, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequests, parse_priorities
 from optimizer.core.safe_text import one_line, show_path
-from optimizer.core.trial import Trial
+from optimizer.core.trial import Point, Trial
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import MAX_CPU_COUNT, load_shares
@@ -59,6 +59,22 @@ class FinishedRun:
     dynamic_batching: Candidate
     trials: tuple[Trial, ...]
     outcome: Outcome | None
+
+    @property
+    def measured(self) -> Outcome:
+        """Return the outcome of a run that has measurements."""
+        assert self.outcome is not None, "the run has measurements"
+        return self.outcome
+
+    @property
+    def recommended(self) -> Point | None:
+        """Return the recommendation; None if there is none."""
+        return self.outcome.recommended if self.outcome else None
+
+    @property
+    def shown(self) -> Point | None:
+        """Return the recommendation or, without one, the closest point; None if nothing was measured."""
+        return self.outcome.shown if self.outcome else None
 
     @property
     def status(self) -> str:

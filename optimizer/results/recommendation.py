@@ -107,6 +107,11 @@ class Outcome:
     crashes: tuple[str, ...]
 
     @property
+    def shown(self) -> Point | None:
+        """Return the recommendation or, without one, the closest point; None if nothing was measured."""
+        return self.recommended or self.closest
+
+    @property
     def is_streamed(self) -> bool:
         """Return whether the model streams its responses."""
         return any(point.measurement.is_streamed for point in self.points)

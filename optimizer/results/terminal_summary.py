@@ -177,7 +177,7 @@ def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> 
 
 def _print_details(console: Console, outcome: Outcome, problem: Problem, run: RunDetails) -> None:
     """Print all metrics, the verdict, the Pareto front, the model, the machine and the extent of the search."""
-    point = outcome.recommended or outcome.closest
+    point = outcome.shown
     if point is not None:
         for label, text in (*point_lines(outcome, point, problem), *summary.verdict_lines(outcome)):
             print_wrapped(console, label, text)

@@ -81,7 +81,7 @@ class PlannedRuns:
                 continue
             if profile is not None and not _was_tuned_with(run, profile):
                 continue
-            if run.outcome is not None and run.outcome.recommended is not None:
+            if run.recommended is not None:
                 return run
             newest = newest or run
         return newest or self._tune(name)

@@ -64,11 +64,9 @@ def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None], 
 
 def _measured_point(run: FinishedRun) -> Point:
     """Return the recommendation or, without one, the closest candidate. Raises BadInputError if there is neither."""
-    outcome = run.outcome
-    point = (outcome.recommended or outcome.closest) if outcome else None
-    if point is None:
+    if run.shown is None:
         raise BadInputError(f"{show_path(run.folder.path)}: --measure: nothing was measured; run `tune` first")
-    return point
+    return run.shown
 
 
 def _refuse_unmeasurable(run: FinishedRun, options: RunOptions) -> None:

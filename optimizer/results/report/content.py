@@ -32,8 +32,7 @@ MAX_MODELS = 64  # models of an ensemble whose files are read
 
 def recommended_configs(run: FinishedRun) -> dict[str, str]:
     """Return the files in best/ by path; empty without a recommendation or if they were deleted."""
-    recommends = run.outcome is not None and run.outcome.recommended is not None
-    return stored_configs(run, run.folder.best) if recommends else {}
+    return stored_configs(run, run.folder.best) if run.recommended else {}
 
 
 def config_diff(run: FinishedRun) -> str:
@@ -41,7 +40,7 @@ def config_diff(run: FinishedRun) -> str:
 
     If the files of either are missing, it has the lines of the tuned settings that change.
     """
-    best = run.outcome.recommended if run.outcome else None
+    best = run.recommended
     if best is None:
         return ""
     before, after = stored_configs(run, run.folder.baseline), recommended_configs(run)
@@ -158,9 +157,7 @@ class ReportSection:
 
 def report_section(run: FinishedRun) -> ReportSection:
     """Return the content of ``run``, which must have measurements."""
-    outcome, problem = run.outcome, run.problem
-    assert outcome is not None, "the run has measurements"
-    shown = outcome.recommended or outcome.closest
+    outcome, problem, shown = run.measured, run.problem, run.shown
     recommends = outcome.recommended is not None
     best_loads = tables.best_loads(run)
     samples = parameter_samples(run, best_loads)
@@ -268,8 +265,7 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     if run.options.shared_memory != "none":
         requests += f", in {_line(run.options.shared_memory)} shared memory"
     lines.append(("requests", requests))
-    shown = run.outcome and (run.outcome.recommended or run.outcome.closest)
-    if shown and (effect := effect_of_trial(run.folder.path, shown.trial)) is not None:
+    if run.shown and (effect := effect_of_trial(run.folder.path, run.shown.trial)) is not None:
         lines.append(("shared memory", str(effect)))
     lines.append(("space", f"{len(run.problem.space):,} configurations"))
     lines.append(("search", f"{_line(run.options.search)}, seed {run.options.seed}"))

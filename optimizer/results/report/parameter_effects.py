@@ -123,8 +123,7 @@ def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[N
     Candidates that behave like the recommendation are left out. The result is empty without a recommendation, or if
     it lies outside of the space.
     """
-    best = run.outcome.recommended if run.outcome else None
-    space = run.problem.space
+    best, space = run.recommended, run.problem.space
     values = space.parameter_values(space.canonical(best.candidate)) if best else None
     if best is None or values is None:
         return []
@@ -157,7 +156,7 @@ def _expected_costs(
     """
     from optimizer.search.candidate_selector import fit_surrogate
 
-    best = run.outcome.recommended if run.outcome else None
+    best = run.recommended
     if best is None or not neighbours or not run.problem.is_simulated:
         return {}
     best_samples = sorted(samples, key=lambda sample: sample.throughput, reverse=True)[:MAX_TRIALS]

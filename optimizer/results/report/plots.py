@@ -50,10 +50,8 @@ MAX_FORECASTS = 100  # intervals in a panel
 
 def pareto(run: FinishedRun) -> Drawing | None:
     """Draw throughput against latency of all measured points, by the metrics of the Pareto front."""
-    assert run.outcome is not None, "the run has measurements"
-    throughput, latency = run.outcome.front.metrics
-    outcome, front = run.outcome, set(run.outcome.front.points)
-    points = outcome.points
+    outcome, points, front = run.measured, run.measured.points, set(run.measured.front.points)
+    throughput, latency = outcome.front.metrics
     dots = [(p, x, y) for p in points if (x := drawable(p, latency)) and (y := drawable(p, throughput))]
     if not dots:
         return None
@@ -115,8 +113,7 @@ def load(run: FinishedRun) -> Drawing | None:
 
     For a model that streams it is the latency of a request; ``server_plots`` draws its other times.
     """
-    assert run.outcome is not None, "the run has measurements"
-    throughput = run.outcome.front.metrics.throughput
+    throughput = run.measured.front.metrics.throughput
     judged = run.problem.sla.judged_latency
     metric = METRICS[judged if METRICS[judged].timing is LATENCY else FRONT_METRICS.latency.name]
     lines = load_lines(run, metric)
@@ -289,8 +286,7 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     parameters = list(varied(run.problem).items())[:MAX_PANELS]
     if not meeting or not parameters:
         return None
-    best = run.outcome.recommended if run.outcome else None
-    space = run.problem.space
+    best, space = run.recommended, run.problem.space
     chosen = space.parameter_values(space.canonical(best.candidate)) if best else None
     rows = math.ceil(len(parameters) / COLUMNS)
     figure = new_figure(0.75 + 2.1 * rows)

@@ -117,12 +117,11 @@ def _stack(run: FinishedRun, axes: Axes, points: Sequence[Point], panel: int) ->
 
 def batches(run: FinishedRun) -> Drawing | None:
     """Draw the sizes of the batches that the server formed, of the compared candidates at their best loads."""
-    assert run.outcome is not None, "the run has measurements"
-    dynamic = run.outcome.dynamic_batching
+    outcome, dynamic = run.measured, run.measured.dynamic_batching
     best = {
-        "recommended": run.outcome.recommended,
-        "closest": run.outcome.closest,
-        "baseline": run.outcome.baseline.point,
+        "recommended": outcome.recommended,
+        "closest": outcome.closest,
+        "baseline": outcome.baseline.point,
         "dynamic_batching {}": dynamic.point if dynamic else None,
     }
     panels = {
@@ -189,9 +188,8 @@ def _batch_label(bar: int, width: int, unit: int, share: float) -> str:
 
 def noise(run: FinishedRun) -> Drawing | None:
     """Draw all windows of the confirmation and the confidence intervals from them."""
-    assert run.outcome is not None, "the run has measurements"
     roles = {candidate: role for role, candidate in tables.compared_candidates(run).items()}
-    confirmations = [confirmed for confirmed in run.outcome.confirmed_loads if confirmed.windows > 1]
+    confirmations = [confirmed for confirmed in run.measured.confirmed_loads if confirmed.windows > 1]
     if not confirmations:
         return None
     figure = new_figure(4.2)

@@ -33,12 +33,10 @@ STREAMED = (
 
 def compared_candidates(run: FinishedRun) -> dict[str, Candidate]:
     """Return the candidates that are shown in detail by role, each once; the recommendation is first."""
-    outcome = run.outcome
-    assert outcome is not None, "the run has measurements"
-    chosen = outcome.recommended or outcome.closest
+    outcome = run.measured
     roles: dict[Candidate, str] = {}
-    if chosen is not None:
-        roles[chosen.candidate] = "recommended" if outcome.recommended else "closest"
+    if outcome.shown is not None:
+        roles[outcome.shown.candidate] = "recommended" if outcome.recommended else "closest"
     if outcome.baseline.is_tried:
         roles.setdefault(run.baseline, "baseline")
     if outcome.dynamic_batching is not None and outcome.dynamic_batching.is_tried:
@@ -56,8 +54,7 @@ def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
 
     A confirmation replaces the search's measurement at its load.
     """
-    assert run.outcome is not None, "the run has measurements"
-    points = {point.load: point for point in run.outcome.points if point.candidate == candidate}
+    points = {point.load: point for point in run.measured.points if point.candidate == candidate}
     measured = [p for _, p in sorted(points.items()) if p.measurement.throughput_infer_per_sec is not None]
     return list(outcome_values.evenly_spread(measured, MAX_LOADS))
 
@@ -215,8 +212,7 @@ def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
     It is the request with the median latency in the median window, on fresh servers if it was measured there. None if
     no window has such a request.
     """
-    assert run.outcome is not None, "the run has measurements"
-    point = run.outcome.recommended or run.outcome.closest
+    point = run.shown
     if point is None:
         return None
     deployments = [trial for trial in run.trials if trial.candidate == point.candidate]
