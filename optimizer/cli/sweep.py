@@ -36,7 +36,7 @@ from optimizer.store.run_folder import SWEEP_FILE, RunFolder
 from optimizer.store.run_lookup import find_sweep
 from optimizer.study.run_request import read_run_request
 from optimizer.study.sweep_output import read_document
-from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepRequest
+from optimizer.study.sweep_plan import BUDGET_SECONDS, MODEL, GivenOptions, SweepChoices, SweepRequest
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ def _read_request(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
         repeat=parse_optional("--repeat", texts["repeat"], whole_number(1, MAX_REPEATS)) or 1,
         given={name: _without_secrets(name, value) for name, value in given.items()},
     )
-    return replace(options, output_check=False), request
+    return replace(options, output_check=False, budget_seconds=BUDGET_SECONDS), request
 
 
 def _check_run_options(names: Iterable[str], *, is_at_rate: bool) -> None:

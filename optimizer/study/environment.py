@@ -194,17 +194,14 @@ class Environment:
         ports: tuple[ServerPorts, ...] = (),
         arguments: tuple[str, ...] = (),
         *,
-        model_load_timeout_seconds: float | None = None,
         make_target: TargetMaker = target_factory.make_target,
     ) -> Iterator[ServerTarget]:
         """Yield the target that ``make_target`` returns for ``task``, and close it at the end.
 
         Its log is in ``folder``. ``ports`` and ``arguments`` are those of its servers if clients of the user connect
-        to them. The loading of a model is limited by the budget of the run unless ``model_load_timeout_seconds`` is
-        given. An error of closing is a note of the error that ended the context, if there is one.
+        to them. The budget of the run limits the loading of a model. An error of closing is a note of the error that
+        ended the context, if there is one.
         """
-        if model_load_timeout_seconds is None:
-            model_load_timeout_seconds = model_load_timeout_within(self.options.budget_seconds)
         settings = TargetSettings(
             log=folder.server_log,
             cpus=self.placement(task).server,
@@ -214,7 +211,7 @@ class Environment:
             on_progress=self.on_progress,
             ports=ports,
             arguments=arguments,
-            model_load_timeout_seconds=model_load_timeout_seconds,
+            model_load_timeout_seconds=model_load_timeout_within(self.options.budget_seconds),
         )
         self._ensure_openvino(task)  # a sweep may name it after ``make_task``, and a node of a cluster may lack it
         target = make_target(task.source, task.problem.space, self.options, settings)

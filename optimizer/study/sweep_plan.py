@@ -28,6 +28,7 @@ from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.command_line import option_words
 
 MAX_CONFIGURATIONS = 1000
+BUDGET_SECONDS = 18_000.0  # does not end a sweep; it only lets each model load for as long as in a run of 5 h
 MODEL = "model"  # its key in GivenOptions
 GivenOptions: TypeAlias = Mapping[str, str | list[str] | bool]  # by the name of the option
 

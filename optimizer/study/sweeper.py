@@ -45,8 +45,6 @@ from optimizer.study.option_check import check_server_settings
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, config_errors, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
 
-LOAD_TIMEOUT_SECONDS = 1800.0  # a sweep has no budget that a model that does not load could use up
-
 
 class SweepTables:
     """A TrialStore with one table for each request batch size: trials.csv, or trials-b1.csv and trials-b8.csv."""
@@ -248,7 +246,7 @@ class _SweepSession:
         environment, task, plan, folder = self._environment, self._task, self._plan, self._folder
         server, loads = describe_server(environment.options), formatting.count(len(plan), "measurement")
         environment.on_progress(f"sweeping {task.problem.model} on {server}: {loads}; results in {folder.path}")
-        with environment.open_target(task, folder, model_load_timeout_seconds=LOAD_TIMEOUT_SECONDS) as target:
+        with environment.open_target(task, folder) as target:
             target.start()
             observer = sweep_output.SweepProgress(environment.on_progress, plan)
             measurer = environment.make_measurer(task, folder, self._table, observer)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
@@ -96,9 +97,16 @@ def test_an_error_of_closing_does_not_hide_the_error_before(environment: Environ
     assert target.closed == 2
 
 
-@pytest.mark.parametrize(("given", "limit"), [(None, 360.0), (1800.0, 1800.0)], ids=["run", "sweep"])
-def test_the_budget_limits_the_loading_of_a_model_unless_another_limit_is_given(
-    environment: Environment, tmp_path: Path, given: float | None, limit: float
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        (RunOptions("m", budget_seconds=3600.0), 360.0),
+        (read_sweep_arguments(["m"]).options, 1800.0),
+    ],
+    ids=["run", "sweep"],
+)
+def test_a_tenth_of_the_budget_limits_the_loading_of_a_model_and_30_minutes_in_a_sweep(
+    environment: Environment, tmp_path: Path, options: RunOptions, limit: float
 ) -> None:
     task = cast("Task", SimpleNamespace(**vars(task_with()), source=SimpleNamespace(models={})))
     limits = []
@@ -109,8 +117,7 @@ def test_the_budget_limits_the_loading_of_a_model_unless_another_limit_is_given(
         limits.append(settings.model_load_timeout_seconds)
         return UnclosableTarget(())
 
-    hour = replace(environment, options=replace(environment.options, budget_seconds=3600.0))
-    opened = hour.open_target(task, RunFolder(tmp_path), model_load_timeout_seconds=given, make_target=make_target)
+    opened = replace(environment, options=options).open_target(task, RunFolder(tmp_path), make_target=make_target)
     with pytest.raises(ServerFault, match="not restored"), opened:
         pass
     assert limits == [limit]
