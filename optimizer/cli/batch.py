@@ -181,9 +181,9 @@ def _run_entry(progress: Progress) -> RunEntry:
     from optimizer.options.run_options import RunOptions
     from optimizer.study.tuning_run import tune
 
-    def run_slice(options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
+    def run_slice(options: RunOptions, folder: RunFolder, mode: RunMode, seconds: float) -> str:
         is_last = mode is RunMode.CONFIRM  # only the last session of a run writes its page
-        with tune(options, folder, progress, mode, report=is_last) as result:
+        with tune(options, folder, progress, mode, report=is_last, session_seconds=seconds) as result:
             return result.status
 
     return run_slice

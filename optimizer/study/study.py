@@ -102,7 +102,7 @@ class StudySetup:
         transferred: The trials of the study that ``--warm-start`` names; None without it.
         progress: It shows the progress.
         mode: Whether to search, to confirm, or both.
-        confirm_seconds: Budget of a session that only continues the confirmation; None for that of the options.
+        session_seconds: Time of this session; None for what earlier ones left of the budget of the options.
     """
 
     record: RunRecord
@@ -110,21 +110,21 @@ class StudySetup:
     transferred: TransferredStudy | None
     progress: Progress
     mode: RunMode
-    confirm_seconds: float | None = None
+    session_seconds: float | None = None
 
     @property
     def remaining_seconds(self) -> float:
         """Return the time that this session has."""
-        if self.confirm_seconds is not None:
-            return self.confirm_seconds
+        if self.session_seconds is not None:
+            return self.session_seconds
         return max(self.record.environment.options.budget_seconds - self.record.spent.seconds, 0.0)
 
     def start_budget(self) -> Budget:
         """Return the budget, whose time begins now."""
         options = self.record.environment.options
         seconds, spent = options.budget_seconds, self.record.spent.seconds
-        if self.confirm_seconds is not None:
-            seconds, spent = self.confirm_seconds, 0.0
+        if self.session_seconds is not None:
+            seconds, spent = self.session_seconds, 0.0
         other_seconds = min(START_AND_REPORT_SECONDS, START_AND_REPORT_SHARE * seconds)
         return Budget(seconds, options.max_trials, spent, self.mode.confirm_share, other_seconds=other_seconds)
 

@@ -83,7 +83,7 @@ def tune(
     mode: RunMode | None = None,
     *,
     report: bool = True,
-    confirm_seconds: float | None = None,
+    session_seconds: float | None = None,
 ) -> Iterator[RunResult]:
     """Run a study, or continue the one in ``resumed``, and yield its result. The folder of the run stays locked.
 
@@ -95,7 +95,7 @@ def tune(
         progress: It shows the progress.
         mode: Whether to search, to confirm, or both; by default as ``options`` say.
         report: Whether to write the report page.
-        confirm_seconds: Time of a session in the mode CONFIRM; None for the budget of ``options``.
+        session_seconds: Time of this session; None for what earlier ones left of the budget of ``options``.
 
     An interrupt (KeyboardInterrupt) ends the run early with the best result so far. Raises TuneError.
     """
@@ -112,7 +112,7 @@ def tune(
             preferred = resumed.fingerprint() if resumed else None
             cluster = opened.enter_context(open_cluster(options, stopwatch, progress.on_progress, preferred))
             environment = cluster.environment
-        session = _Session(environment, cluster, resumed, mode, confirm_seconds)
+        session = _Session(environment, cluster, resumed, mode, session_seconds)
         yield opened.enter_context(session.run(progress, report=report))
 
 
@@ -142,7 +142,7 @@ def continue_confirmation(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"
         )
-    return tune(options, run, progress, RunMode.CONFIRM, confirm_seconds=seconds)
+    return tune(options, run, progress, RunMode.CONFIRM, session_seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class _Session:
     cluster: ClusterStudy | None
     resumed: RunFolder | None
     mode: RunMode
-    confirm_seconds: float | None
+    session_seconds: float | None
 
     @contextlib.contextmanager
     def run(self, progress: Progress, *, report: bool) -> Iterator[RunResult]:
@@ -172,7 +172,7 @@ class _Session:
             record.spent = record.spent.next_session(table.read(), self.cluster.worker_count if self.cluster else 1)
             if self.mode is not RunMode.CONFIRM or not folder.info.exists():
                 record.write_start()  # a continued confirmation keeps the status, also if it is killed
-            setup = StudySetup(record, table, transferred, progress, self.mode, self.confirm_seconds)
+            setup = StudySetup(record, table, transferred, progress, self.mode, self.session_seconds)
             result = self._measure(setup)
             trials = result.trials if result else table.read()
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)

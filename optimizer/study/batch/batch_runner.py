@@ -1,6 +1,6 @@
 """Run a batch: a minimum for each entry, then the rest by expected improvement, then the confirmations.
 
-Each step is an ordinary run that is resumed with a larger budget. Between steps only its folder is kept. The rest of
+Each step is an ordinary run that is resumed for some time. Between steps only its folder is kept. The rest of
 the budget goes to the entry with the largest expected improvement of its next deployment. After each step the results
 of the run are copied to the record of its entry.
 """
@@ -20,7 +20,7 @@ from objectives.metrics import Metric
 from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core import interrupts
-from optimizer.core.budget import CONFIRM_SHARE, RunMode, read_spent_time
+from optimizer.core.budget import CONFIRM_SHARE, RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, Trial, latest_points
@@ -182,9 +182,9 @@ def next_allocation(states: Sequence[EntryState], left_seconds: float) -> Alloca
     return Allocation(chosen, seconds if left_seconds >= 1.5 * seconds else left_seconds)
 
 
-# Starts or resumes the run of an entry: searches or confirms in the folder, and returns the status of the run. The
-# options have the budget of the whole run. Raises TuneError.
-RunEntry: TypeAlias = Callable[[RunOptions, RunFolder, RunMode], str]
+# Starts or resumes the run of an entry: searches or confirms in the folder for some seconds, and returns the status of
+# the run. Raises TuneError.
+RunEntry: TypeAlias = Callable[[RunOptions, RunFolder, RunMode, float], str]
 
 
 @dataclass
@@ -276,14 +276,15 @@ class BatchRunner:
     ) -> None:
         """Run an entry for ``seconds`` more. Raises KeyboardInterrupt after recording the measurements."""
         entry, options = self.record.entries[index], self.suite.entries[index].options
-        folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
-        spent = read_spent_time(run.info.get("spent")).total(run.trials) if run else 0.0
+        folder = RunFolder(self.folder.path / entry.folder)
         limits = [limit for limit in (options.max_trials, max_trials) if limit is not None]
-        options = replace(options, budget_seconds=round(spent + seconds, 3), max_trials=min(limits, default=None))
+        # also limits the loading of a model, so all steps have the same
+        budget_seconds = round(self.record.budget_seconds / len(self.record.entries), 3)
+        options = replace(options, budget_seconds=budget_seconds, max_trials=min(limits, default=None))
         started, status, reason = self.clock(), "failed", ""
         try:
             _create(folder)
-            status = self.run_entry(options, folder, mode)
+            status = self.run_entry(options, folder, mode, seconds)
         except KeyboardInterrupt:
             interrupts.acknowledge()
             status = "interrupted"

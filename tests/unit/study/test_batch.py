@@ -44,10 +44,12 @@ class SampleRuns:
     interrupts: str = ""
     now: float = 0.0
     calls: list[tuple[str, float, RunMode]] = field(default_factory=list)
+    budgets: list[float] = field(default_factory=list)
 
-    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode, seconds: float) -> str:
         started = self.now
-        self.calls.append((options.model, options.budget_seconds, mode))
+        self.calls.append((options.model, seconds, mode))
+        self.budgets.append(options.budget_seconds)
         if options.model in self.broken:
             raise self.broken[options.model]
         rows = read_rows(SAMPLE / "trials.csv")
@@ -60,7 +62,7 @@ class SampleRuns:
                 break
             written.append(row)
             self.now = started + _seconds(written) - spent
-            if _seconds(written) >= options.budget_seconds or options.model == self.interrupts:
+            if self.now - started >= seconds or options.model == self.interrupts:
                 break
         searched = all(row in written for row in rows if not row["confirmation"])
         interrupted = options.model == self.interrupts
@@ -213,16 +215,15 @@ def test_a_failing_entry_does_not_stop_others(tmp_path: Path, folder: BatchFolde
 
 @dataclass
 class RewritingRuns(SampleRuns):
-    """Sample runs of which ``model`` gets other values in its run.json, or in ``problem`` of it, after each step."""
+    """Sample runs of which ``model`` gets other values in ``problem`` of its run.json after each step."""
 
     model: str = "b"
     problem: dict[str, object] = field(default_factory=dict)
-    values: dict[str, object] = field(default_factory=dict)
 
-    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
-        status = super().__call__(options, folder, mode)
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode, seconds: float) -> str:
+        status = super().__call__(options, folder, mode, seconds)
         if options.model == self.model:
-            change_info(change_info(folder.path, "problem", **self.problem), **self.values)
+            change_info(folder.path, "problem", **self.problem)
         return status
 
 
@@ -260,18 +261,17 @@ def test_an_entry_whose_run_cannot_be_read_has_failed(
     assert exit_code(batch) == 3
 
 
-def test_a_step_gets_its_time_after_that_of_all_earlier_sessions(tmp_path: Path, folder: BatchFolder) -> None:
-    spent = {"seconds": 1000.0, "estimated_seconds": 0.0, "at_once": 1}
-    sample_runs = RewritingRuns(values={"spent": spent})
-    run(suite_of(tmp_path, "a", "b"), sample_runs, folder)
-    first, *later = (seconds for model, seconds, _ in sample_runs.calls if model == "b")
-    assert later
-    assert first < 1000 < min(later)
+def test_each_step_has_an_equal_share_as_the_budget_of_its_run(tmp_path: Path, folder: BatchFolder) -> None:
+    """A tenth of that budget limits the loading of a model, which must not fail in a later, shorter step."""
+    sample_runs = SampleRuns()
+    run(suite_of(tmp_path, "a", "b", "c", budget=7200), sample_runs, folder)
+    assert len(sample_runs.budgets) > 3
+    assert set(sample_runs.budgets) == {2400.0}
 
 
 class FailAfterMeasuring(SampleRuns):
-    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
-        super().__call__(options, folder, mode)
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode, seconds: float) -> str:
+        super().__call__(options, folder, mode, seconds)
         raise ServerFault("the server is gone")
 
 

@@ -92,22 +92,23 @@ def test_the_mode_says_whether_a_study_confirms(
 
 
 @pytest.mark.parametrize(
-    ("mode", "confirm_seconds", "search_seconds", "seconds"),
+    ("mode", "session_seconds", "search_seconds", "seconds"),
     [
         (RunMode.SEARCH_AND_CONFIRM, None, 20.0, 57.5),
         (RunMode.SEARCH, None, 60.0, 57.5),
         (RunMode.CONFIRM, None, -40.0, 57.5),
         (RunMode.CONFIRM, 80.0, 0.0, 78.0),
+        (RunMode.SEARCH, 80.0, 80.0, 78.0),
     ],
 )
 def test_the_budget_is_divided(
     problem: Problem,
     tmp_path: Path,
     mode: RunMode,
-    confirm_seconds: float | None,
+    session_seconds: float | None,
     search_seconds: float,
     seconds: float,
 ) -> None:
-    budget = setup_of(problem, tmp_path, mode, confirm_seconds=confirm_seconds).start_budget()
+    budget = setup_of(problem, tmp_path, mode, session_seconds=session_seconds).start_budget()
     assert budget.search_seconds_left() == pytest.approx(search_seconds, abs=0.5)
     assert budget.seconds_left() == pytest.approx(seconds, abs=0.5)
