@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 from dataclasses import replace
@@ -16,7 +17,16 @@ from optimizer.core.safe_text import named_file, one_line
 from optimizer.options.command_line import Parser, add_json
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.batch.record import RECORD, BatchFolder, BatchRecord, EntryRecord, new_record, resumed_record
+from optimizer.store.run_lookup import runs_in
+from optimizer.study.batch.record import (
+    FILE,
+    RECORD,
+    BatchFolder,
+    BatchRecord,
+    EntryRecord,
+    new_record,
+    resumed_record,
+)
 from optimizer.study.batch.suite import Suite, read_suite
 
 if TYPE_CHECKING:
@@ -123,8 +133,18 @@ def build_parser() -> Parser:
         help="Return exit code 1 if the throughput of a run fell by this share: 5%%",
     )
     parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    for flag in ("--resume", "--against"):
+        parser.set_completer(flag, _complete_batch)
     add_json(parser)
     return parser
+
+
+def _complete_batch(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Return the words that BATCH may be: the folders of batches in ``--out``, and other folders."""
+    from argcomplete.completers import DirectoriesCompleter
+
+    batches = runs_in(f"{parsed_args.out}/batches", record=FILE)
+    return [*(f"{batch.path}/" for batch in batches), *DirectoriesCompleter()(prefix)]
 
 
 def _open_batch(suite: Suite, resume: str | None, out: str, budget: float | None) -> tuple[BatchFolder, BatchRecord]:

@@ -157,24 +157,29 @@ def add_run(
     argument.completer = complete_run  # type: ignore[attr-defined]  # read by argcomplete
 
 
-def complete_run(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+def complete_run(
+    prefix: str, parsed_args: argparse.Namespace, *, sweeps: bool = False, with_files: bool = False, **_: object
+) -> list[str]:
     """Return the words that RUN may be: ``latest``, models with runs, their runs behind a slash, and folders.
 
-    The runs are those in ``--results``, or in ``--out`` of a command that writes runs.
+    The runs are those in ``--results``, or in ``--out`` of a command that writes runs. ``sweeps`` names
+    sweeps in place of runs, and ``with_files`` adds files.
     """
-    from argcomplete.completers import DirectoriesCompleter
+    from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 
     from optimizer.options.run_options import DEFAULTS
+    from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
     from optimizer.store.run_lookup import LATEST, runs_in
 
     results = getattr(parsed_args, "results", None) or getattr(parsed_args, "out", None) or DEFAULTS.out
-    paths = [run.path for run in runs_in(results)]
+    paths = [run.path for run in runs_in(results, record=SWEEP_FILE if sweeps else RUN_FILE)]
     models = list(dict.fromkeys(path.parent.name for path in paths))
     if "/" in prefix:  # the runs of all models would hide the models
         names = [f"{path.parent.name}/{path.name}" for path in paths]
     else:
         names = [LATEST, *models] if models else []
-    return [*names, *DirectoriesCompleter()(prefix)]
+    complete_path = FilesCompleter() if with_files else DirectoriesCompleter()
+    return [*names, *complete_path(prefix)]
 
 
 def complete_model(prefix: str, **_: object) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from optimizer.cli.commands import complete_run
 from optimizer.cli.output import print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line
@@ -64,6 +66,7 @@ def build_parser() -> Parser:
         help=f"Configurations per search (default: {DEFAULT_MAX_TRIALS})",
     )
     parser.add_argument("--warm-start", metavar="RUN", help="Learn from a run or a table of another machine")
+    parser.set_completer("--warm-start", partial(complete_run, with_files=True))  # a table is one
     add_json(parser)
     return parser
 

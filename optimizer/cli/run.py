@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli.commands import add_model, complete_run
@@ -79,6 +80,7 @@ def build_parser(names: Collection[str] = ()) -> Parser:
     parser.add_argument("--help-all", action=_Help, nargs=0, help="Show all options")
     parser.add_options(names)
     parser.set_completer("--resume", complete_run)
+    parser.set_completer("--warm-start", partial(complete_run, with_files=True))  # a table is one
     return parser
 
 

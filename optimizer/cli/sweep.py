@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from objectives.units import parse_duration_ms
-from optimizer.cli.commands import add_model
+from optimizer.cli.commands import add_model, complete_run
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.candidate import SERVER_PROCESSES, FieldChoices, FieldValue
@@ -165,6 +166,7 @@ def build_parser() -> Parser:
     _add_loads(parser)
     shared = {option.name for option in OPTIONS if "sweep" in option.taken_by} - {SIZES}
     groups = parser.add_options(shared, hidden=OPTIONS_BY_NAME.keys() - shared - {SIZES})
+    parser.set_completer("--resume", partial(complete_run, sweeps=True))
     groups[OUTPUT].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
     return parser
 

@@ -47,7 +47,7 @@ def test_the_first_word_may_be_a_command_a_model_or_a_file(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def folder_with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with three runs of two models in ``results`` and one run in ``other``."""
+    """Return a folder with three runs and a sweep of three models in ``results``; ``other`` has a run and a batch."""
     folder = tmp_path_factory.mktemp("runs")
     for run in (
         "results/dlrm/20261120-231154",
@@ -57,6 +57,9 @@ def folder_with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (folder / run).mkdir(parents=True)
         (folder / run / "run.json").write_text("{}")
+    for record in ("results/mlp/20261122-100000/sweep.json", "other/batches/nightly/20261123-100000/batch.json"):
+        (folder / record).parent.mkdir(parents=True)
+        (folder / record).write_text("{}")
     (folder / "notes.txt").touch()
     return folder
 
@@ -80,6 +83,13 @@ def test_a_run_is_completed(command: str, folder_with_runs: Path) -> None:
         ("tune report --results nothing ", {"results/", "other/"}),
         ("tune --resume ", {"latest", "dlrm", "bert", "results/", "other/"}),
         ("tune run --out other --resume m", {"mlp"}),
+        ("tune sweep --resume ", {"latest", "mlp", "results/", "other/"}),
+        ("tune sweep --resume mlp/", {"mlp/20261122-100000"}),
+        ("tune --warm-start d", {"dlrm"}),
+        ("tune --warm-start n", {"notes.txt"}),
+        ("tune replay --warm-start dlrm/n", {"dlrm/named"}),
+        ("tune batch a.yaml --out other --resume ", {"other/batches/nightly/20261123-100000/", "results/", "other/"}),
+        ("tune batch a.yaml --out other --against other/batches/nightly/", {"other/batches/nightly/20261123-100000/"}),
     ],
 )
 def test_a_run_is_completed_by_what_is_written(line: str, words: set[str], folder_with_runs: Path) -> None:

@@ -182,8 +182,8 @@ def next_allocation(states: Sequence[EntryState], left_seconds: float) -> Alloca
     return Allocation(chosen, seconds if left_seconds >= 1.5 * seconds else left_seconds)
 
 
-# Starts or resumes the run of an entry: searches or confirms in the folder for some seconds, and returns the status of
-# the run. Raises TuneError.
+# Starts or resumes the run of an entry in the folder: searches or confirms for some seconds, and returns the status
+# of the run. Raises TuneError.
 RunEntry: TypeAlias = Callable[[RunOptions, RunFolder, RunMode, float], str]
 
 
