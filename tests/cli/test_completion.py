@@ -89,7 +89,10 @@ def test_a_run_is_completed(command: str, folder_with_runs: Path) -> None:
         ("tune --warm-start n", {"notes.txt"}),
         ("tune replay --warm-start dlrm/n", {"dlrm/named"}),
         ("tune batch a.yaml --out other --resume ", {"other/batches/nightly/20261123-100000/", "results/", "other/"}),
-        ("tune batch a.yaml --out other --against other/batches/nightly/", {"other/batches/nightly/20261123-100000/"}),
+        (
+            "tune batch a.yaml --out other --against other/batches/nightly/",
+            {"other/batches/nightly/20261123-100000/"},
+        ),
     ],
 )
 def test_a_run_is_completed_by_what_is_written(line: str, words: set[str], folder_with_runs: Path) -> None:

@@ -11,26 +11,12 @@ import pytest
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.yaml_lines import parse
-from optimizer.model.profile import Profile, load_profile
+from optimizer.model.profile import load_profile
 from optimizer.model.profile_lookup import find_profile
 from optimizer.model.profile_schema import BuiltModel, SpaceSection, StoredModel
+from tests.profile_file import MODEL, load
 
-MODEL = "model: {builder: mlp}\n"
 CONFIGS = Path(__file__).parents[3] / "configs"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a current folder with one Triton repository."""
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    (tmp_path / "data.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def load(text: str | bytes) -> Profile:
-    Path("p.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load_profile(Path("p.yaml"))
 
 
 @pytest.mark.usefixtures("folder")

@@ -14,23 +14,7 @@ from hypothesis import strategies as st
 from optimizer.core.errors import BadInputError
 from optimizer.core.yaml_lines import MAX_BYTES
 from optimizer.model.profile import Profile, load_profile, parse_profile
-
-MODEL = "model: {builder: mlp}\n"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a current folder with one Triton repository."""
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    (tmp_path / "data.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def load(text: str | bytes) -> Profile:
-    Path("p.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load_profile(Path("p.yaml"))
-
+from tests.profile_file import MODEL, load
 
 FAULTS = [
     # the file
