@@ -26,6 +26,11 @@ def to_text(by_model: Mapping[str, Measurement]) -> str:
     )
 
 
+def throughput_of(model: str, measurement: Measurement) -> float | None:
+    """Return the inferences per second of ``model``, which ``measurement`` has alone or next to other models."""
+    return from_text(measurement.by_model).get(model, measurement).throughput_infer_per_sec
+
+
 def _write(value: float | None) -> str:
     return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
 

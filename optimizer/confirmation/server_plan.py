@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from objectives.model_stats import from_text
 from objectives.sequential import LOOKS
 from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import needed_requests
@@ -95,12 +96,13 @@ def plan_server(
 ) -> ServerPlan:
     """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
 
-    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow: the
-    windows are long enough for the default confidence, whatever that of the run is. If the times of the requests
-    repeat, a window has whole periods. So all windows have the same load, and their differences are those of the
-    server.
+    Slow models get longer windows; the slowest decides if several get load. So do tests of the bounds in ``sla`` that
+    permit few requests to be slow: the windows are long enough for the default confidence, whatever that of the run
+    is. If the times of the requests repeat, a window has whole periods. So all windows have the same load, and their
+    differences are those of the server.
     """
-    served = point.throughput_infer_per_sec / load.request_batch_size
+    by_model = [model.throughput_infer_per_sec or 0.0 for model in from_text(point.measurement.by_model).values()]
+    served = min(by_model, default=point.throughput_infer_per_sec) / load.request_batch_size
     needed = (needed_requests(bound, 1 - DEFAULT_CONFIDENCE) for bound in sla or ())
     requests = max(WINDOW_REQUESTS, max(needed, default=0) / (WINDOWS * LOOKS[0]))
     seconds = requests / served if served > 0 else MAX_WINDOW_SECONDS

@@ -336,7 +336,12 @@ def read_source(
         _gather(step, read, parts, path=(name,))
     own_parts = dict(parts)
     for other in shares:
-        _gather(other, read, parts, path=(name,), flag="--concurrent-models")
+        _gather(other, read, parts, path=(), flag="--concurrent-models")
+        if name in parts:
+            raise BadInputError(
+                f"--concurrent-models {one_line(other)}: {one_line(name)}, the tuned model, is a step of it; tune "
+                f"{one_line(other)} with --concurrent-models {one_line(name)}"
+            )
     _check_decoupled_parts(top, parts)
     _check_stateful(top, parts, names_by_flag)
     if variants and parts:

@@ -21,6 +21,7 @@ import numpy as np
 from scipy import special
 
 from objectives.metrics import LATENCY, METRICS, Measurement
+from objectives.model_stats import throughput_of
 from objectives.server_spread import ServerSpread, pool_server_spread
 from objectives.sla import Sla
 from optimizer.confirmation.windows import confirmed_spreads, windows_of
@@ -299,13 +300,13 @@ def derive_expectation(run: FinishedRun) -> Expectation:
     fresh_windows = [window for windows in fresh_servers for window in windows]
     counted = fresh_windows if any(window.requests for window in fresh_windows) else [point.measurement]
     spread = confirmed_spreads(run.trials, run.problem, fresh_servers)["throughput"]
-    size = run.problem.request_batch_size
+    size, model = run.problem.request_batch_size, point.candidate.served_model(run.problem.model)
     simulation = _simulate_replica(run)
     return Expectation(
         run=run,
         point=point,
-        model=point.candidate.served_model(run.problem.model),
-        confirmed_rate=_server_values(servers, lambda m: _per_size(m.throughput_infer_per_sec, size), spread),
+        model=model,
+        confirmed_rate=_server_values(servers, lambda m: _per_size(throughput_of(model, m), size), spread),
         queue_ms=_server_values(timed_servers, lambda m: m.queue_ms),
         time_in_server_ms=_server_values(timed_servers, time_in_server_ms),
         served_requests=sum(window.requests or 0 for window in counted),

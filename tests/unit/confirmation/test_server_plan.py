@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from objectives.metrics import Measurement
+from objectives.model_stats import to_text
 from objectives.sequential import LOOKS
 from optimizer.confirmation.server_plan import (
     CROSS_CHECK_START_SECONDS,
@@ -54,3 +55,6 @@ def test_a_window_has_enough_requests_of_a_slow_model(inferences_per_sec: float,
     planned = plan_server(point, load, None, is_cross_checked=True)
     assert planned.window_seconds == seconds
     assert planned.is_cross_checked
+    both = to_text({"fast": Measurement(1000.0), "slow": Measurement(inferences_per_sec)})
+    with_fast_model = replace(point, measurement=Measurement(1000.0 + inferences_per_sec, by_model=both))
+    assert plan_server(with_fast_model, load, None).window_seconds == seconds

@@ -106,6 +106,14 @@ def test_a_missing_concurrent_model_is_named_with_its_option(tmp_path: Path) -> 
         read_source(stored(tmp_path), "first", concurrent=("second", "gone"))
 
 
+def test_an_ensemble_next_to_its_own_step_is_refused_with_the_other_order(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    message = r"^--concurrent-models chain: first, the tuned model, is a step of it; tune chain with --concurrent-models first$"
+    with pytest.raises(BadInputError, match=message):
+        read_source(stored(tmp_path), "first", concurrent=("chain",))
+    assert read_source(stored(tmp_path), "chain", concurrent=("first",)).concurrent == {"first": 1.0}
+
+
 def test_a_concurrent_model_has_one_share_of_the_load(tmp_path: Path) -> None:
     write_ensemble(tmp_path, milliseconds=5)
     assert read_source(stored(tmp_path), "first", concurrent=("second=3",)).concurrent == {"second": 3.0}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from objectives.metrics import Measurement
+from objectives.model_stats import to_text
 from objectives.sla import Sla, Verdict
 from optimizer.core.candidate import SERVER_PROCESSES
 from optimizer.core.errors import BadInputError
@@ -45,7 +46,7 @@ from tests.production_loads import (
     printed,
     recorded_expectation,
 )
-from tests.run_folders import change_info
+from tests.run_folders import MEASURED, change_info, write_run
 
 
 def judged(observed: list[ServedLoad], servers: int = 1) -> tuple[Judgement, dict[CheckKind, Check]]:
@@ -135,6 +136,14 @@ def test_a_rate_above_the_confirmed_throughput_is_detected() -> None:
     assert confirmed is not None
     assert CheckKind.RATE in differing(loads(1.2 * confirmed.high))
     assert CheckKind.RATE not in differing(loads(1.2 * confirmed.high, 2), 2)
+
+
+def test_the_rate_of_one_of_several_models_is_its_own(tmp_path: Path) -> None:
+    by_model = to_text({"doubler": Measurement(300.0), "other": Measurement(700.0)})
+    run = write_run(tmp_path / "run", measured=replace(MEASURED, throughput_infer_per_sec=1000.0, by_model=by_model))
+    rate = derive_expectation(read_run(run)).confirmed_rate.interval(0.01)
+    assert rate is not None
+    assert rate.low < 300 / read_run(run).problem.request_batch_size < rate.high < 1000
 
 
 def test_the_output_names_each_bound_and_the_kind_of_server() -> None:
