@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,9 @@ def main(argv: list[str]) -> int:
             print(f"continue  tune batch {arguments.suite} --resume {folder.path}")
     failed = sum(entry.state == "failed" for entry in batch.entries)
     if failed:
-        fail(f"{failed} of {count(len(batch.entries), 'run')} failed; {folder.path}/batch.json has the reasons", 0)
+        again = shlex.join(["tune", "batch", arguments.suite, "--resume", str(folder.path)])
+        reasons = f"{folder.path}/batch.json has the reasons, and `{again}` repeats what failed"
+        fail(f"{failed} of {count(len(batch.entries), 'run')} failed; {reasons}", 0)
     return exit_code(batch)
 
 

@@ -116,6 +116,14 @@ def write_error(path: Path, error: OSError, then: str = "continue with `tune --r
     return EnvironmentFault(f"cannot write {show_path(path)}: {error.strerror}; {remedy}, then {then}")
 
 
+def cache_error(task: str, error: OSError) -> EnvironmentFault:
+    """Return the error to raise if ``task``, such as "write into PATH", failed in the cache with ``error``."""
+    remedy = "set TRITUNE_CACHE to another folder"
+    if error.errno in DISK_FAULTS:
+        remedy = f"free space there, or {remedy}"
+    return EnvironmentFault(f"cannot {task}: {error.strerror or error}; {remedy}")
+
+
 def check_disk_space(folder: Path) -> None:
     """Raise EnvironmentFault if the disk of ``folder``, the folder of a run, does not take FREE_BYTES more."""
     scratch = folder / ".space"

@@ -50,7 +50,7 @@ def folder_lock(folder: Path, task: str) -> Iterator[None]:
         try:
             held.enter_context(file_lock(lock, busy))
         except OSError as error:
-            raise write_error(lock, error) from error
+            raise write_error(lock, error, "run the command again") from error
         yield
 
 

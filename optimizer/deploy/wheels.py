@@ -15,7 +15,7 @@ from pathlib import Path
 
 from optimizer.core import process
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import cache_folder
+from optimizer.core.files import cache_error, cache_folder
 from optimizer.core.locks import file_lock
 
 DOWNLOAD_SECONDS = 3600.0
@@ -45,9 +45,7 @@ def lock_cache(on_progress: Callable[[str], None]) -> Iterator[Path]:
                 shutil.rmtree(draft)
             yield cache
     except OSError as error:
-        raise EnvironmentFault(
-            f"cannot unpack into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
-        ) from error
+        raise cache_error(f"unpack into {cache}", error) from error
 
 
 def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], *, content: str) -> None:
@@ -96,7 +94,11 @@ def _cause(output: str) -> str:
         return f"{sys.executable} has no pip; install it (python -m ensurepip, or uv pip install pip)"
     lines = process.printed_lines(output)
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
-    return f"{errors[-1]}; check pip's index, proxy or find-links setting (pip config list)"
+    reason = ""
+    if "connection broken by" in output:
+        details = re.search(r"\[Errno -?[0-9]+\] ([^'\"\n]+)", output)
+        reason = f", because the connection to the index failed{f' ({details[1]})' if details else ''}"
+    return f"{errors[-1]}{reason}; check pip's index, proxy or find-links setting (pip config list)"
 
 
 def _unpack(wheels: Sequence[Wheel], fetched: Path, root: Path) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInput, ModelOutput
 from optimizer.config.model_source import ModelSource
-from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import cache_error
 from optimizer.core.safe_text import check_file, format_value, one_line, show_path
 from optimizer.model.profile_lookup import TORCH_ENDINGS, similar_models
 
@@ -347,13 +348,11 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
     config = model_config.with_explicit_counts(derive(model, file, name, largest_batch), gpu=gpu)
     check_loadable(model, file)
     files = [file, *(file.parent / weight for weight in weights)]
-    sha256 = _digest(files)
+    sha256 = digest_files(files)
     try:
         repository = _link(file.absolute(), [str(weight) for weight in weights], name, cache)
     except OSError as error:
-        raise EnvironmentFault(
-            f"cannot write into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
-        ) from error
+        raise cache_error(f"write into {cache}", error) from error
     return ModelSource(
         repository,
         name,
@@ -366,7 +365,7 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
     )
 
 
-def _digest(files: Iterable[Path]) -> str:
+def digest_files(files: Iterable[Path]) -> str:
     """Return the SHA-256 of the SHA-256 digests of ``files``, in hexadecimal digits."""
     digest = hashlib.sha256()
     for path in files:

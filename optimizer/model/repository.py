@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.config import field_path, model_config
+from optimizer.config import field_path, model_config, model_json
 from optimizer.config.backends import ONNXRUNTIME, VLLM, backend_of, complete_vllm, is_ensemble
 from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
@@ -25,7 +25,7 @@ from optimizer.core.safe_text import (
     one_line,
     show_path,
 )
-from optimizer.model.onnx_file import check_loadable, complete, derive, external_files, read_onnx
+from optimizer.model.onnx_file import check_loadable, complete, derive, digest_files, external_files, read_onnx
 from optimizer.options.values import load_shares
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ ALTERNATIVES = {  # to a server that has the backend
 }
 MAX_LIST = 300  # limit for the characters of a list in an error
 MAX_ENSEMBLE_DEPTH = 8
+MAX_HASHED_BYTES = 4 << 30  # limit for the files of a model from a repository; hashing them takes seconds
 
 
 def read_repository_model(
@@ -299,9 +300,32 @@ def _entries(folder: Path) -> list[Path]:
         raise BadInputError(f"{show_path(folder)}: cannot be read: {error.strerror}") from None
 
 
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and file.parent.name != "__pycache__"]
+
+
 def _size(folder: Path) -> int:
-    files = (file for file in folder.rglob("*") if file.is_file() and file.parent.name != "__pycache__")
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in _files(folder))
+
+
+def hash_model_files(source: ModelSource) -> str:
+    """Return the SHA-256 of the files in the versions that Triton loads of each model of ``source``.
+
+    It is empty if there are none, or more than MAX_HASHED_BYTES. A model.json is left out, as config.pbtxt is: a user
+    replaces both with the recommended ones. Raises BadInputError if a file cannot be read.
+    """
+    versions = [
+        version
+        for name, config in sorted(source.models.items())
+        for version in sorted(_served_versions(config, _versions(source.folder(name))))
+    ]
+    files = [file for version in versions for file in sorted(_files(version)) if file.name != model_json.FILE]
+    try:
+        if not files or sum(file.stat().st_size for file in files) > MAX_HASHED_BYTES:
+            return ""
+        return digest_files(files)
+    except OSError as error:
+        raise BadInputError(f"{show_path(Path(error.filename))}: cannot be read: {error.strerror}") from None
 
 
 def read_source(

@@ -14,7 +14,7 @@ import numpy as np
 
 from optimizer.config.model_config_proto import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
-from optimizer.core.files import write_atomically, write_error
+from optimizer.core.files import cache_error, replace_file
 from optimizer.core.locks import file_lock
 from optimizer.core.notes import OpenLoopSampleLimit, PerfAnalyzerSampleLimit
 from optimizer.core.request_sizes import (
@@ -236,9 +236,9 @@ def _store(content: bytes, cache: Path, prefix: str = "") -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(folder / ".lock", lambda holder: None):
             if not path.exists() or path.stat().st_size != len(content):
-                write_atomically(path, content)
+                replace_file(path, content)
     except OSError as error:
-        raise write_error(path, error) from error
+        raise cache_error(f"write {path}", error) from error
     return path
 
 

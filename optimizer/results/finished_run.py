@@ -27,7 +27,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.values import MAX_CPU_COUNT, load_shares
 from optimizer.results import formatting, summary
 from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
-from optimizer.store.run_folder import ENDED, RunFolder
+from optimizer.store.run_folder import ENDED, STAMP, RunFolder
 from optimizer.store.run_lookup import find_run
 from optimizer.store.trials_reader import INTEGER_RANGES, LOAD_COLUMNS, NUMBER_RANGES
 from optimizer.store.trials_table import TrialsTable
@@ -83,8 +83,10 @@ class FinishedRun:
 
     @property
     def name(self) -> str:
-        """Return ``<model>/<run>``, where ``run`` is the name of the folder."""
-        return f"{self.problem.model}/{self.folder.path.resolve().name}"
+        """Return ``<model>/<run>``, or ``<batch>/<run>`` of a run in a batch; ``run`` is the name of the folder."""
+        folder = self.folder.path.resolve()
+        batch = folder.parent.name if STAMP.fullmatch(folder.parent.name) else None
+        return f"{batch or self.problem.model}/{folder.name}"  # a batch names its runs by model and SLA only
 
     @property
     def facts(self) -> Mapping[str, Any]:

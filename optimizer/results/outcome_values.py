@@ -243,18 +243,19 @@ def _never_met(problem: Problem) -> str:
 
 
 def _baseline_row(outcome: Outcome, problem: Problem, name: str, compared: BaselineResult) -> tuple[str, ...]:
-    gain = "same" if compared.point is outcome.recommended else gain_over(outcome, compared)
     reason = _never_met(problem) if compared.is_tried else "not reached before the run ended"
     if compared.failure:
         reason = f"failed: {shorten(compared.failure, MAX_FAILURE_LENGTH)}"
-    return _comparison_row(outcome, problem, name, compared.point, gain, reason)
+    return _comparison_row(outcome, problem, name, compared.point, gain_over(outcome, compared), reason)
 
 
 def gain_over(outcome: Outcome, compared: BaselineResult) -> str:
-    """Return the gain over ``compared``.
+    """Return the gain over ``compared``; ``same`` if that is the recommendation.
 
     Without a gain, name the one of the two that meets the SLA as measured, but not in the usual states of the run.
     """
+    if compared.point is outcome.recommended:
+        return "same"
     return formatting.gain(compared.gain, outcome.missed_in_usual_states(compared))
 
 

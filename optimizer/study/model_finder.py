@@ -26,9 +26,10 @@ from optimizer.model.onnx_file import read_bare_onnx
 from optimizer.model.profile import Profile, load_profile
 from optimizer.model.profile_lookup import MODEL_ENDINGS, PROFILE_ENDINGS, find_profile, list_profiles
 from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel
-from optimizer.model.repository import read_source, refuse_unmeasurable
+from optimizer.model.repository import hash_model_files, read_source, refuse_unmeasurable
 from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions, is_trace
 from optimizer.options.values import load_shares, parse_cpus, usable_cpus
+from optimizer.store.run_folder import MODEL_HASH
 
 DEFAULT_LARGEST_BATCH = 64
 
@@ -111,7 +112,7 @@ class _Finder:
             variants=self.options.variants,
             concurrent=self.options.concurrent_models,
         )
-        return NamedModel(source, batch)
+        return NamedModel(self._with_hash(source), batch)
 
     def of_onnx_file(self, path: Path) -> NamedModel:
         """Return the model of an ONNX file, which gets a configuration of its own also in a repository."""
@@ -142,6 +143,7 @@ class _Finder:
                 concurrent=options.concurrent_models or model.concurrent_models or (),
                 batcher=model.batcher,
             )
+            source = self._with_hash(source)
         else:
             _refuse_other_models(options)
             largest = max(*(section.max_batch_size or (DEFAULT_LARGEST_BATCH,)), batch.largest)
@@ -216,6 +218,11 @@ class _Finder:
             )
         refuse_unmeasurable(source.config, config)
         return source
+
+    def _with_hash(self, source: ModelSource) -> ModelSource:
+        """Return the stored model with the SHA-256 of its files. Those of a remote server are not known."""
+        sha256 = "" if self.options.target == "remote" else hash_model_files(source)
+        return replace(source, facts={**source.facts, MODEL_HASH: sha256}) if sha256 else source
 
     def _server_installation(self, config: Path) -> Installation:
         model = show_path(config.parent)

@@ -200,7 +200,7 @@ def _shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]
     """
     if options.study_name is None:
         return {}
-    model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
+    model = task.source.facts.get(MODEL_HASH)  # that of a remote server is not known
     return {
         MODEL_HASH: str(model)[:HASH_DIGITS] if model else None,
         **request_conditions(options, task.input_data.name, task.source.concurrent),

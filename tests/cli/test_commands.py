@@ -370,6 +370,9 @@ def test_setup_without_wheels_names_the_missing_wheel(called_tune: Tune, sandbox
     assert runtime.WHEELS[0].requirement in complaint
     assert "find-links" in complaint
     assert list(cache.iterdir()) == []
+    index = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    unreachable = called_tune("setup", env={**offline(nothing, cache), **index})
+    assert "because the connection to the index failed (Connection refused); check" in unreachable.stderr
 
 
 def test_setup_refuses_a_wheel_with_another_hash(called_tune: Tune, sandbox: Sandbox, wheels: Path) -> None:

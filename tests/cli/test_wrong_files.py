@@ -10,7 +10,7 @@ import pytest
 
 from tests.bad_input import CONFIG, assert_says, tune_without_server
 from tests.command_fixtures import Sandbox, Tune
-from tests.repositories import doubler, write_model
+from tests.repositories import doubler, serialized, write_model
 
 PROFILE = "model: {builder: mlp}\nsla: {p95: 20ms}\n"
 SLA = ("--sla-p95", "20ms")
@@ -118,9 +118,21 @@ def test_a_sweep_without_the_batch_dimension_of_the_model_is_refused(called_tune
     assert not (sandbox.working_folder / "results").exists()
 
 
-def test_a_home_that_cannot_be_written_is_not_called_full(called_tune: Tune) -> None:
-    ended = called_tune(*SLA, "--dry-run", "mlp", env={"TRITUNE_CACHE": Path("/proc/nowhere")})
-    assert_says(ended, ("cannot build mlp in /proc/nowhere", "; set TRITUNE_CACHE to another folder"), code=3)
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("mlp", "cannot build mlp in /proc/nowhere"),
+        ("net.onnx", "cannot write into /proc/nowhere"),
+        ("models/m", "cannot write /proc/nowhere/requests/random-"),
+    ],
+)
+def test_a_home_that_cannot_be_written_is_not_called_full(
+    model: str, problem: str, called_tune: Tune, sandbox: Sandbox
+) -> None:
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
+    (sandbox.working_folder / "net.onnx").write_bytes(serialized(doubler()))
+    ended = called_tune(*SLA, "--dry-run", model, env={"TRITUNE_CACHE": Path("/proc/nowhere")})
+    assert_says(ended, (problem, "; set TRITUNE_CACHE to another folder"), code=3)
     assert "free space" not in ended.stderr
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from objectives.sla import Verdict
 from optimizer.cli.exit_codes import EXIT_CODES
 from tests.command_fixtures import Ended, Sandbox, Tune
-from tests.repositories import write_sleeper
+from tests.repositories import sleeper_program, write_python_model, write_sleeper
 from tests.stack.test_main_job import write_steady
 
 SUITE = """\
@@ -18,6 +18,7 @@ defaults: {options: {max-trials: 1}}
 entries:
   - {model: steady.yaml, sla: {p95: 500ms}}
   - {model: ./late/sleeper, sla: {p95: 500ms}}
+  - {model: ./broken/sleeper, sla: {p95: 500ms}}
 """
 
 
@@ -29,22 +30,25 @@ def batch(ended: Ended) -> dict[str, Any]:
 
 def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) -> None:
     write_steady(sandbox.working_folder)
+    broken = write_python_model(sandbox.working_folder / "broken", "sleeper", "raise RuntimeError('no weights')\n")
     (sandbox.working_folder / "suite.yaml").write_text(SUITE)
     first = tune("batch", "suite.yaml", "--json")
     assert first.code == 3, first.stderr
-    assert [entry["state"] for entry in batch(first)["entries"]] == ["found", "failed"]
+    assert [entry["state"] for entry in batch(first)["entries"]] == ["found", "failed", "failed"]
     (folder,) = (sandbox.working_folder / "results" / "batches" / "suite").iterdir()
     assert {path.name for path in folder.iterdir()} >= {"batch.json", "index.html", "junit.xml"}
-    (run,) = folder.glob("*/run.json")
+    (run,) = folder.glob("steady*/run.json")
     measured = (run.parent / "trials.csv").read_bytes()
 
     write_sleeper(sandbox.working_folder / "late", milliseconds=8)
+    (broken / "1" / "model.py").write_text(sleeper_program(milliseconds=8))
     again = tune("batch", "suite.yaml", "--resume", folder, "--budget", "15s", "--json")
     resumed = batch(again)
     verdicts = [entry["verdict"] for entry in resumed["entries"]]
+    assert all(verdicts), again.stderr
     assert again.code == max(EXIT_CODES[Verdict(verdict)] for verdict in verdicts), again.stderr
     assert resumed["status"] == "finished"
-    assert [entry["state"] for entry in resumed["entries"]] == ["found", "found"]
+    assert [entry["state"] for entry in resumed["entries"]] == ["found", "found", "found"]
     assert (run.parent / "trials.csv").read_bytes() == measured
     assert json.loads((folder / "batch.json").read_text()) == resumed
-    assert f"{verdicts.count('PASS')} of 2 runs passed" in Path(folder / "index.html").read_text()
+    assert f"{verdicts.count('PASS')} of 3 runs passed" in Path(folder / "index.html").read_text()

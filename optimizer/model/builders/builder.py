@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
-from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import DISK_FAULTS
+from optimizer.core.files import cache_error
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line
 from optimizer.model.input_data import TensorSpec
@@ -179,10 +178,7 @@ class ReferenceModel:
                     if not _is_intact(folder):  # the process that held the lock may have built it
                         self._build_at(folder, on_progress)
         except OSError as error:
-            cause, fix = error.strerror or str(error), "set TRITUNE_CACHE to another folder"
-            if error.errno in DISK_FAULTS:
-                fix = f"free space there, or {fix}"
-            raise EnvironmentFault(f"cannot build {name} in {models}: {cause}; {fix}") from error
+            raise cache_error(f"build {name} in {models}", error) from error
         return _source(folder, name)
 
     def _weights_name(self) -> str:

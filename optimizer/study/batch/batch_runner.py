@@ -8,6 +8,7 @@ of the run are copied to the record of its entry.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -276,14 +277,16 @@ class BatchRunner:
     ) -> None:
         """Run an entry for ``seconds`` more. Raises KeyboardInterrupt after recording the measurements."""
         entry, options = self.record.entries[index], self.suite.entries[index].options
-        folder = RunFolder(self.folder.path / entry.folder)
+        folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
+        has_measured = run is not None and any(trial.measurements for trial in run.trials)
         limits = [limit for limit in (options.max_trials, max_trials) if limit is not None]
         # also limits the loading of a model, so all steps have the same
         budget_seconds = round(self.record.budget_seconds / len(self.record.entries), 3)
         options = replace(options, budget_seconds=budget_seconds, max_trials=min(limits, default=None))
         started, status, reason = self.clock(), "failed", ""
         try:
-            _create(folder)
+            # a run that measured nothing begins again, because its model may have been corrected
+            _create(folder, anew=run is not None and entry.state == "waiting" and not has_measured)
             status = self.run_entry(options, folder, mode, seconds)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -351,8 +354,10 @@ class BatchRunner:
         self.folder.write(self.record)
 
 
-def _create(folder: RunFolder) -> None:
+def _create(folder: RunFolder, *, anew: bool) -> None:
     try:
+        if anew:
+            shutil.rmtree(folder.path)
         (folder.path / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentFault(

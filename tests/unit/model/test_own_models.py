@@ -18,11 +18,25 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.deploy.backends.pytorch.conventions import Parameters, cause, in_order, positions, read_parameters
 from optimizer.machine.hardware import Hardware
 from optimizer.model.onnx_file import check_versions, derive, external_files, model_name, read_bare_onnx
-from optimizer.model.repository import check_torch, check_torch_file, list_models, read_repository_model
+from optimizer.model.repository import (
+    MAX_HASHED_BYTES,
+    check_torch,
+    check_torch_file,
+    list_models,
+    read_repository_model,
+)
 from optimizer.options.option_reader import move_options
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import RunOptions, TargetName
 from optimizer.study.model_finder import find_model
-from tests.repositories import Dims, doubler, onnx_model, serialized, write_model, write_python_model
+from tests.repositories import (
+    SLEEPER_CONFIG,
+    Dims,
+    doubler,
+    onnx_model,
+    serialized,
+    write_model,
+    write_python_model,
+)
 
 FILE = Path("net.onnx")
 
@@ -437,3 +451,25 @@ def test_a_config_above_a_file_that_is_tuned_alone_is_named(tmp_path: Path, monk
     (tmp_path / "repo" / "mine" / "config.pbtxt").unlink()
     find_model(RunOptions("repo/mine/1/model.onnx"), Hardware((), "a CPU", 2, 1 << 33), messages.append)
     assert len(messages) == 1
+
+
+def test_a_change_of_a_stored_models_files_is_noticed_by_their_hash(tmp_path: Path) -> None:
+    folder = write_python_model(tmp_path, "mine", "# one\n")
+
+    def sha256(target: TargetName = "embedded") -> object:
+        options = RunOptions("mine", model_repository=str(tmp_path), target=target)
+        return find_model(options, Hardware((), "a CPU", 2, 1 << 33), print).source.facts.get("sha256")
+
+    first = sha256()
+    assert len(str(first)) == 64
+    assert sha256("remote") is None  # the server has files of its own
+    (folder / "config.pbtxt").write_text(SLEEPER_CONFIG.replace("max_batch_size: 8", "max_batch_size: 4"))
+    (folder / "1" / "__pycache__").mkdir()
+    for name in ("model.json", "__pycache__/model.pyc"):
+        (folder / "1" / name).write_text("{}")
+    assert sha256() == first
+    (folder / "1" / "model.py").write_text("# two\n")
+    assert sha256() not in (first, None)
+    with (folder / "1" / "weights").open("wb") as weights:
+        weights.truncate(MAX_HASHED_BYTES)  # a sparse file
+    assert sha256() is None

@@ -41,6 +41,12 @@ def test_the_outcome_is_that_in_run_json(run: Path) -> None:
     assert len(run_read.problem.space) == info["problem"]["candidates"]
 
 
+def test_the_runs_of_two_batches_have_different_names(run: Path, tmp_path: Path) -> None:
+    batches = [tmp_path / "batches" / "nightly" / stamp for stamp in ("20261129-020000", "20261130-020000-2")]
+    names = [read_run(shutil.copytree(run, batch / "dlrm-p95-20-ms")).name for batch in batches]
+    assert names == ["20261129-020000/dlrm-p95-20-ms", "20261130-020000-2/dlrm-p95-20-ms"]
+
+
 def test_a_run_with_a_recommendation_needs_its_trials(run: Path) -> None:
     (run / "trials.csv").unlink()
     with pytest.raises(BadInputError, match=r"trials\.csv: missing or empty, but run\.json has a recommendation"):

@@ -360,6 +360,14 @@ def test_a_page_of_a_run_without_bounds_has_no_sla(run: Path) -> None:
     assert re.search(r"\d+ configurations that meet the SLA\. Best values: ", bounded)
 
 
+def test_the_index_shows_no_gain_over_the_recommendation_itself(run: Path) -> None:
+    finished = read_run(run)
+    outcome = finished.outcome
+    assert outcome is not None
+    baseline = replace(outcome.baseline, point=outcome.recommended)
+    assert report_section(replace(finished, outcome=replace(outcome, baseline=baseline))).gain == "same"
+
+
 def test_matplotlib_is_imported_only_to_draw() -> None:
     modules = "sys, optimizer.study.tuning_run, optimizer.results.report.writer"
     check = f"import {modules}; sys.exit('matplotlib' in sys.modules)"

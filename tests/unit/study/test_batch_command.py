@@ -38,7 +38,8 @@ def test_failed_runs_are_recorded(folder: Path, capsys: pytest.CaptureFixture[st
     assert "2 failed" in (batch / "index.html").read_text()
     assert "nowhere · p95 <= 20 ms: failed: no model 'nowhere'" in output.err
     assert output.err.splitlines()[-1].startswith("tune: 2 of 2 runs failed; ")
-    assert output.err.splitlines()[-1].endswith("/batch.json has the reasons")
+    again = f"`tune batch suite.yaml --resume {batch.relative_to(folder)}` repeats what failed"
+    assert output.err.splitlines()[-1].endswith(f"/batch.json has the reasons, and {again}")
     assert not list(batch.glob(".*"))
 
 
