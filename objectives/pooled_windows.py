@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from objectives import latency_sketch, model_stats, priority_stats
+from objectives import latency_sketch, model_stats, priority_stats, step_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, METRICS, QUANTILES, RATES, TIMINGS, Measurement, Timing
 
@@ -23,11 +23,11 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
-    also by priority and by model. Rates, such as the throughput, are means over windows, which have equal lengths:
-    if a window holds only one or two large batches, the median is far from the mean. A lost window has none of
-    these. The time is that from the start of the first window to the end of the last one. Other values are medians
-    over the windows in which they are known. The result is stable if all windows are, and overloaded, disturbed or
-    crashed if one of them is.
+    also by priority and by model. Counters of steps are summed too. Rates, such as the throughput, are means over
+    windows, which have equal lengths: if a window holds only one or two large batches, the median is far from the
+    mean. A lost window has none of these. The time is that from the start of the first window to the end of the last
+    one. Other values are medians over the windows in which they are known. The result is stable if all windows are,
+    and overloaded, disturbed or crashed if one of them is.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement)):
@@ -46,6 +46,7 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         values |= _pool_timing(served, timing)
     values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
     values["by_model"] = _pool_models([window.by_model for window in windows])
+    values["step_stats"] = step_stats.pool(window.step_stats for window in windows)
     values["stable"] = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     for name in ("overloaded", "disturbed", "server_crashed"):
         values[name] = any(getattr(window, name) for window in windows)

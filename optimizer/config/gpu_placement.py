@@ -66,6 +66,11 @@ def used_gpus(configs: Iterable[ModelConfig]) -> tuple[int, ...] | None:
     return tuple(sorted(gpus))
 
 
+def instance_total(config: ModelConfig) -> int:
+    """Return the number of instances on all GPUs in a configuration that a server reports; 0 for an ensemble."""
+    return sum(group.count * max(1, len(group.gpus)) for group in config.instance_group if not group.passive)
+
+
 def asks_for_gpu(config: ModelConfig) -> bool:
     """Return whether an instance group has the kind KIND_GPU."""
     return any(group.kind == group.KIND_GPU for group in config.instance_group if not group.passive)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optimizer.config import model_config, model_json
+from optimizer.config.backends import is_ensemble
 from optimizer.config.batching import resolve_preferred_sizes
+from optimizer.config.gpu_placement import instance_total
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.problem import ModelKind
 from optimizer.config.search_space import (
@@ -91,6 +93,16 @@ class ModelSource:
     def models(self) -> dict[str, ModelConfig]:
         """The config.pbtxt of every model that may be served, by name."""
         return {**self.composing, **self.variants, self.name: self.config}
+
+    def steps(self, serving: Mapping[str, ModelConfig]) -> tuple[tuple[str, int], ...]:
+        """Return ``Endpoint.steps`` of a server that reports the configurations ``serving``.
+
+        It is empty next to models that receive load of their own, because ``composing`` has these too.
+        """
+        if not self.composing or self.concurrent:
+            return ()
+        called = [name for name, config in self.composing.items() if not is_ensemble(config)]
+        return tuple((name, instance_total(serving[name])) for name in (self.name, *called))
 
     def folder(self, model: str) -> Path:
         """Return the folder with the versions of a model."""

@@ -106,6 +106,8 @@ class Endpoint:
         server_pid: Process of the server; None if it does not run on this machine, or its process is unknown.
         batcher: Model that the candidate configures, if ``model`` is an ensemble or a BLS model that calls it.
         max_batch_size: ``max_batch_size`` of ``model`` itself, if ``batcher`` is set.
+        steps: Each model that serves a part of a request, with its number of instances on one server. The first one
+            is ``model``, with 0 if it is an ensemble. Empty for a model alone.
         concurrent_models: Models that receive load at the same time on the same server.
         memory_bytes: Returns the server's memory in bytes, for a server in a container; None to read it from the
             processes below ``server_pid``.
@@ -124,6 +126,7 @@ class Endpoint:
     server_pid: int | None = None
     batcher: str = ""
     max_batch_size: int | None = None
+    steps: tuple[tuple[str, int], ...] = ()
     concurrent_models: tuple[Endpoint, ...] = ()
     memory_bytes: Callable[[], float | None] | None = field(default=None, compare=False)
     remote: Connection | None = None
@@ -137,6 +140,11 @@ class Endpoint:
     def servers(self) -> tuple[Endpoint, ...]:
         """The endpoint of each server process: this one and its replicas."""
         return (self, *self.replicas)
+
+    @property
+    def tuned_model(self) -> str:
+        """The model that the candidate configures, whose batches are counted."""
+        return self.batcher or self.model
 
     @property
     def connection(self) -> Connection:

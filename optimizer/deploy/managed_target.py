@@ -402,6 +402,7 @@ class ManagedTarget:
             *location,
             batcher=models.batcher,
             max_batch_size=models.configs[models.model].max_batch_size,
+            steps=self.source.steps(reported),
             concurrent_models=tuple(
                 Endpoint(name, models.settings[name], *location) for name in self.source.concurrent
             ),

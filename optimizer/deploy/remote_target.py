@@ -98,9 +98,9 @@ class RemoteTarget:
         with self._stopwatch.count("server"):
             models = self._deployment(candidate)
             self._warn_of_other_baseline(models)
-            gpus = gpu_placement.used_gpus(self._serve(models).values())
+            serving = self._serve(models)
         try:
-            yield self._endpoint(models, candidate, gpus)
+            yield self._endpoint(models, candidate, serving)
         except ServerCrashed as error:
             if self._server.responds():
                 raise
@@ -232,7 +232,7 @@ class RemoteTarget:
                 self._change()
                 self._server.unload(name)
 
-    def _endpoint(self, models: ServedModels, candidate: Candidate, gpus: tuple[int, ...] | None) -> Endpoint:
+    def _endpoint(self, models: ServedModels, candidate: Candidate, serving: dict[str, ModelConfig]) -> Endpoint:
         pid = listener_pid(self.connection.address)
         return Endpoint(
             models.model,
@@ -240,12 +240,13 @@ class RemoteTarget:
             server_pid=pid,
             batcher=models.batcher,
             max_batch_size=models.configs[models.model].max_batch_size,
+            steps=self.source.steps(serving),
             concurrent_models=tuple(
                 Endpoint(name, models.settings[name], server_pid=pid, remote=self.connection)
                 for name in self.source.concurrent
             ),
             remote=self.connection,
-            gpus=gpus,
+            gpus=gpu_placement.used_gpus(serving.values()),
             metrics=self._metrics,
         )
 

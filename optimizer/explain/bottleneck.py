@@ -15,6 +15,7 @@ from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.explain.forecaster import Gain
 from optimizer.machine.cpu_usage import describe_disturbance
 from optimizer.results import formatting, outcome_values
+from optimizer.results.request_steps import SATURATED, StepTimes, limiting_step, step_times
 from optimizer.simulator.calibration import observe_point
 
 
@@ -92,7 +93,6 @@ NO_BOTTLENECK_REASONS: dict[BottleneckKind, str] = {  # ends of a sentence about
     "copying": "is spent copying inputs and outputs, but shared memory is not expected to raise the throughput",
 }
 DIRECT_PREFIX = "sequence_batching.direct."
-SATURATED = 0.8  # share of time computing above which instances count as saturated; batches have gaps between them
 WORTHWHILE = 0.05  # gain by more instances above which too few instances are the bottleneck
 
 
@@ -108,16 +108,26 @@ class StageBreakdown:
         busy_share: Executions x compute time / (instances x wall time); None without statistics of the server, and
             for a model that streams, whose compute time in them is that of handing requests over.
         lowest_ttft: The measurement of the run with the lowest mean time to first response; None without such a time.
+        tuned_model: The model that the server's times describe; empty if no other one is served.
+        steps: The times of each model that serves a part of a request; empty if they were not recorded.
     """
 
     point: Point
     stages_ms: dict[str, float]
     busy_share: float | None
     lowest_ttft: Point | None = None
+    tuned_model: str = ""
+    steps: tuple[StepTimes, ...] = ()
 
     @property
     def measurement(self) -> Measurement:
         return self.point.measurement
+
+    @property
+    def is_limited_by_another(self) -> bool:
+        """Return whether the instances of a model other than the tuned one limit the throughput."""
+        limit = limiting_step(self.steps)
+        return limit is not None and limit.is_saturated and limit.model != self.tuned_model
 
     def part_ms(self, kind: BottleneckKind) -> float:
         """Return the mean time in the stages that belong to ``kind``."""
@@ -141,7 +151,8 @@ class Bottleneck:
     - ``copying``: copying inputs and outputs on the server
     - ``queue``: requests wait in Triton's queue while instances are idle
     - ``client``: the network and the client
-    - ``other models``: the other steps of an ensemble, the models that a model calls, or the network and the client
+    - ``other models``: the other steps of an ensemble or the models that a model calls; if their times were not
+      recorded, also the network and the client
     - ``waiting``, ``first response``, ``generation``: of a model that streams, the time before the model begins with
       a request, the time until its first response, and the time between its first and its last response
     - ``unknown``: no stage times were measured
@@ -151,17 +162,26 @@ class Bottleneck:
     reasons: tuple[str, ...]
 
 
-def break_down_stages(point: Point, trials: Sequence[Trial], *, has_other_models: bool = False) -> StageBreakdown:
+def break_down_stages(
+    point: Point, trials: Sequence[Trial], *, has_other_models: bool = False, tuned_model: str = ""
+) -> StageBreakdown:
     """Return the stages of ``point``, with server statistics of all windows of its confirmation or search.
 
-    ``has_other_models``: the statistics are those of a model that the one of the requests calls.
+    ``has_other_models``: the statistics are those of ``tuned_model``, which the model of the requests calls. Its
+    remaining time is divided among the other models and the network if the times of the steps were recorded.
     """
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
     times_ms = outcome_values.stage_times_ms(point.measurement, has_other_models=has_other_models)
     names = outcome_values.stage_names(has_other_models=has_other_models)
     stages_ms = {stage: times_ms[stage] for stage in names if stage in times_ms}
-    return StageBreakdown(point, stages_ms, _busy_share(_windows(point, trials)))
+    steps = step_times(point)
+    if steps and outcome_values.OTHER_MODELS in stages_ms:
+        rest_ms = stages_ms[outcome_values.OTHER_MODELS]
+        others_ms = min(rest_ms, sum(step.own_ms for step in steps if step.model != tuned_model))
+        stages_ms = {"network_ms": rest_ms - others_ms, **stages_ms, outcome_values.OTHER_MODELS: others_ms}
+    busy_share = _busy_share(_windows(point, trials))
+    return StageBreakdown(point, stages_ms, busy_share, tuned_model=tuned_model, steps=steps)
 
 
 def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
@@ -198,19 +218,23 @@ def find_bottleneck(
     stages: StageBreakdown,
     instances_gain: Gain | None,
     removal_gains: Mapping[BottleneckKind, Gain | None] | None = None,
+    step_reasons: Sequence[str] = (),
 ) -> Bottleneck:
     """Return the bottleneck.
 
     ``instances_gain`` is the expected gain by more instances, None if unknown. ``removal_gains`` are those by the
-    removal of stages: a stage without which no more would be served is not the bottleneck.
+    removal of stages: a stage without which no more would be served is not the bottleneck. ``step_reasons`` are
+    sentences about the step that limits the throughput.
     """
     if not stages.stages_ms:
         reason = "The bottleneck is unknown, because the trials have no stage times."
-        return Bottleneck("unknown", (reason, *_sequence_reasons(stages), *_disturbance_reasons(stages)))
+        unknown = (reason, *step_reasons, *_sequence_reasons(stages), *_disturbance_reasons(stages))
+        return Bottleneck("unknown", unknown)
     instances_help = _instances_help(instances_gain)
     gainless = frozenset(kind for kind, gain in (removal_gains or {}).items() if gain and not gain.is_possible)
     kind = _limiting_kind(stages, instances_help, gainless)
     reasons = (
+        *step_reasons,
         *_reasons(kind, stages, instances_help),
         *_longer_stage_reasons(kind, stages, gainless),
         *_sequence_reasons(stages),
@@ -234,6 +258,8 @@ def _limiting_kind(
     stages: StageBreakdown, instances_help: bool | None, gainless: frozenset[BottleneckKind]
 ) -> BottleneckKind:
     """Return the kind of bottleneck; ``gainless`` are those whose removal is not expected to gain anything."""
+    if stages.is_limited_by_another:
+        return "other models"
     if stages.busy_share is None or stages.busy_share < SATURATED:
         limiting = [kind for kind in STAGES_OF_KIND if kind not in gainless and stages.part_ms(kind)]
         return max(limiting or STAGES_OF_KIND, key=stages.part_ms)
@@ -270,6 +296,8 @@ def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool 
     busy = _busy_reasons(stages)
     if kind == "client":
         return (f"{share} of a request's time is spent outside the server, in the network and the client.", *busy)
+    if kind == "other models" and stages.steps:
+        return (f"{share} of a request's time is spent in the other models.",) if stages.part_ms(kind) else ()
     if kind == "other models":
         return (
             f"{share} of a request's time is spent outside the model whose batches are tuned: in the other models, "
@@ -352,8 +380,8 @@ def _where(point: Point) -> str:
 
 
 def _busy_reasons(stages: StageBreakdown) -> tuple[str, ...]:
-    """Return a sentence about the time that instances computed; nothing if that is unknown."""
-    if stages.busy_share is None:
+    """Return a sentence about the time that instances computed; nothing if that is unknown or shown for each step."""
+    if stages.busy_share is None or stages.steps:
         return ()
     candidate, size = stages.point.candidate, stages.measurement.mean_batch_size
     count = candidate.total_instances

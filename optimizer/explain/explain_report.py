@@ -19,6 +19,7 @@ from optimizer.results import configuration_text, formatting, outcome_values, su
 from optimizer.results.finished_run import remark
 from optimizer.results.formatting import percent, signed_percent
 from optimizer.results.recommendation import Outcome
+from optimizer.results.request_steps import HEADERS, step_rows
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 from optimizer.results.terminal_output import plain_table, print_table, wrap
 
@@ -55,7 +56,7 @@ CHANGE_NAMES: dict[ChangeKind, str] = {
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print ``explanation`` in at most 80 columns."""
     _print_subject(console, explanation)
-    _heading(console, f"What limits the throughput: {BOTTLENECK_NAMES[explanation.bottleneck.kind]}")
+    _heading(console, f"What limits the throughput: {_bottleneck_name(explanation)}")
     _sentences(console, *explanation.bottleneck.reasons)
     _print_stages(console, explanation)
     _heading(console, "Which constraint binds")
@@ -75,6 +76,13 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     console.print(Text.assemble(("results  ", "dim"), str(explanation.run.folder.path)), soft_wrap=True)
 
 
+def _bottleneck_name(explanation: Explanation) -> str:
+    """Return the name of the bottleneck; that of the model if another one than the tuned one is saturated."""
+    if explanation.step_advice is not None and explanation.subject.is_limited_by_another:
+        return explanation.step_advice.step.model
+    return BOTTLENECK_NAMES[explanation.bottleneck.kind]
+
+
 def _print_subject(console: Console, explanation: Explanation) -> None:
     problem, point, outcome = explanation.run.problem, explanation.subject.point, explanation.outcome
     for line in wrap(summary.headline(outcome, problem), WIDTH):
@@ -88,14 +96,18 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
 
 
 def _print_stages(console: Console, explanation: Explanation) -> None:
-    stages = explanation.subject.stages_ms
-    total = sum(stages.values())
-    if not total:
-        return
-    table = plain_table("  stage of a request", ">ms", ">share")
-    for stage, milliseconds in stages.items():
-        table.add_row(f"  {STAGE_NAMES[stage]}", f"{milliseconds:,.3f}", percent(milliseconds / total))
-    print_table(console, table)
+    stages, steps = explanation.subject.stages_ms, explanation.subject.steps
+    if total := sum(stages.values()):
+        table = plain_table("  stage of a request", ">ms", ">share")
+        for stage, milliseconds in stages.items():
+            table.add_row(f"  {STAGE_NAMES[stage]}", f"{milliseconds:,.3f}", percent(milliseconds / total))
+        print_table(console, table)
+    if steps:
+        name, *numbers = HEADERS
+        table = plain_table(f"  {name}", *numbers)
+        for model, *cells in step_rows(steps):
+            table.add_row(Text(f"  {model}"), *cells)
+        print_table(console, table)
 
 
 def _binding_constraint(explanation: Explanation) -> Iterator[str]:
@@ -216,6 +228,9 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
     is_simulated = explanation.run.problem.is_simulated
     _heading(console, "What would help")
     _sentences(console, _origin(changes, is_simulated=is_simulated))
+    if explanation.step_advice is not None and explanation.subject.is_limited_by_another:
+        model = explanation.step_advice.step.model
+        _sentences(console, f"These gains need more throughput of {model} first: its limit is not simulated.")
     if explanation.forecast_checks.throughput:
         _sentences(console, str(explanation.forecast_checks))
     for remedy in changes.remedies:

@@ -41,6 +41,7 @@ from optimizer.explain.forecaster import (
 )
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, simulate_changes
+from optimizer.explain.step_advice import StepAdvice, advise
 from optimizer.results.finished_run import FinishedRun, why_unfinished
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
@@ -158,7 +159,8 @@ class Explanation:
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``changes`` is None if no measurement
     has both a throughput and every predicted latency. ``shared_memory`` is its measured effect, None if none is
-    known.
+    known. ``step_advice`` names the step that limits the throughput of several models, None if their times were not
+    recorded.
     """
 
     run: FinishedRun
@@ -171,6 +173,7 @@ class Explanation:
     forecast_checks: ForecastChecks
     runner_up: RunnerUp | None
     shared_memory: SharedMemoryEffect | None
+    step_advice: StepAdvice | None
 
 
 def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
@@ -184,8 +187,12 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         reasons = (outcome.no_recommendation_reason if outcome else "", why_unfinished(run))
         reason = "; ".join(filter(None, reasons)) or "nothing was measured"
         raise BadInputError(f"{run.folder.path}: nothing to explain: {reason}")
-    subject = break_down_stages(point, run.trials, has_other_models=run.has_other_models)
+    subject = break_down_stages(point, run.trials, has_other_models=run.has_other_models, tuned_model=run.tuned_model)
     changes = _forecast_changes(run, outcome, subject, fp16_factor)
+    advice = advise(subject, changes.remedies if changes else (), run.trials)
+    step_reasons: tuple[str, ...] = advice.reasons if advice else ()
+    if run.has_other_models and advice is None and not point.measurement.is_streamed:
+        step_reasons = ("The run did not record the times of each step.",)
     has_recommendation = outcome.recommended is not None
     measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]
     return Explanation(
@@ -193,25 +200,28 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         outcome=outcome,
         subject=subject,
         has_recommendation=has_recommendation,
-        bottleneck=_bottleneck(subject, changes),
+        bottleneck=_bottleneck(subject, changes, step_reasons),
         binding=find_binding_constraint(point, measured, run.problem.sla, met=has_recommendation),
         changes=changes,
         forecast_checks=check_forecasts(run.trials),
         runner_up=find_runner_up(run),
         shared_memory=effect_of_trial(run.folder.path, point.trial),
+        step_advice=advice,
     )
 
 
-def _bottleneck(subject: StageBreakdown, changes: ChangeForecasts | None) -> Bottleneck:
+def _bottleneck(
+    subject: StageBreakdown, changes: ChangeForecasts | None, step_reasons: tuple[str, ...]
+) -> Bottleneck:
     """Return the bottleneck of ``subject``; the forecasts tell stages apart that last long without limiting it."""
     if changes is None:
-        return find_bottleneck(subject, None)
+        return find_bottleneck(subject, None, step_reasons=step_reasons)
     gains = {remedy.kind: remedy.gain for remedy in changes.remedies}
     removals: dict[BottleneckKind, Gain | None] = {
         "client": gains.get("faster_network"),
         "copying": gains.get("no_copying"),
     }
-    return find_bottleneck(subject, _gain_of_instances(changes, subject.point.candidate), removals)
+    return find_bottleneck(subject, _gain_of_instances(changes, subject.point.candidate), removals, step_reasons)
 
 
 def _has_fp16_conversion(run: FinishedRun) -> bool:

@@ -9,8 +9,10 @@ from optimizer.core.trial import Point
 from optimizer.explain.explain_report import change_name
 from optimizer.explain.explanation import ChangeForecasts, Explanation, RunnerUp
 from optimizer.explain.forecaster import CandidateForecast, Gain, OtherSla, Remedy
+from optimizer.explain.step_advice import StepAdvice
 from optimizer.results import configuration_text, result_document
 from optimizer.results.forecast_accuracy import CheckedForecast, count_inside, median_error
+from optimizer.results.request_steps import StepTimes
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
@@ -26,6 +28,8 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "bottleneck": explanation.bottleneck.kind,
         "reasons": list(explanation.bottleneck.reasons),
         "stages_ms": explanation.subject.stages_ms,
+        "steps": [_step_document(step) for step in explanation.subject.steps] or None,
+        "limiting_step": _advice_document(explanation.step_advice) if explanation.step_advice else None,
         "instance_busy_share": explanation.subject.busy_share,
         "copied_share_of_compute": explanation.subject.copied_share,
         "binding": {
@@ -42,6 +46,21 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "shared_memory": explanation.shared_memory.document() if explanation.shared_memory else None,
         "runner_up": _runner_up_document(runner_up) if runner_up else None,
     }
+
+
+def _step_document(step: StepTimes) -> dict[str, Any]:
+    return {
+        "model": step.model,
+        "instances": step.instances,
+        "instance_busy_share": step.busy_share,
+        "queue_ms": step.queue_ms,
+        "compute_ms": step.compute_ms,
+        "includes_other_models": step.calls_others,
+    }
+
+
+def _advice_document(advice: StepAdvice) -> dict[str, Any]:
+    return {"model": advice.step.model, "saturated": advice.step.is_saturated, "setting": advice.setting or None}
 
 
 def _forecasts_document(checks: Sequence[CheckedForecast]) -> dict[str, Any] | None:

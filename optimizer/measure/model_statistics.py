@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from objectives import batch_stats
+from objectives import batch_stats, step_stats
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.measure.server_calls import PROBE_SECONDS, open_client
@@ -15,6 +16,47 @@ from optimizer.measure.server_client import CallError
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from tritonclient.grpc.service_pb2 import ModelStatistics
+
+
+def with_all_statistics(
+    measurement: Measurement,
+    endpoint: Endpoint,
+    before: Mapping[str, ModelStatistics],
+    after: Mapping[str, ModelStatistics],
+    *,
+    with_times: bool = True,
+) -> Measurement:
+    """Return ``measurement`` with the statistics of ``with_statistics`` and those of each step.
+
+    ``before`` and ``after`` are from ``read_all_statistics``. The steps of a model that streams stay unknown: Triton
+    takes a request as served when the model has accepted it.
+    """
+    tuned = endpoint.tuned_model
+    result = with_statistics(measurement, before.get(tuned), after.get(tuned), with_times=with_times)
+    names = [name for name, _ in endpoint.steps]
+    are_known = all(
+        name in before and name in after and not _began_again(before[name], after[name]) for name in names
+    )
+    if measurement.is_streamed or not are_known:
+        return result
+    servers = len(endpoint.servers)
+    steps = [_step(name, servers * count, before[name], after[name]) for name, count in endpoint.steps]
+    return replace(result, step_stats=step_stats.to_text(steps))
+
+
+def _step(name: str, instances: int, before: ModelStatistics, after: ModelStatistics) -> step_stats.StepStatistic:
+    """Return the counters of one model between two readings."""
+    first, last = before.inference_stats, after.inference_stats
+    compute = ("compute_input", "compute_infer", "compute_output")
+    return step_stats.StepStatistic(
+        name,
+        instances,
+        requests=last.success.count - first.success.count,
+        executions=after.execution_count - before.execution_count,
+        queue_ns=last.queue.ns - first.queue.ns,
+        compute_ns=sum(getattr(last, part).ns - getattr(first, part).ns for part in compute),
+        busy_ns=sum(batch.compute_ns for batch in executions_by_size(before, after)),
+    )
 
 
 def with_statistics(
@@ -93,21 +135,35 @@ def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
 
     The result is None if one of them does not respond within PROBE_SECONDS.
     """
-    total: ModelStatistics | None = None
+    return _read(endpoint, [endpoint.tuned_model]).get(endpoint.tuned_model)
+
+
+def read_all_statistics(endpoint: Endpoint) -> dict[str, ModelStatistics]:
+    """Return the current statistics of the model that batches and of each step, by name; empty as ``_read``."""
+    return _read(endpoint, dict.fromkeys([endpoint.tuned_model, *(name for name, _ in endpoint.steps)]))
+
+
+def _read(endpoint: Endpoint, models: Iterable[str]) -> dict[str, ModelStatistics]:
+    """Return the statistics of ``models`` by name, summed over their versions and the servers.
+
+    The result is empty if a server does not respond within PROBE_SECONDS, or does not serve one of them.
+    """
+    totals: dict[str, ModelStatistics] = {}
     for server in endpoint.servers:
         try:
             with closing(open_client(server.connection)) as client:
-                versions = client.statistics(endpoint.batcher or endpoint.model, PROBE_SECONDS)
+                read = {model: client.statistics(model, PROBE_SECONDS) for model in models}
         except CallError:
-            return None
-        if not versions:
-            return None
-        for statistics in versions:
-            if total is None:
-                total = statistics
-            else:
-                add_statistics(total, statistics)
-    return total
+            return {}
+        if not all(read.values()):
+            return {}
+        for model, versions in read.items():
+            for statistics in versions:
+                if model in totals:
+                    add_statistics(totals[model], statistics)
+                else:
+                    totals[model] = statistics
+    return totals
 
 
 def completed_requests(endpoint: Endpoint) -> int:

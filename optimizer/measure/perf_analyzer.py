@@ -31,7 +31,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.machine.nvml import cuda_folders
 from optimizer.measure import server_calls
-from optimizer.measure.model_statistics import completed_requests, read_statistics, with_statistics
+from optimizer.measure.model_statistics import completed_requests, read_all_statistics, with_all_statistics
 from optimizer.measure.perf_output import (
     failure_text,
     has_failed_request,
@@ -314,9 +314,9 @@ class PerfAnalyzer:
         if unanswered:
             return None
         # perf_analyzer's times describe the requested model, which may not be the one that batches
-        with_times = endpoint.batcher not in ("", endpoint.model)
+        with_times = endpoint.tuned_model != endpoint.model
         measurement = replace(
-            with_statistics(read_csv(text), before, self._statistics(endpoint), with_times=with_times),
+            with_all_statistics(read_csv(text), endpoint, before, self._statistics(endpoint), with_times=with_times),
             requests=read_request_count(done.output),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
@@ -325,10 +325,10 @@ class PerfAnalyzer:
         )
         return measurement, read_windows(done.output)
 
-    def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
-        """Return the server's statistics of the model; the time counts as that of the server."""
+    def _statistics(self, endpoint: Endpoint) -> dict[str, ModelStatistics]:
+        """Return the server's statistics by model; the time counts as that of the server."""
         with self.stopwatch.count("server"):
-            return read_statistics(endpoint)
+            return read_all_statistics(endpoint)
 
     def _run(
         self, endpoint: Endpoint, load: LoadPoint, window_ms: int, limit_seconds: float, windows: int = MIN_WINDOWS

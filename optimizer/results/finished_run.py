@@ -97,7 +97,12 @@ class FinishedRun:
     @property
     def has_other_models(self) -> bool:
         """Return whether the server's times are those of a model that the tuned one calls, such as a step."""
-        return bool(self.info["problem"].get("batcher", self.problem.model) != self.problem.model)
+        return self.tuned_model != self.problem.model
+
+    @property
+    def tuned_model(self) -> str:
+        """Return the model whose batches are tuned and counted: the one of the requests, or one that it calls."""
+        return str(self.info["problem"].get("batcher", self.problem.model))
 
     @property
     def concurrent_models(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from objectives import batch_stats, latency_sketch, model_stats, priority_stats, response_times
+from objectives import batch_stats, latency_sketch, model_stats, priority_stats, response_times, step_stats
 from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.candidate import SETTING_COLUMNS, Candidate, FieldValue
@@ -175,6 +175,7 @@ _OVER_COLUMNS = [timing.over_field for timing in TIMINGS]
 _SKETCH_COLUMNS = [timing.sketch_field for timing in TIMINGS]
 TEXT_COLUMNS = (
     "batch_stats",
+    "step_stats",
     "by_priority",
     "by_model",
     *_OVER_COLUMNS,
@@ -339,6 +340,7 @@ def _measurements(
         "stable": stable,
         **{name: [value or False for value in _each(table, name, _boolean)] for name in _FLAG_COLUMNS},
         "batch_stats": _checked(table, "batch_stats", _check_batch_stats),
+        "step_stats": _checked(table, "step_stats", step_stats.from_text),
         "by_priority": _checked(table, "by_priority", priority_stats.from_text),
         "by_model": _checked(table, "by_model", model_stats.from_text),
         **{name: _checked(table, name, _check_requests_over) for name in _OVER_COLUMNS},

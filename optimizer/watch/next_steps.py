@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 from optimizer.config.problem import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
-from optimizer.explain.bottleneck import SATURATED
 from optimizer.options.command_line import search_again_command
 from optimizer.options.run_options import EXHAUSTIVE_SEARCHES, RunOptions, is_trace
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
+from optimizer.results.request_steps import SATURATED
 from optimizer.results.summary import NextStep
 from optimizer.study.model_finder import trace_sizes
 from optimizer.watch.expectation import Expectation, WhyNotSimulated

@@ -27,7 +27,7 @@ from optimizer.measure.load_client.client_files import SendPlan, SendRecord, Str
 from optimizer.measure.load_client.client_process import ClientTask, RunClient, run_client_process
 from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_REQUESTS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.model_statistics import read_statistics, with_statistics
+from optimizer.measure.model_statistics import read_all_statistics, with_all_statistics
 from optimizer.measure.server_calls import all_servers_respond, unresponsive_server
 from optimizer.measure.server_errors import lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
@@ -243,7 +243,7 @@ class LoadClientGenerator:
         after = self._statistics(endpoint)
         measure_seconds = round(client_seconds / len(measurements), 3)
         return [
-            with_statistics(replace(measurement, measure_seconds=measure_seconds), before, after)
+            with_all_statistics(replace(measurement, measure_seconds=measure_seconds), endpoint, before, after)
             for measurement in measurements
         ]
 
@@ -292,9 +292,9 @@ class LoadClientGenerator:
         servers = [server.connection for server in endpoint.servers]
         return in_shared_memory(servers, messages.serialized, outputs, concurrency)
 
-    def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
+    def _statistics(self, endpoint: Endpoint) -> dict[str, ModelStatistics]:
         with self.stopwatch.count("server"):
-            return read_statistics(endpoint)
+            return read_all_statistics(endpoint)
 
     def _sequence_lengths(self) -> tuple[int, ...]:
         """Return the requests of each sequence, in turn; nothing for requests that are independent of each other."""

@@ -107,6 +107,7 @@ class ReportSection:
         front_title: The axes of the front.
         streaming: The times of a model that streams, by load.
         stages: The mean time of a request in each stage.
+        steps: The mean time of a request in each model that serves a part of it.
         forecasts: The search's forecasts, compared with the measurements.
         sensitivity: The configurations one step from the best one.
         sensitivity_sentence: The largest effect among these.
@@ -141,6 +142,7 @@ class ReportSection:
     front_title: str
     streaming: ReportTable
     stages: ReportTable
+    steps: ReportTable
     forecasts: ForecastChecks
     sensitivity: ReportTable
     sensitivity_sentence: str
@@ -190,6 +192,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         front_title=outcome_values.front_title(outcome),
         streaming=tables.streaming(run),
         stages=tables.stages(run),
+        steps=tables.steps(run),
         forecasts=check_forecasts(run.trials),
         sensitivity=tables.sensitivity(run, neighbours),
         sensitivity_sentence=tables.sensitivity_sentence(neighbours),

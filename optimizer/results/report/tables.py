@@ -16,6 +16,7 @@ from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import BestLoad, Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
+from optimizer.results.request_steps import HEADERS, limit_sentence, step_rows, step_times
 from optimizer.simulator.speed_correction import SpeedCorrection
 
 MAX_LOADS = 16  # points of a curve, or bars
@@ -192,6 +193,12 @@ def stages(run: FinishedRun) -> ReportTable:
     names = outcome_values.stage_names(has_other_models=run.has_other_models).values()
     headers = ("configuration", ">load", ">throughput", *(f">{name}" for name in names))
     return ReportTable(headers, rows, "Mean milliseconds of a request in each stage")
+
+
+def steps(run: FinishedRun) -> ReportTable:
+    """Return how the time of a request divides among several models, at the recommended or closest point."""
+    times = step_times(run.shown) if run.shown else ()
+    return ReportTable(HEADERS, step_rows(times), limit_sentence(times))
 
 
 def streaming(run: FinishedRun) -> ReportTable:

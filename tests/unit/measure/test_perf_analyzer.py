@@ -19,7 +19,13 @@ from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.nvml import BUS_ORDER
-from optimizer.measure.model_statistics import add_statistics, executions_by_size, mean_batch_size, with_statistics
+from optimizer.measure.model_statistics import (
+    add_statistics,
+    executions_by_size,
+    mean_batch_size,
+    with_all_statistics,
+    with_statistics,
+)
 from optimizer.measure.perf_analyzer import (
     RESERVED_KEY_ERROR,
     LocalRunner,
@@ -80,6 +86,22 @@ def test_statistics_are_unknown_if_the_counters_began_again(after: ModelStatisti
     table = TrialsTable(tmp_path / "trials.csv", "m", {})
     table.append(Trial(0, Candidate(8)), LoadPoint(1, 4), measured)
     assert table.read()[0].measurements == ((LoadPoint(1, 4), measured),)
+
+
+def test_the_counters_of_each_step_are_recorded_with_the_instances_of_all_servers() -> None:
+    endpoint = Endpoint("chain", Candidate(8), batcher="second", steps=(("chain", 0), ("first", 2), ("second", 1)))
+    endpoint = replace(endpoint, replicas=(endpoint,))
+    before = dict.fromkeys(("chain", "first", "second"), statistics_after(200, 90_000_000))
+    after = dict.fromkeys(before, statistics_after(400, 130_000_000))
+    measured = with_all_statistics(Measurement(1.0, stable=True), endpoint, before, after)
+    assert measured.queue_ms == 0.2
+    counters = "200:50:40000000:0:600000"
+    assert measured.step_stats == f"chain:0:{counters} first:4:{counters} second:2:{counters}"
+    again = {**after, "first": statistics_after(40, 8_000_000)}
+    for unknown in ({}, {"second": after["second"]}, again):
+        assert with_all_statistics(Measurement(1.0), endpoint, before, unknown).step_stats == ""
+    streamed = with_all_statistics(Measurement(1.0, ttft_p50_ms=1.0), endpoint, before, after)
+    assert streamed.step_stats == ""
 
 
 def test_windows_are_read_from_the_output() -> None:

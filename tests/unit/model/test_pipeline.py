@@ -152,6 +152,19 @@ def test_an_ensemble_that_calls_itself_is_refused(tmp_path: Path) -> None:
         read_source(stored(tmp_path), "chain")
 
 
+def test_the_steps_of_a_request_are_named_with_their_instances(tmp_path: Path) -> None:
+    write_bls(tmp_path, milliseconds=5)
+    read = stored(tmp_path)
+    chain, caller = read_source(read, "chain"), read_source(read, "caller", composing=["chain"])
+    serving = {**caller.composing, "caller": caller.config}
+    assert chain.steps(serving) == (("chain", 0), ("first", 1), ("second", 1))
+    serving["first"].instance_group[0].count = 3
+    serving["second"].instance_group[0].gpus.extend([0, 1])
+    assert caller.steps(serving) == (("caller", 1), ("first", 3), ("second", 2))
+    assert read_source(read, "first").steps(serving) == ()
+    assert read_source(read, "chain", concurrent=["caller"]).steps(serving) == ()
+
+
 def test_settings_of_other_models_are_applied_to_them(chain: ModelSource) -> None:
     other_step = next(name for name in chain.composing if name != chain.batcher)
     fields = ((f"{other_step}/instance_group_count", 2), (f"{other_step}/max_queue_delay_microseconds", 100))

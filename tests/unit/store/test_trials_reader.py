@@ -45,6 +45,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "concurrency": (("0", "-7", "65537", "nan"), "not a whole number from 1 to 65536"),
     "request_rate": (("0", "-1", "nan", LARGE), "not a number from 1e-06 to 1e+15"),
     "batch_stats": (("8:3", "8:1:1000000000000000"), "not a list of size:executions:compute_ns"),
+    "step_stats": (("first:1:9:9:0:0", "first:x:9:9:0:0:0"), "not a list of model:instances:requests:executions"),
     "by_priority": (
         ("1:2", "1:2:3:4:5:6:7:8"),
         "not a list of priority:served:rejected:timed_out:failed:infer_per_sec:sketch",
