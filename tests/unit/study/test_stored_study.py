@@ -21,7 +21,9 @@ FINGERPRINT = Fingerprint("a CPU", 8, (), "embedded", "2.51.0", (), "")
 
 def task_of(problem: Problem, sha256: str = "", input_data: str = "random") -> Any:
     facts = {"sha256": sha256} if sha256 else {}
-    return SimpleNamespace(problem=problem, source=SimpleNamespace(facts=facts), input_data=Path(input_data))
+    return SimpleNamespace(
+        problem=problem, source=SimpleNamespace(facts=facts, concurrent={}), input_data=Path(input_data)
+    )
 
 
 @pytest.mark.parametrize(
