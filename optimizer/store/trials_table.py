@@ -90,18 +90,12 @@ class TrialsTable:
         Raises EnvironmentFault if the file cannot be written.
         """
         is_measured = measurement.throughput_infer_per_sec is not None
+        server_cells = {} if fresh is None else _server_cells(fresh)
         self._write_row(
             self._trial_cells(trial)
             | _measurement_cells(load, measurement)
-            | {
-                "confirmation": fresh.number if fresh else None,
-                "confirmation_error": (fresh.error_probability or None) if fresh else None,
-                "confirmation_repeats": (fresh.repeats or None) if fresh else None,
-                "confirmation_latency_slope": fresh.latency_slope if fresh else None,
-                "load_generator": fresh.load_generator if fresh else "",
-                "status": "ok" if is_measured else FAILED,
-                "reason": measurement.reason,
-            }
+            | server_cells
+            | {"status": "ok" if is_measured else FAILED, "reason": measurement.reason}
         )
 
     def append_failure(self, trial: Trial) -> None:
@@ -259,6 +253,16 @@ def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, o
         **load.cells(),
         **{name: getattr(measurement, name) for name in MEASUREMENT_COLUMNS},
         **forecast_cells(measurement),
+    }
+
+
+def _server_cells(fresh: FreshServer) -> dict[str, object]:
+    return {
+        "confirmation": fresh.number,
+        "confirmation_error": fresh.error_probability or None,
+        "confirmation_repeats": fresh.repeats or None,
+        "confirmation_latency_slope": fresh.latency_slope,
+        "load_generator": fresh.load_generator,
     }
 
 
