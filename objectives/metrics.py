@@ -378,6 +378,11 @@ def four_digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if decimals > 0 else text
 
 
+def plain_number(value: float, decimals: int) -> str:
+    """Return ``value`` rounded to ``decimals``, without an exponent and trailing zeros: ``20``, ``0.5``."""
+    return f"{value:.{decimals}f}".rstrip("0").rstrip(".")
+
+
 class MetricTable(dict[str, Metric]):
     """The metrics by name.
 

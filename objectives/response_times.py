@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from objectives.arrays import FloatArray
+from objectives.metrics import plain_number
 
 MAX_RESPONSES = 256  # responses of a request whose times are kept
 MAX_TEXT = 16 * MAX_RESPONSES
@@ -15,7 +16,7 @@ DECIMALS = 3
 
 def to_text(times_ms: Iterable[float]) -> str:
     """Return the times of the first MAX_RESPONSES responses in ms, such as ``41.2 52.75 64``."""
-    return " ".join(_time_text(ms) for ms in list(times_ms)[:MAX_RESPONSES])
+    return " ".join(plain_number(ms, DECIMALS) for ms in list(times_ms)[:MAX_RESPONSES])
 
 
 def from_text(text: str) -> tuple[float, ...]:
@@ -42,7 +43,3 @@ def median_request(times_ms: Sequence[FloatArray]) -> str:
     """
     answered = sorted((request for request in times_ms if len(request)), key=lambda request: float(request[-1]))
     return to_text(answered[(len(answered) - 1) // 2].tolist()) if answered else ""
-
-
-def _time_text(ms: float) -> str:
-    return f"{ms:.{DECIMALS}f}".rstrip("0").rstrip(".")

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from objectives.metrics import plain_number
 from optimizer.core.safe_text import file_fault, one_line, read_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ MAX_CHOICES = 64
 MAX_PRIORITIES = 16  # limit for one load, because each priority has its own statistics
 DRAWN_SIZES = 8192  # number of sizes that are drawn to estimate a quantile
 ValueRange: TypeAlias = "tuple[int, int] | tuple[float, float]"
+WEIGHT_DECIMALS = 9  # that _CHOICE reads
 _CHOICE = re.compile(r"([0-9]{1,10})(?:\.\.([0-9]{1,10}))?(?:\*([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 
 
@@ -93,7 +95,7 @@ class SizeDistribution:
             ((low, high, _),) = self.choices
             return str(low) if low == high else f"{low}..{high}"
         spans = [(str(low) if low == high else f"{low}..{high}", weight) for low, high, weight in self.choices]
-        return "|".join(f"{span}*{_weight_text(weight)}" for span, weight in spans)
+        return "|".join(f"{span}*{plain_number(weight, WEIGHT_DECIMALS)}" for span, weight in spans)
 
     def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return ``count`` sizes in random order, shape [count].
@@ -221,11 +223,6 @@ def parse_priorities(text: str) -> SizeDistribution:
     if any(low != high for low, high, _ in shares.choices):
         raise ValueError(rule)
     return SizeDistribution(tuple(sorted(shares.choices)))
-
-
-def _weight_text(weight: float) -> str:
-    """Return a weight without an exponent, which ``_CHOICE`` does not read."""
-    return f"{weight:.9f}".rstrip("0").rstrip(".")
 
 
 def _number(text: str) -> float:

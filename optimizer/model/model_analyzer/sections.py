@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from objectives.metrics import plain_number
 from objectives.sla import metric_name
 from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.safe_text import one_line
@@ -68,11 +69,11 @@ def import_goals(settings: ModelSettings, result: ImportedSettings) -> None:
     for name, short in reversed(SLA_KEYS.items()):  # perf_latency_p99 overrides its older name perf_latency
         if name in bounds:
             number, where = bounds[name]
-            result.sections["sla", short] = replace(where, value=f"{_plain(number)}ms")
+            result.sections["sla", short] = replace(where, value=f"{plain_number(number, 6)}ms")
     if "perf_throughput" in bounds:
-        result.options["min-throughput"] = f"{_plain(bounds['perf_throughput'][0])}/s"
+        result.options["min-throughput"] = f"{plain_number(bounds['perf_throughput'][0], 6)}/s"
     if "gpu_used_memory" in bounds:
-        result.options["max-memory"] = f"{_plain(bounds['gpu_used_memory'][0])}MB"
+        result.options["max-memory"] = f"{plain_number(bounds['gpu_used_memory'][0], 6)}MB"
     if objectives := _objectives(settings):
         result.options["objective"] = ",".join(objectives)
 
@@ -118,10 +119,6 @@ def _weights(settings: ModelSettings, where: LocatedValue) -> Mapping[str, float
     for name, location in names.items():  # a path for each, because all may be on one line
         settings.reader.note(replace(location, keys=(*location.keys, name)), OBJECTIVES[name])
     return dict.fromkeys(names, 1.0)
-
-
-def _plain(number: float) -> str:
-    return f"{number:.6f}".rstrip("0").rstrip(".")
 
 
 def import_requests(settings: ModelSettings, result: ImportedSettings) -> None:
