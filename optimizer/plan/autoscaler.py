@@ -9,7 +9,6 @@ stays on its replica until the replica has served it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -21,13 +20,7 @@ from optimizer.core.trial import LoadPoint
 from optimizer.plan.evidence import Slowdown
 from optimizer.plan.fleet import ARRIVAL_SEED, Fleet
 from optimizer.plan.traffic import HOURS, Day, RecordedTraffic
-from optimizer.results.autoscaling import (
-    DEFAULT_MAX_REPLICAS,
-    DEFAULT_MIN_REPLICAS,
-    DEFAULT_UTILIZATION,
-    RATE_WINDOW_SECONDS,
-    target_load,
-)
+from optimizer.results.autoscaling import RATE_WINDOW_SECONDS, ScalingLimits, target_load
 
 SYNC_SECONDS = 15  # --horizontal-pod-autoscaler-sync-period
 METRIC_DELAY_SECONDS = 15.0  # --metric-resolution of the metrics API
@@ -44,17 +37,14 @@ REQUESTS = 10_000  # number of requests in a simulation of one load
 LATENCY_LEVELS = {"latency_p50_s": 0.5, "latency_p90_s": 0.9, "latency_p95_s": 0.95, "latency_p99_s": 0.99}
 
 
-@dataclass(frozen=True, slots=True)
-class Autoscaler:
+@dataclass(frozen=True)
+class Autoscaler(ScalingLimits):
     """The settings of a HorizontalPodAutoscaler.
 
     ``metric_delay_s`` is the age of the newest metric, ``cool_down_s`` the time before replicas are removed, and
     ``start_s`` the time until a new replica serves requests; None takes the measured time of a deployment.
     """
 
-    min_replicas: int = DEFAULT_MIN_REPLICAS
-    max_replicas: int = DEFAULT_MAX_REPLICAS
-    target_utilization: float = DEFAULT_UTILIZATION
     metric_delay_s: float = METRIC_DELAY_SECONDS
     cool_down_s: float = COOL_DOWN_SECONDS
     start_s: float | None = None
@@ -135,10 +125,8 @@ def simulate_autoscaler(
     limits = replace(autoscaler, min_replicas=min_pods, max_replicas=max_pods)
     target = target_load((measured.request_rate or measured.concurrency) / processes, autoscaler.target_utilization)
     is_rate = bool(measured.request_rate)
-    capacity = fleet.replica.capacity(slowdown)
-    steady = cache(lambda pods: _steady_state(fleet, slowdown, capacity, pods))
     before = rates if repeats else np.full(_settling_steps(autoscaler, start_s), rates[0])
-    scaled = _ScaledFleet(limits, target, start_s, capacity, steady, _shortest_bound_ms(fleet), is_rate=is_rate)
+    scaled = _ScaledFleet(limits, _Pod(fleet, slowdown), target, start_s, is_rate=is_rate)
     scaled.settle(float(rates[0]))
     for rate in before.tolist():
         scaled.step(rate)
@@ -163,14 +151,42 @@ def simulate_autoscaler(
     )
 
 
-def _shortest_bound_ms(fleet: Fleet) -> float:
-    return min(bound.bound for bound in fleet.replica.sla)
-
-
 def _settling_steps(autoscaler: Autoscaler, start_s: float) -> int:
     """Return the steps after which a constant rate has settled."""
     longest_s = autoscaler.cool_down_s + start_s + autoscaler.metric_delay_s + RATE_WINDOW_SECONDS
     return math.ceil(2 * longest_s / STEP_SECONDS)
+
+
+class _Pod:
+    """A pod of ``fleet``, whose replicas are single pods, under ``slowdown``."""
+
+    def __init__(self, fleet: Fleet, slowdown: Slowdown) -> None:
+        self._fleet, self._slowdown = fleet, slowdown
+        self.capacity = fleet.replica.capacity(slowdown)
+        self.shortest_bound_ms = min(bound.bound for bound in fleet.replica.sla)
+        self.steady_state = cache(self._steady_state)
+
+    def _steady_state(self, pods: int) -> _SteadyState:
+        """Return the behaviour of one of ``pods``."""
+        fleet, slowdown = self._fleet, self._slowdown
+        replica = fleet.replica
+        network_s = replica.model.overheads.network_s
+        rows = []
+        for share in LOADS:
+            rate = share * self.capacity
+            arrivals_s = fleet.traffic.replica_arrivals_s(rate * pods, pods, fleet.balancer, REQUESTS, ARRIVAL_SEED)
+            simulated = replica.serve(arrivals_s, slowdown)
+            ms_factor = 1e3 * replica.latency_ratio * slowdown.latency_factor
+            quantiles_ms = [ms_factor * getattr(simulated, name) for name in LATENCY_LEVELS]
+            excess_ms = max(
+                replica.latency_ms(simulated, bound.metric, slowdown.latency_factor) - bound.bound
+                for bound in replica.sla
+            )
+            in_flight = rate * max(0.0, simulated.latency_avg_s - network_s)
+            rows.append((rate, excess_ms, _over_bound_share(quantiles_ms, self.shortest_bound_ms), in_flight))
+        _, lowest_excess_ms, lowest_share, _ = rows[0]
+        without_load = (0.0, lowest_excess_ms, lowest_share, 0.0)  # latencies as at the lowest rate
+        return _SteadyState(*np.array([without_load, *rows]).T)
 
 
 class _ScaledFleet:
@@ -179,17 +195,14 @@ class _ScaledFleet:
     def __init__(
         self,
         autoscaler: Autoscaler,
+        pod: _Pod,
         target: float,
         start_s: float,
-        capacity: float,
-        steady: Callable[[int], _SteadyState],
-        shortest_bound_ms: float,
         *,
         is_rate: bool,
     ) -> None:
-        self._autoscaler, self._target, self._capacity = autoscaler, target, capacity
-        self._steady, self._is_rate = steady, is_rate
-        self._shortest_bound_ms = shortest_bound_ms
+        self._autoscaler, self._pod = autoscaler, pod
+        self._target, self._is_rate = target, is_rate
         self._start_steps = math.ceil(start_s / STEP_SECONDS)
         self._step = 0
         self._queued = np.zeros(autoscaler.min_replicas)  # requests of each ready pod beyond the steady state
@@ -204,7 +217,7 @@ class _ScaledFleet:
 
     def settle(self, rate: float) -> None:
         """Begin with as many pods as the capacity needs for ``rate``."""
-        pods = math.ceil(rate / (self._capacity * self._autoscaler.target_utilization))
+        pods = math.ceil(rate / (self._pod.capacity * self._autoscaler.target_utilization))
         self._queued = np.zeros(self._bounded(pods))
 
     def step(self, rate: float) -> tuple[bool, float]:
@@ -219,15 +232,15 @@ class _ScaledFleet:
 
     def _serve(self, rate: float) -> tuple[bool, float]:
         """Divide ``rate`` among the ready pods, record the metric, and return what ``step`` returns."""
-        pod_rate = rate / len(self._queued)
-        steady = self._steady(min(len(self._queued), MAX_DISTINCT_REPLICAS))
-        self._queued = np.maximum(self._queued + STEP_SECONDS * (pod_rate - self._capacity), 0.0)
-        waits_ms = 1e3 * self._queued / self._capacity
+        pod_rate, capacity = rate / len(self._queued), self._pod.capacity
+        steady = self._pod.steady_state(min(len(self._queued), MAX_DISTINCT_REPLICAS))
+        self._queued = np.maximum(self._queued + STEP_SECONDS * (pod_rate - capacity), 0.0)
+        waits_ms = 1e3 * self._queued / capacity
         over_bound_share = np.interp(pod_rate, steady.rates, steady.over_bound_share)
-        shares = np.where(waits_ms > self._shortest_bound_ms, 1.0, over_bound_share)
+        shares = np.where(waits_ms > self._pod.shortest_bound_ms, 1.0, over_bound_share)
         excess_ms = np.interp(pod_rate, steady.rates, steady.excess_ms) + waits_ms
         in_flight = np.interp(pod_rate, steady.rates, steady.in_flight) + self._queued
-        served = min(pod_rate, self._capacity) * len(self._queued)
+        served = min(pod_rate, capacity) * len(self._queued)
         self._metrics.append(served if self._is_rate else float(in_flight.sum()))
         return bool((excess_ms > 0).any()), float(shares.mean())
 
@@ -257,28 +270,6 @@ class _ScaledFleet:
 
     def _bounded(self, replicas: int) -> int:
         return min(max(replicas, self._autoscaler.min_replicas), self._autoscaler.max_replicas)
-
-
-def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, pods: int) -> _SteadyState:
-    """Return the behaviour of one of ``pods``, each of which is a replica of ``fleet``."""
-    replica = fleet.replica
-    network_s = replica.model.overheads.network_s
-    rows = []
-    for share in LOADS:
-        rate = share * capacity
-        arrivals_s = fleet.traffic.replica_arrivals_s(rate * pods, pods, fleet.balancer, REQUESTS, ARRIVAL_SEED)
-        simulated = replica.serve(arrivals_s, slowdown)
-        ms_factor = 1e3 * replica.latency_ratio * slowdown.latency_factor
-        quantiles_ms = [ms_factor * getattr(simulated, name) for name in LATENCY_LEVELS]
-        excess_ms = max(
-            replica.latency_ms(simulated, bound.metric, slowdown.latency_factor) - bound.bound
-            for bound in replica.sla
-        )
-        in_flight = rate * max(0.0, simulated.latency_avg_s - network_s)
-        rows.append((rate, excess_ms, _over_bound_share(quantiles_ms, _shortest_bound_ms(fleet)), in_flight))
-    _, lowest_excess_ms, lowest_share, _ = rows[0]
-    without_load = (0.0, lowest_excess_ms, lowest_share, 0.0)  # latencies as at the lowest rate
-    return _SteadyState(*np.array([without_load, *rows]).T)
 
 
 def _over_bound_share(quantiles_ms: list[float], bound_ms: float) -> float:

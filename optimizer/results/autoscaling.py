@@ -21,9 +21,9 @@ class ScalingLimits:
     ``target_utilization`` is the share of its measured load that a replica should get on average.
     """
 
-    min_replicas: int
-    max_replicas: int
-    target_utilization: float
+    min_replicas: int = DEFAULT_MIN_REPLICAS
+    max_replicas: int = DEFAULT_MAX_REPLICAS
+    target_utilization: float = DEFAULT_UTILIZATION
 
 
 def read_scaling_limits(
