@@ -113,6 +113,7 @@ def main(argv: list[str]) -> int:
     exit_seconds = parse_value("--exit-timeout", arguments.exit_timeout, parse_budget_seconds)
     from optimizer.emit.recommended import read_recommendation
     from optimizer.results.finished_run import read_run
+    from optimizer.study.environment import Environment
     from optimizer.study.recommendation_server import check_can_be_served, recommended_server, wait_for_failure
 
     run = read_run(arguments.run, arguments.results)
@@ -132,9 +133,8 @@ def main(argv: list[str]) -> int:
     on_progress(f"starting the server of {show_path(run.folder.path)}")
     candidate = recommendation.point.candidate
     quantiles = recommendation.quantiles if arguments.latency_quantiles else recommendation.affordable_quantiles
-    with recommended_server(
-        run, candidate, recommendation.configs, options, choose, quantiles, on_progress
-    ) as server:
+    environment = Environment.detect(options, on_progress)
+    with recommended_server(run, candidate, recommendation.configs, environment, choose, quantiles) as server:
         try:
             _show_server(run, server, as_json=arguments.json)
             on_progress("serving until Ctrl-C")

@@ -73,10 +73,9 @@ def recommended_server(
     run: FinishedRun,
     candidate: Candidate,
     configs: Mapping[str, ModelConfig],
-    options: RunOptions,
+    environment: Environment,
     choose_ports: Callable[[], tuple[ServerPorts, ...]],
     arguments: tuple[str, ...],
-    on_progress: Callable[[str], None],
 ) -> Iterator[RecommendedServer]:
     """Serve ``candidate``, the recommendation of ``run``, within the context, on servers like those of its test.
 
@@ -84,20 +83,18 @@ def recommended_server(
         run: The run.
         candidate: The recommended configuration.
         configs: The recommended config.pbtxt of each model, by name.
-        options: The options of the run.
+        environment: The environment on this machine with the options of the run.
         choose_ports: It returns the ports of each server. Called when the servers start, so that the ports are free.
         arguments: Further options of the servers; those that their version does not know are left out.
-        on_progress: It gets one line for each slow preparation.
 
     Raises BadInputError if the model has changed since the run, else as a run.
     """
-    environment = Environment.detect(options, on_progress)
     task = environment.make_task()
     run.folder.refuse_other_model(task.source.facts)
     _refuse_other_configs(run.folder, task.source, candidate, configs)
     task = replace(task, problem=replace(task.problem, space=run.problem.space))  # its profile may have another one
     if differences := _other_machine(environment, task, run.folder):
-        on_progress(
+        environment.on_progress(
             f"the run was measured with another device or server ({differences}); `tune verify --fresh "
             f"{show_path(run.folder.path)}` measures its recommendation here"
         )
