@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from objectives.sla import Verdict
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import INTERRUPTED, fail, progress_on_terminal
+from optimizer.cli.output import INTERRUPTED, fail, print_json, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import named_file, one_line
@@ -77,7 +76,7 @@ def main(argv: list[str]) -> int:
         batch = BatchRunner(suite, folder, record, _run_entry(progress), progress.on_progress).run()
         batch = _finish(batch, folder, previous or _previous_batch(folder, arguments.out, suite), regression)
     if arguments.json:
-        print(json.dumps(RECORD.dump_python(batch, mode="json"), indent=2))
+        print_json(RECORD.dump_python(batch, mode="json"))
     else:
         print_batch(Console(), batch, folder)
         if batch.status == "interrupted":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from optimizer.cli.output import confirm_deletion
+from optimizer.cli.output import confirm_deletion, print_json
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import one_line, quote, show_path
@@ -88,7 +87,7 @@ def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: b
             return DECLINED
         remove_cached(folder, removable)
     if as_json:
-        print(json.dumps(_document(folder, removable), indent=2))
+        print_json(_document(folder, removable))
         return 0
     for files in removable:
         print(f"removed {files.kind.name} ({_size_text([files])})")
@@ -99,7 +98,7 @@ def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: b
 
 def _show(folder: Path, cached: Sequence[CachedFiles], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(_document(folder, cached), indent=2))
+        print_json(_document(folder, cached))
         return
     from rich.console import Console
     from rich.text import Text

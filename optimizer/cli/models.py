@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from objectives.sla import Sla
+from optimizer.cli.output import print_json
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.model.input_data import TensorSpec
@@ -57,7 +57,7 @@ def print_models(*, as_json: bool) -> None:
     """Print the models as a table or as one JSON document."""
     models = list_models()
     if as_json:
-        print(json.dumps([model.document() for model in models], indent=2))
+        print_json([model.document() for model in models])
         return
     from rich.console import Console
     from rich.text import Text

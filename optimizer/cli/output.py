@@ -41,6 +41,11 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+def print_json(document: object) -> None:
+    """Print the result of a command as JSON."""
+    print(json.dumps(document, indent=2), flush=True)
+
+
 def busy(text: str) -> AbstractContextManager[object]:
     """Return a context that shows ``text`` and a spinner on a terminal. Only standard error may be written in it."""
     console = _terminal()
@@ -64,7 +69,7 @@ def _terminal() -> Console:
 def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     """Print the result of a run."""
     if as_json:
-        print(json.dumps(result.document, indent=2), flush=True)
+        print_json(result.document)
         return
     folder, task, environment = result.record.folder, result.record.task, result.record.environment
     if result.status == "left":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from objectives.sla import Sla
 from objectives.units import parse_duration_ms, parse_rate
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import busy, print_message, progress_on_terminal
+from optimizer.cli.output import busy, print_json, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line, quote
 from optimizer.options.command_line import Parser, add_json, add_results, value_of, values_of
@@ -261,9 +260,7 @@ def _autoscaler(arguments: Namespace) -> Autoscaler | None:
     metric_delay_s = parse_optional("--metric-delay", arguments.metric_delay, _seconds)
     cool_down_s = parse_optional("--cool-down", arguments.cool_down, _seconds)
     return Autoscaler(
-        min_replicas=limits.min_replicas,
-        max_replicas=limits.max_replicas,
-        target_utilization=limits.target_utilization,
+        **vars(limits),
         metric_delay_s=METRIC_DELAY_SECONDS if metric_delay_s is None else metric_delay_s,
         cool_down_s=COOL_DOWN_SECONDS if cool_down_s is None else cool_down_s,
         start_s=parse_optional("--replica-start", arguments.replica_start, _seconds),
@@ -316,7 +313,7 @@ def main(argv: list[str]) -> int:
     if arguments.as_json:
         from optimizer.plan.plan_report import document
 
-        print(json.dumps(document(capacity), indent=2))
+        print_json(document(capacity))
     else:
         from rich.console import Console
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli.commands import complete_run
-from optimizer.cli.output import print_message
+from optimizer.cli.output import print_json, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line
 from optimizer.options.command_line import Parser, add_json, values_of
@@ -110,10 +110,8 @@ def main(argv: list[str]) -> int:
         if comparison is not None:
             comparisons[recording.fingerprint] = comparison
     if arguments.json and comparisons:
-        import json
-
         documents = {fingerprint: document(comparison) for fingerprint, comparison in comparisons.items()}
-        print(json.dumps(documents if len(recordings) > 1 else next(iter(documents.values())), indent=2))
+        print_json(documents if len(recordings) > 1 else next(iter(documents.values())))
     elif comparisons:
         for comparison in comparisons.values():
             print_comparison(Console(), comparison)

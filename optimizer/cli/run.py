@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.commands import add_model, complete_run
 from optimizer.cli.exit_codes import exit_code
-from optimizer.cli.output import progress_on_terminal, show_result
+from optimizer.cli.output import print_json, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.run_options import RunOptions
@@ -128,9 +128,7 @@ def _preview(options: RunOptions, on_progress: Callable[[str], None], *, as_json
 
     shown = preview(options, on_progress)
     if as_json:
-        import json
-
-        print(json.dumps(shown.document(), indent=2))
+        print_json(shown.document())
     else:
         from rich.console import Console
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import confirm_deletion
+from optimizer.cli.output import confirm_deletion, print_json
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, quote, show_path
 from optimizer.options.command_line import Parser, add_json, add_results
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> int:
         raise BadInputError(f"--results {quote(arguments.results)}: no such folder; give one with runs")
     runs = list_runs(arguments.results, arguments.model)
     if arguments.json:
-        print(json.dumps([run.document() for run in runs], indent=2))
+        print_json([run.document() for run in runs])
     elif runs:
         from rich.console import Console
 
@@ -139,7 +138,7 @@ def _delete(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(f"deleted {_folders_and_size([run])}")
     if arguments.json:
-        print(json.dumps([run.document() for run in runs], indent=2))
+        print_json([run.document() for run in runs])
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from objectives.units import parse_duration_ms
 from optimizer.cli.commands import add_model, complete_run
-from optimizer.cli.output import INTERRUPTED, progress_on_terminal
+from optimizer.cli.output import INTERRUPTED, print_json, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.candidate import SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.core.errors import BadInputError
@@ -314,9 +314,7 @@ def main(argv: list[str]) -> int:
     if arguments.csv is not None:
         write_csv(arguments.csv, result.cells)
     if arguments.as_json:
-        import json
-
-        print(json.dumps(result.document, indent=2))
+        print_json(result.document)
     else:
         from rich.console import Console
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES, exit_code
-from optimizer.cli.output import progress_on_terminal, show_result
+from optimizer.cli.output import print_json, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.options.addresses import server_address
@@ -167,9 +167,7 @@ def main(argv: list[str]) -> int:
         progress.on_progress(f"{option} of the run is left out: this machine does not have these CPUs")
     result = verify_fresh(arguments.run, arguments.options, arguments.budget_seconds, progress)
     if arguments.as_json:
-        import json
-
-        print(json.dumps(result.document(), indent=2))
+        print_json(result.document())
     else:
         from rich.console import Console
 
