@@ -42,7 +42,7 @@ NEWEST = ""  # the value of --resume without a batch
 EPILOG = """\
 SUITE.yaml lists models, SLAs, targets and options of `tune run` (see
 docs/batch.md). Each combination is a run in results/batches/SUITE/BATCH/. That
-folder also has index.html, junit.xml and batch.json.
+folder also has index.html, index.md, junit.xml and batch.json.
 
 exit codes: 0 each run ended with PASS, 1 a run found no configuration that
 meets its SLA, or regressed, 2 bad input, 3 a run failed (the others were
@@ -189,12 +189,13 @@ def _finish(
     """Return the batch with the comparison, and write its files."""
     from optimizer.core.files import write_atomically
     from optimizer.study.batch.changes import compare_batches
-    from optimizer.study.batch.reports import junit, write_index
+    from optimizer.study.batch.reports import junit, markdown, write_index
 
     if previous is not None:
         batch = replace(compare_batches(batch, previous.read(), regression), previous=str(previous.path))
     folder.write(batch)
     write_index(folder, batch)
+    write_atomically(folder.markdown, markdown(batch))
     write_atomically(folder.junit, junit(batch))
     return batch
 

@@ -31,6 +31,7 @@ from optimizer.core.notes import (
     SettingsUnread,
     UntestedServedMore,
     UsualStatesJudged,
+    present,
 )
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.deploy.target_factory import describe_server
@@ -99,8 +100,7 @@ def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, opti
         unread = ort_settings.unread_settings(configs.values())
     return [
         _highest_concurrency(outcome, task.problem),
-        _less_than_in_search(outcome, trials, task.problem),
-        _untested_served_more(outcome, trials, task.problem),
+        *notes_on_throughput(outcome, trials, task.problem),
         _disturbed_windows(outcome, trials, task.problem),
         _usual_states(outcome),
         ServerCrashes(len(outcome.crashes), outcome.crashes[-1].rstrip(".")) if outcome.crashes else None,
@@ -155,6 +155,11 @@ def _passed(outcome: Outcome) -> Point | None:
     """Return the recommendation if it passed its test; None otherwise."""
     confirmed = outcome.confirmed
     return outcome.recommended if confirmed and confirmed.judged.verdict is Verdict.PASS else None
+
+
+def notes_on_throughput(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> tuple[Note, ...]:
+    """Return notes if the recommendation passed with clearly less throughput than the search measured."""
+    return present([_less_than_in_search(outcome, trials, problem), _untested_served_more(outcome, trials, problem)])
 
 
 def _less_than_in_search(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> LessThanInSearch | None:

@@ -36,7 +36,7 @@ def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) ->
     assert first.code == 3, first.stderr
     assert [entry["state"] for entry in batch(first)["entries"]] == ["found", "failed", "failed"]
     (folder,) = (sandbox.working_folder / "results" / "batches" / "suite").iterdir()
-    assert {path.name for path in folder.iterdir()} >= {"batch.json", "index.html", "junit.xml"}
+    assert {path.name for path in folder.iterdir()} >= {"batch.json", "index.html", "index.md", "junit.xml"}
     (run,) = folder.glob("steady*/run.json")
     measured = (run.parent / "trials.csv").read_bytes()
 

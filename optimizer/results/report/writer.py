@@ -100,11 +100,11 @@ _SPECIAL = re.compile(
 def markdown(sections: Sequence[ReportSection]) -> str:
     """Return the report in GitHub's Markdown, which has tables."""
     templates = template_environment(Path(__file__).parent, html=False)  # the filter `plain` escapes
-    templates.filters |= {"plain": _plain, "fence": _fence}
+    templates.filters |= {"plain": markdown_text, "fence": _fence}
     return templates.get_template("report.md.j2").render(sections=sections).strip() + "\n"
 
 
-def _plain(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Return ``text`` on one line, with all Markdown characters escaped."""
     return _SPECIAL.sub(lambda match: f"\\{match[0]}", one_line(text))
 

@@ -33,6 +33,7 @@ from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH, WRITTEN_FORMAT, RunFolder
 from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord, EntryStatus, Estimate
 from optimizer.study.batch.suite import Suite
+from optimizer.study.run_messages import notes_on_throughput
 
 MAX_REASON_LENGTH = 400  # limit in characters
 RECENT_SHARE = 1 / 3  # share of the deployments whose gain predicts that of the next one
@@ -95,6 +96,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         speedup=outcome.speedup,
         speedup_interval=baseline.gain.bounds if baseline.gain else None,
         missed_in_usual_states=outcome.missed_in_usual_states(baseline) if best else None,
+        throughput_notes=tuple(map(str, notes_on_throughput(outcome, run.trials, problem))),
         configuration=configuration_text.configuration(best.candidate) if best else "",
         conditions=conditions(run),
         circumstances=_circumstances(run),

@@ -91,6 +91,7 @@ class EntryRecord:
         speedup_interval: Interval of the gain.
         missed_in_usual_states: Which of the recommendation and the baseline (``compared``) is the reason of a missing
             gain: it meets the bounds as measured, but not in the usual states of the run. None for another reason.
+        throughput_notes: Notes that the recommendation passed with clearly less throughput than the search measured.
         configuration: The recommended configuration, as text.
         conditions: Entries of two batches are comparable if all of these are the same.
         circumstances: Versions and the hash of the model, which may explain a change.
@@ -117,6 +118,7 @@ class EntryRecord:
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
     missed_in_usual_states: ComparedSide | None = None
+    throughput_notes: tuple[str, ...] = ()
     configuration: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
     circumstances: dict[str, str] = field(default_factory=dict)
@@ -225,12 +227,13 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class BatchFolder:
-    """The folder of a batch: batch.json, index.html, junit.xml and a folder for each run."""
+    """The folder of a batch: batch.json, index.html, index.md, junit.xml and a folder for each run."""
 
     path: Path
 
     record = FileIn(FILE)
     index = FileIn("index.html")
+    markdown = FileIn("index.md")
     junit = FileIn("junit.xml")
 
     @classmethod

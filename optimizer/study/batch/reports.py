@@ -1,4 +1,4 @@
-"""The results of a batch as a web page, as JUnit XML and on the terminal."""
+"""The results of a batch as a web page, as Markdown, as JUnit XML and on the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from objectives.metrics import METRICS
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line, show_path
 from optimizer.results import formatting, summary
-from optimizer.results.report.writer import template_environment
+from optimizer.results.report.writer import markdown_text, template_environment
 from optimizer.results.terminal_output import plain_table, print_table, print_unbroken, wrap
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.changes import change_percent
@@ -139,13 +139,14 @@ def _has_changes(batch: BatchRecord) -> bool:
 def _test_command(folder: BatchFolder, entry: EntryRecord) -> str:
     """Return the command that continues the test of an UNDECIDED entry, or makes a separate one if it is complete.
 
-    It is empty if nothing is recommended.
+    It also continues the test of an entry that passed with clearly less throughput than the search measured. It is
+    empty if nothing is recommended.
     """
-    if not entry.is_undecided or entry.recommended is None:
+    if entry.recommended is None or not (entry.is_undecided or entry.throughput_notes):
         return ""
     run = folder.path / entry.folder
     if entry.remaining_tests.is_complete:
-        return summary.fresh_command(run)
+        return summary.fresh_command(run) if entry.is_undecided else ""
     return summary.verify_command(run, entry.remaining_tests)
 
 
@@ -174,10 +175,38 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
         "change": change_words(entry),
         "description": change.description if change is not None and change.kind != "new" else "",
         "configuration": entry.configuration if entry.recommended else entry.reason or entry.headline,
-        "missing_gain": missing_gain_words(entry),
+        "notes": [note for note in (missing_gain_words(entry), *entry.throughput_notes) if note],
         "cause": entry.headline if entry.is_undecided and entry.recommended else "",
         "command": _test_command(folder, entry),
     }
+
+
+def markdown(batch: BatchRecord) -> str:
+    """Return the table and the remarks in GitHub's Markdown, for a pull request or the summary of a job."""
+    columns = [column.lstrip(">") for column in _columns(batch)]
+    rows = [columns, ["---"] * len(columns), *map(_cells, batch.entries)]
+    table = [f"| {' | '.join(map(markdown_text, row[: len(columns)]))} |" for row in rows]
+    remarks = [f"- {markdown_text(f'{entry.label}: {line}')}" for entry in batch.entries for line in _remarks(entry)]
+    heading = (f"## {markdown_text(title(batch))}", "", markdown_text(totals(batch)), "")
+    return "\n".join([*heading, *table, "", *remarks]).rstrip() + "\n"
+
+
+def _columns(batch: BatchRecord) -> list[str]:
+    """Return the headers of the table in text form; > marks a column of numbers."""
+    return ["model", "bound", ">best", "gain", "verdict", *(["before"] if _has_changes(batch) else [])]
+
+
+def _cells(entry: EntryRecord) -> list[str]:
+    """Return the cells of ``entry``, also that of the column ``before``."""
+    cells = (
+        " ".join(filter(None, (entry.model, entry.target))),
+        entry.bounds,
+        estimate_words(entry),
+        gain_words(entry),
+        state_words(entry),
+        change_words(entry),
+    )
+    return [one_line(cell) for cell in cells]
 
 
 def junit(batch: BatchRecord) -> bytes:
@@ -216,7 +245,8 @@ def _add_case(suite: Element, name: str, entry: EntryRecord) -> None:
         SubElement(case, "skipped", {"message": one_line(entry.headline) if entry.is_done else unfinished})
     change = entry.change.description if entry.change else ""
     missing_gain = missing_gain_words(entry)
-    lines = (entry.headline, entry.verdict, missing_gain, entry.configuration, change, entry.folder)
+    notes = entry.throughput_notes
+    lines = (entry.headline, entry.verdict, missing_gain, *notes, entry.configuration, change, entry.folder)
     SubElement(case, "system-out").text = "\n".join(one_line(line) for line in lines if line)
 
 
@@ -232,20 +262,11 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     _print_line(console, title(batch), "bold")
     _print_line(console, totals(batch))
     _print_line(console)
-    columns = ("model", "bound", ">best", "gain", "verdict")
-    table = plain_table(*columns, "before") if _has_changes(batch) else plain_table(*columns)
+    table = plain_table(*_columns(batch))
     table.columns[1].no_wrap = True
     for entry in batch.entries:
         style = "red" if entry.regressed else "yellow" if entry.is_undecided else STATE_STYLES.get(entry.state, "dim")
-        cells = (
-            " ".join(filter(None, (entry.model, entry.target))),
-            entry.bounds,
-            estimate_words(entry),
-            gain_words(entry),
-            state_words(entry),
-            change_words(entry),
-        )
-        shown = [one_line(cell) for cell in cells[: len(table.columns)]]
+        shown = _cells(entry)[: len(table.columns)]
         shown[1] = shown[1].replace(" and ", "\nand ")
         table.add_row(*(Text(cell, style, overflow="fold") for cell in shown))
     print_table(console, table)
@@ -267,7 +288,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
 def _remarks(entry: EntryRecord) -> list[str]:
     """Return the lines below the table on an entry without a PASS, without a gain, or with a change."""
     headline = entry.headline if entry.has_missed or entry.is_undecided else ""
-    remarks = [entry.reason, headline, missing_gain_words(entry)]
+    remarks = [entry.reason, headline, missing_gain_words(entry), *entry.throughput_notes]
     if entry.change is not None and entry.change.kind not in ("new", "noise", "same"):
         remarks.append(entry.change.description)
     return [remark for remark in remarks if remark]

@@ -13,10 +13,12 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.cli.batch import exit_code
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, ServerFault
+from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import make_progress
@@ -24,7 +26,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner, describe_entry, expected_improvement
 from optimizer.study.batch.changes import compare_entries
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
-from optimizer.study.batch.reports import estimate_words, gain_words, junit, print_batch, write_index
+from optimizer.study.batch.reports import estimate_words, gain_words, junit, markdown, print_batch, write_index
 from optimizer.study.batch.suite import Suite, read_suite
 from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import change_info
@@ -183,6 +185,33 @@ def test_a_passed_entry_has_the_reason_of_its_missing_gain(mixed: BatchRecord, f
         print_batch(console, replace(mixed, entries=(passed,)), folder)
     reason = "gain not confirmed: the current configuration misses the bound in the usual states"
     assert f"{passed.label}: {reason}" in captured.get()
+
+
+def test_an_entry_that_passed_with_less_than_the_search_measured_has_a_note(
+    mixed: BatchRecord, folder: BatchFolder
+) -> None:
+    passed = mixed.entries[0]
+    assert not passed.throughput_notes
+    finished = read_run(folder.path / passed.folder)
+    number, fastest = len(finished.trials), max(finished.trials, key=lambda trial: len(trial.confirmations))
+    within_bound = Measurement(90_000.0, latency_p95_ms=10.0, stable=True)
+    candidate = replace(fastest.candidate, max_queue_delay_us=7)
+    untested = Trial(number, candidate, ((fastest.measurements[0][0], within_bound),))
+    passed = describe_entry(passed, replace(finished, trials=(*finished.trials, untested)))
+    (note,) = passed.throughput_notes
+    assert note.startswith(f"in the search, trial {number} served 90,000 infer/s within the bound, but it was not")
+    batch = replace(mixed, entries=(passed,))
+    folder.write(batch)
+    assert folder.read() == batch
+    write_index(folder, batch)
+    console = Console(width=200, record=True)
+    with console.capture() as captured:
+        print_batch(console, batch, folder)
+    assert f"{passed.label}: {note}" in captured.get().replace("\n", " ")
+    for shown in (captured.get(), folder.index.read_text()):
+        assert f"tune verify {folder.path / passed.folder}" in shown
+    for shown in (junit(batch).decode(), folder.index.read_text()):
+        assert note in shown
 
 
 def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, folder: BatchFolder) -> None:
@@ -453,6 +482,20 @@ def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, fol
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
     assert "prefers-color-scheme: dark" in page
+
+
+def test_markdown_has_the_table_and_the_remarks_of_the_terminal(mixed: BatchRecord) -> None:
+    heading, _, totals, _, *table = markdown(mixed).splitlines()
+    assert heading == "## nightly: 2 of 6 runs passed, 1 undecided, 1 found none, 1 failed, 1 regressed"
+    assert totals.endswith("no earlier batch to compare with")
+    assert table[0] == "| model | bound | best | gain | verdict | before |"
+    rows, remarks = table[2:8], table[9:]
+    assert rows[0].startswith("| a | p95 \\<= 20 ms | 13,400 ± ")
+    assert {row.count(" | ") for row in rows} == {5}
+    assert [row.split(" | ")[4] for row in rows] == ["PASS", "failed", "found none", "PASS", "not begun", "UNDECIDED"]
+    assert rows[4].startswith(r"| \<i\>e\</i\> |")
+    assert "- d · p95 \\<= 20 ms: lost 6 % since 2026-11-01" in remarks
+    assert all(line.startswith("- ") for line in remarks)
 
 
 def test_an_undecided_entry_whose_test_is_complete_has_a_separate_test_as_the_next_step(
