@@ -1,7 +1,9 @@
-"""Values of each model under load at the same time, as text: ``model:requests:infer_per_sec:avg:p50:p90:p95:p99``.
+"""Values of each of several models under load, as text.
 
-This is the form of ``Measurement.by_model`` and of the column ``by_model``; models are separated by spaces. A name is
-quoted as in a URL, latencies are in ms, and an unknown value is empty.
+The text of a model is ``model:requests:infer_per_sec:avg:p50:p90:p95:p99:over:sketch``, and models are separated by
+spaces. This is the form of ``Measurement.by_model`` and of the column ``by_model``. Latencies are in ms. The last two
+values are ``requests_over_ms`` and ``latency_sketch``. An unknown value is empty. The name and the last two values
+are quoted as in a URL.
 """
 
 from __future__ import annotations
@@ -11,17 +13,25 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
+from objectives import latency_sketch
 from objectives.metrics import LATENCY, STATISTICS, Measurement
 
 FIELDS = ("requests", "throughput_infer_per_sec", *map(LATENCY.field_of, STATISTICS))
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,6})?"
-_MODEL = re.compile(rf"([^:]+):([0-9]{{1,12}})?((?::(?:{_NUMBER})?){{{len(FIELDS) - 1}}})", re.ASCII)
+_MODEL = re.compile(rf"([^:]+):([0-9]{{1,12}})?((?::(?:{_NUMBER})?){{{len(FIELDS) - 1}}}):([^:]*):([^:]*)", re.ASCII)
 
 
 def to_text(by_model: Mapping[str, Measurement]) -> str:
     """Return the values of each model as text that ``from_text`` reads."""
     return " ".join(
-        ":".join((quote(name, safe=""), *(_write(getattr(measurement, field)) for field in FIELDS)))
+        ":".join(
+            (
+                quote(name, safe=""),
+                *(_write(getattr(measurement, field)) for field in FIELDS),
+                quote(measurement.requests_over_ms, safe=""),
+                quote(measurement.latency_sketch, safe=""),
+            )
+        )
         for name, measurement in by_model.items()
     )
 
@@ -44,8 +54,14 @@ def from_text(text: str) -> dict[str, Measurement]:
     for word in text.split():
         match = _MODEL.fullmatch(word)
         if match is None:
-            raise ValueError("not a list of model:requests:infer_per_sec:avg:p50:p90:p95:p99")
+            raise ValueError("not a list of model:requests:infer_per_sec:avg:p50:p90:p95:p99:over:sketch")
         numbers = [float(number) if number else None for number in match[3].split(":")[1:]]
         values: dict[str, Any] = dict(zip(FIELDS[1:], numbers, strict=True))
-        by_model[unquote(match[1])] = Measurement(requests=int(match[2]) if match[2] else None, **values)
+        over, sketch = map(unquote, match.group(4, 5))
+        latency_sketch.parse_counts(over)
+        latency_sketch.check_sketch(sketch)
+        requests = int(match[2]) if match[2] else None
+        by_model[unquote(match[1])] = Measurement(
+            requests=requests, requests_over_ms=over, latency_sketch=sketch, **values
+        )
     return by_model

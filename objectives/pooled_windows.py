@@ -11,7 +11,7 @@ import numpy as np
 
 from objectives import latency_sketch, model_stats, priority_stats, step_stats
 from objectives.arrays import FloatArray
-from objectives.metrics import LATENCY, METRICS, QUANTILES, RATES, TIMINGS, Measurement, Timing
+from objectives.metrics import LATENCY, METRICS, QUANTILES, RATES, STATISTICS, TIMINGS, Measurement, Timing
 
 MAX_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
@@ -23,11 +23,12 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
-    also by priority and by model. Counters of steps are summed too. Rates, such as the throughput, are means over
-    windows, which have equal lengths: if a window holds only one or two large batches, the median is far from the
-    mean. A lost window has none of these. The time is that from the start of the first window to the end of the last
-    one. Other values are medians over the windows in which they are known. The result is stable if all windows are,
-    and overloaded, disturbed or crashed if one of them is.
+    also by priority and by model. With several models each latency is that of the slowest one over all windows.
+    Counters of steps are summed too. Rates, such as the throughput, are means over windows, which have equal lengths:
+    if a window holds only one or two large batches, the median is far from the mean. A lost window has none of
+    these. The time is that from the start of the first window to the end of the last one. Other values are medians
+    over the windows in which they are known. The result is stable if all windows are, and overloaded, disturbed or
+    crashed if one of them is.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement)):
@@ -45,7 +46,11 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     for timing in TIMINGS if served else ():
         values |= _pool_timing(served, timing)
     values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
-    values["by_model"] = _pool_models([window.by_model for window in windows])
+    if by_model := _pool_models([window.by_model for window in windows]):
+        values["by_model"] = model_stats.to_text(by_model)
+        for name in map(LATENCY.field_of, STATISTICS):
+            latencies_ms = [getattr(model, name) for model in by_model.values()]
+            values[name] = None if None in latencies_ms else max(latencies_ms)
     values["step_stats"] = step_stats.pool(window.step_stats for window in windows)
     values["stable"] = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     for name in ("overloaded", "disturbed", "server_crashed"):
@@ -54,12 +59,12 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     return Measurement(**values)  # type: ignore[arg-type]
 
 
-def _pool_models(texts: Sequence[str]) -> str:
+def _pool_models(texts: Sequence[str]) -> dict[str, Measurement]:
     """Return the values of each model over all windows; empty unless every window has values of the same models."""
     windows = [model_stats.from_text(text) for text in texts]
-    if not windows or not all(window and window.keys() == windows[0].keys() for window in windows):
-        return ""
-    return model_stats.to_text({name: pool_measurements([window[name] for window in windows]) for name in windows[0]})
+    if not all(window.keys() == windows[0].keys() for window in windows):
+        return {}
+    return {name: pool_measurements([window[name] for window in windows]) for name in (windows[0] if windows else ())}
 
 
 def _pool_timing(windows: Sequence[Measurement], timing: Timing) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from objectives import model_stats
 from objectives.arrays import FloatArray
 from objectives.confidence import (
     NOTHING_COUNTED,
@@ -180,7 +181,7 @@ def judge_sla(
         return SlaVerdict(Verdict.UNDECIDED, reason, confidence=test.confidence, latency_rise=latency_rise)
     counted = counted_windows(servers, is_disturbed, is_overloaded)
     judged = [
-        (constraint, _judge_constraint(counted, constraint.with_lower_latency(latency_rise), spreads, test))
+        (constraint, _judge_models(counted, constraint.with_lower_latency(latency_rise), spreads, test))
         for constraint in sla
     ]
     disturbed = [window for window in windows if is_disturbed(window)]
@@ -244,6 +245,39 @@ def needed_requests(bound: Constraint, error: float) -> int:
     if metric.counted_requests is not None:
         return fewest_requests(allowed, error) if 0 < allowed < 1 else 0
     return 0 if metric.quantile is None else fewest_requests(1 - metric.quantile, error)
+
+
+def _judge_models(
+    servers: ServerWindows, bound: Constraint, spreads: Mapping[str, ServerSpread], test: SequentialTest
+) -> ConstraintVerdict:
+    """Return the verdict on one constraint: for a time of the requests that of the model with the worst one."""
+    by_model = _windows_by_model(servers) if METRICS[bound.metric].timing is LATENCY else {}
+    if not by_model:
+        return _judge_constraint(servers, bound, spreads, test)
+    judged = {name: _judge_constraint(windows, bound, spreads, test) for name, windows in by_model.items()}
+    order = (Verdict.PASS, Verdict.UNDECIDED, Verdict.FAIL)
+    name, worst = max(
+        judged.items(), key=lambda item: (order.index(item[1].verdict), not item[1].is_promising, item[1].excess)
+    )
+    return replace(worst, reason=f"{name!r}: {worst.reason}")
+
+
+def _windows_by_model(servers: ServerWindows) -> dict[str, ServerWindows]:
+    """Return the windows of each model under load; empty unless all windows have values of the same models."""
+    by_model = [[model_stats.from_text(window.by_model) for window in server] for server in servers]
+    models_of_windows = [models.keys() for server in by_model for models in server]
+    if any(names != models_of_windows[0] for names in models_of_windows):
+        return {}
+    return {
+        name: [
+            [
+                replace(models[name], overloaded=window.overloaded, other_cpu_share=window.other_cpu_share)
+                for window, models in zip(server, of_server, strict=True)
+            ]
+            for server, of_server in zip(servers, by_model, strict=True)
+        ]
+        for name in (models_of_windows[0] if models_of_windows else ())
+    }
 
 
 def _judge_constraint(

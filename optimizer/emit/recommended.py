@@ -114,9 +114,13 @@ class Recommendation:
 
     @property
     def measured_load(self) -> float:
-        """The highest load of a server at which the SLA was met: requests in flight, or a second if ``is_rate``."""
+        """The highest load of a server at which the SLA was met: requests in flight, or a second if ``is_rate``.
+
+        A request rate is that of all models under load, of which this one has its part.
+        """
         load = self.point.load
-        return (load.request_rate or float(load.concurrency)) / self.server_processes
+        own_rate = load.request_rate / (1 + sum(self.run.concurrent_models.values()))
+        return (own_rate or float(load.concurrency)) / self.server_processes
 
     @property
     def is_rate(self) -> bool:

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from objectives import model_stats
-from objectives.metrics import Measurement
+from objectives.metrics import LATENCY, STATISTICS, Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.open_loop import LateError
 
 T = TypeVar("T")
 
-LATENCIES = ("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms")
+LATENCIES = tuple(map(LATENCY.field_of, STATISTICS))
+WORST = (*LATENCIES, "late_request_share", "send_lateness_p99_ms")
 
 
 @dataclass(frozen=True)
 class ConcurrentLoadGenerator:
     """Applies load to all models of an endpoint at the same time, with one load generator per model.
 
-    The load of a model is the given one times its share in ``shares``, which is 1 for the model of the endpoint.
+    A model has the given concurrency times its share in ``shares``. A request rate is that of all models together,
+    and each has its part of it.
     A measurement has the sum of the throughputs and the largest of the latencies, since a bound holds for every
     model. Those of each model are in ``by_model``. Batches and times on the server are left out.
     """
 
     generators: Mapping[str, LoadGenerator]
-    shares: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float]
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        """Return the combined measurement; raise the first failure once all generators have ended."""
-        return _combine_by_model(
-            endpoint,
-            self._run_all(endpoint, load, lambda generator, model, own: generator.measure(model, own, seconds)),
-        )
+        """Return the combined measurement, repeated once if late requests of an open loop void it.
+
+        Raises the first failure once all generators have ended.
+        """
+        with contextlib.nullcontext() if seconds is not None else contextlib.suppress(LateError):
+            return self._measure(endpoint, load, seconds)
+        return self._measure(endpoint, load, seconds)
+
+    def _measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None) -> Measurement:
+        measured = self._run_all(endpoint, load, lambda generator, model, own: generator.measure(model, own, seconds))
+        return _combine_by_model(endpoint, measured)
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return as many combined measurements as all generators took."""
@@ -60,7 +70,8 @@ class ConcurrentLoadGenerator:
         Raises the first error.
         """
         endpoints = [endpoint, *endpoint.concurrent_models]
-        loads = [load.scaled(self.shares.get(model.model, 1.0)) for model in endpoints]
+        whole = sum(self.shares.values()) if load.request_rate else 1.0
+        loads = [load.scaled(self.shares[model.model] / whole) for model in endpoints]
         with ThreadPoolExecutor(len(endpoints)) as pool:
             futures = [
                 pool.submit(action, self.generators[model.model], model, own)
@@ -82,13 +93,14 @@ def combine_models(measurements: Sequence[Measurement]) -> Measurement:
     requests, seconds = _values(measurements, "requests"), _values(measurements, "measure_seconds")
     begins, ends = _values(measurements, "begin_unix_seconds"), _values(measurements, "end_unix_seconds")
     worst: dict[str, Any] = {
-        name: max(values) for name in LATENCIES if (values := _values(measurements, name)) is not None
+        name: max(values) for name in WORST if (values := _values(measurements, name)) is not None
     }
     return Measurement(
         throughput_infer_per_sec=None if throughputs is None else sum(throughputs),
         requests=None if requests is None else int(min(requests)),
         measure_seconds=None if seconds is None else max(seconds),
         stable=all(measurement.stable for measurement in measurements),
+        overloaded=any(measurement.overloaded for measurement in measurements),
         reason="; ".join(dict.fromkeys(measurement.reason for measurement in measurements if measurement.reason)),
         begin_unix_seconds=None if begins is None else min(begins),
         end_unix_seconds=None if ends is None else max(ends),

@@ -127,15 +127,14 @@ def make_load_generators(
         )
     clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
     if clients.own_client_searches:
-        sender = _explain_shared_memory_errors(own_client)
+        sender = _make_sender(own_client, task)
         generator = RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
         perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
         return LoadGenerators(generator, generator, cross_checking=_make_checker(perf_analyzer, task))
     perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
-    is_concurrent = bool(task.source.concurrent)
-    sender = _make_concurrent(perf_analyzer, task) if is_concurrent else _explain_shared_memory_errors(perf_analyzer)
+    sender = _make_sender(perf_analyzer, task)
     search = RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
@@ -149,6 +148,11 @@ def _make_checker(perf_analyzer: PerfAnalyzer, task: Task) -> LoadGenerator:
     if task.problem.space.max_server_processes > 1:
         return ServerProcessesLoadGenerator(partial(_for_server_process, perf_analyzer))
     return perf_analyzer
+
+
+def _make_sender(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -> LoadGenerator:
+    """Return ``generator`` as it sends the load of ``task`` to one model, or one for each of several models."""
+    return _make_concurrent(generator, task) if task.source.concurrent else _explain_shared_memory_errors(generator)
 
 
 def _explain_shared_memory_errors(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
@@ -242,12 +246,16 @@ def is_too_large(task: Task) -> bool:
     return count > MAX_SENT_ENTRIES or (count > 1 and task.input_data.stat().st_size > MAX_SENT_BYTES)
 
 
-def _make_concurrent(perf_analyzer: PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:
+def _make_concurrent(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:
     """Return one generator for each model, each with its own files; none continues when the others have ended."""
-    perf_analyzer = replace(perf_analyzer, repeat=False)
-    generators = {task.source.name: perf_analyzer}
+    generator = replace(generator, repeat=False)
+    generators = {task.source.name: generator}
     for name, requests in task.concurrent.items():
-        log = perf_analyzer.log.parent / name / perf_analyzer.log.name
+        log = generator.log.parent / name / generator.log.name
         log.parent.mkdir(exist_ok=True)
-        generators[name] = replace(perf_analyzer, log=log, input_data=requests.input_data, shapes=requests.shapes)
-    return ConcurrentLoadGenerator(generators, task.source.concurrent)
+        generators[name] = replace(generator, log=log, input_data=requests.input_data, shapes=requests.shapes)
+    shares = {task.source.name: 1.0, **task.source.concurrent}
+    for number, (name, one) in enumerate(generators.items()):
+        if isinstance(one, OpenLoopGenerator):  # models do not get their requests at the same times
+            generators[name] = replace(one, seed=one.seed + number, lowest_share=min(shares.values()) / shares[name])
+    return ConcurrentLoadGenerator(generators, shares)

@@ -15,7 +15,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedClasses
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.requests import SEND_AT_RATE
-from optimizer.options.run_options import STARTING_TARGETS, RunOptions
+from optimizer.options.run_options import STARTING_TARGETS, RunOptions, is_distribution
 from optimizer.study.model_finder import NamedModel, size_fault
 
 
@@ -41,10 +41,14 @@ def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOp
             f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
             f"requests of one size: give one size, or {SEND_AT_RATE}",
         )
-    if source.concurrent and options.load == "rate":
+    if source.concurrent and batch.fixed is None:
+        raise size_fault(
+            options, named.profile, f"{one_line(str(batch))} is a mix, and several models get requests of one size"
+        )
+    if source.concurrent and options.load == "rate" and not is_distribution(options.request_times):
         raise BadInputError(
-            "requests at a rate are sent to one model only; leave out the concurrent models, or use --load "
-            "concurrency (for a sweep --concurrency)"
+            f"{one_line(options.request_times)}: has the requests of one model; leave out the concurrent models, or "
+            "give --request-distribution"
         )
 
 

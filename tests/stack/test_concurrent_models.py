@@ -71,14 +71,17 @@ def test_both_models_get_load_and_a_configuration(sandbox: Sandbox) -> None:
     assert has_batcher is (document["recommended"]["trial"] == 1)
 
 
-def test_the_requests_of_each_model_have_its_share(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize(
+    "load", [("--concurrency", "1"), ("--request-rate", "40", "--request-distribution", "constant")]
+)
+def test_the_requests_of_each_model_have_its_share(sandbox: Sandbox, load: tuple[str, ...]) -> None:
     """Each request has an instance of its own, so requests in proportion to those in flight are answered."""
     models = sandbox.working_folder / "models"
     write_sleeper(models, milliseconds=20)
     write_python_model(models, "other", sleeper_program(20), SLEEPER_CONFIG.replace("count: 1", "count: 3"))
     ended = run_tune(
         sandbox,
-        *("sweep", "--model-repository", "models", "--concurrent-models", "other=3", "--concurrency", "1"),
+        *("sweep", "--model-repository", "models", "--concurrent-models", "other=3", *load),
         *("--measurement-interval", "1s", "sleeper"),
     )
     assert "several models get load, in the proportion sleeper 1, other 3" in " ".join(ended.stdout.split())

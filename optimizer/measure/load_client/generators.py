@@ -44,10 +44,12 @@ class OpenLoopGenerator(LoadClientGenerator):
     """Sends ``request_rate`` requests a second; latency counts from the planned send time, also if one is late.
 
     ``arrivals`` is the arrival process. Each measurement has its own arrivals, which depend on ``seed`` and its
-    number. If their times repeat, each window has whole periods.
+    number. If their times repeat, each window has whole periods. ``lowest_share`` is the lowest rate of all models
+    under load at the same time, as a share of the rate of this one.
     """
 
     arrivals: Arrivals = field(default_factory=PoissonArrivals)
+    lowest_share: float = 1.0
     window_ms: int = RATE_WINDOW_MS
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
@@ -57,8 +59,9 @@ class OpenLoopGenerator(LoadClientGenerator):
         return super().warm_up(endpoint, load)
 
     def _seconds(self, load: LoadPoint) -> float:
-        """Return the duration of a measurement with at least REQUESTS_PER_WINDOW requests per window."""
-        window_ms = max(WINDOW_STRETCH * self.window_ms, 1000 * REQUESTS_PER_WINDOW / load.request_rate)
+        """Return the duration of a measurement with at least REQUESTS_PER_WINDOW requests per window and model."""
+        lowest_rate = self.lowest_share * load.request_rate
+        window_ms = max(WINDOW_STRETCH * self.window_ms, 1000 * REQUESTS_PER_WINDOW / lowest_rate)
         seconds = min(window_ms, MAX_WINDOW_MS) / 1000
         return MIN_WINDOWS * self.arrivals.times.whole_periods(seconds, load.request_rate)
 

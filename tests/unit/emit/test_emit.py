@@ -772,6 +772,14 @@ def test_each_server_process_gets_its_share_of_load_and_resources(tmp_path: Path
     assert (whole.load_seconds, half.load_seconds) == (45.0, 22.5)
 
 
+def test_a_model_next_to_others_is_scaled_by_its_own_load(tmp_path: Path) -> None:
+    """A request rate is that of all models together, and a concurrency that of the tuned model."""
+    for load, expected in ((OPEN, 150.5 / 4), (CLOSED, 20)):
+        run = write_run(tmp_path / str(expected), load=load)
+        change_info(run, "problem", concurrent_models="other=2.5,third=0.5")
+        assert recommendation_of(run).measured_load == expected
+
+
 def test_each_server_process_is_a_replica_in_kubernetes(tmp_path: Path) -> None:
     run, words = write_run_of_processes(tmp_path, 2), in_production("s3://b/m", "kubernetes")
     (text,) = emitted(run, tmp_path / "kubernetes", *words, "--min-replicas", "3").values()

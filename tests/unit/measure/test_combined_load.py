@@ -16,6 +16,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError
 from optimizer.core.notes import Note, OutputsNotCompared
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProcessesLoadGenerator, combine_models
+from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.output_check import CombinedOutputCheck
 from tests.conftest import measurement
 
@@ -31,11 +32,15 @@ class MeetingLoadGenerator:
     meeting: threading.Barrier
     requested: list[str] = field(default_factory=list)
     loads: list[LoadPoint] = field(default_factory=list)
+    late: int = 0  # measurements that late requests void
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         self.requested.append(endpoint.model)
         self.loads.append(load)
         self.meeting.wait(60)
+        self.late -= 1
+        if self.late >= 0:
+            raise LateError("late")
         if self.answer is None:
             raise MeasurementError("no figures")
         return self.answer
@@ -53,7 +58,7 @@ def generators_of_two_models(
 ) -> tuple[ConcurrentLoadGenerator, MeetingLoadGenerator, MeetingLoadGenerator]:
     meeting = threading.Barrier(2)
     first, second = MeetingLoadGenerator(a, meeting), MeetingLoadGenerator(b, meeting)
-    return ConcurrentLoadGenerator({"a": first, "b": second}), first, second
+    return ConcurrentLoadGenerator({"a": first, "b": second}, {"a": 1.0, "b": 1.0}), first, second
 
 
 def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
@@ -83,9 +88,34 @@ def test_each_model_gets_its_share_of_the_load_and_at_least_one_request(
 ) -> None:
     joint, first, second = generators_of_two_models(measurement(100, 5), measurement(40, 12))
     for load in (LoadPoint(4, 1), LoadPoint(4, 8)):
-        replace(joint, shares={"b": share}).measure(TWO_MODELS, load)
+        replace(joint, shares={"a": 1.0, "b": share}).measure(TWO_MODELS, load)
     assert first.loads == [LoadPoint(4, 1), LoadPoint(4, 8)]
     assert second.loads == [LoadPoint(4, concurrency) for concurrency in requests]
+
+
+def test_a_rate_is_that_of_all_models_together() -> None:
+    joint, first, second = generators_of_two_models(measurement(100, 5), measurement(40, 12))
+    replace(joint, shares={"a": 1.0, "b": 3.0}).measure(TWO_MODELS, LoadPoint(4, request_rate=80.0))
+    assert (first.loads, second.loads) == ([LoadPoint(4, request_rate=20.0)], [LoadPoint(4, request_rate=60.0)])
+
+
+def test_a_measurement_that_late_requests_void_is_repeated_for_all_models() -> None:
+    joint, first, second = generators_of_two_models(measurement(100, 5), measurement(40, 12))
+    first.late = 1
+    assert joint.measure(TWO_MODELS, LOAD).throughput_infer_per_sec == 140
+    assert len(first.loads) == len(second.loads) == 2
+    first.late = 2
+    with pytest.raises(LateError):
+        joint.measure(TWO_MODELS, LOAD)
+
+
+def test_an_overload_of_one_model_is_one_of_all() -> None:
+    measured = measurement(100, 5)
+    assert combine_models([measured, replace(measured, overloaded=True)]).overloaded
+    assert (
+        combine_models([replace(measured, late_request_share=share) for share in (0.1, 0.2)]).late_request_share
+        == 0.2
+    )
 
 
 def test_missing_figures_are_unknown_and_one_unstable_model_makes_all_unstable() -> None:

@@ -26,6 +26,7 @@ from objectives.intervals import (
 )
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
+from objectives.model_stats import to_text
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, has_log, metric_logs, server_spreads
@@ -83,6 +84,27 @@ def judged(measured: list[list[Measurement]], sla: Sla = P95, test: SequentialTe
 @pytest.mark.parametrize("sketched", [True, False])
 def test_the_share_of_slow_requests_decides(middle_ms: float, verdict: Verdict, sketched: bool) -> None:
     assert judged(servers(middle_ms, sketched=sketched)).verdict is verdict
+
+
+@pytest.mark.parametrize("sketched", [True, False])
+def test_a_bound_holds_for_each_model_under_load(sketched: bool) -> None:
+    """A model with few requests is not hidden by one with many."""
+
+    def both(many: Measurement, middle_ms: float, seed: int) -> Measurement:
+        latencies_ms = np.random.default_rng(seed).lognormal(math.log(middle_ms), 0.3, 100)
+        few = measured_window(latencies_ms, 200.0, sketched=sketched)
+        return replace(many, by_model=to_text({"many": many, "few": few}))
+
+    def windows(middle_ms: float) -> list[list[Measurement]]:
+        many = servers(9.0, sketched=sketched)
+        return [[both(one, middle_ms, 100 * i + n) for n, one in enumerate(server)] for i, server in enumerate(many)]
+
+    passed = judged(windows(9.0))
+    assert passed.verdict is Verdict.PASS
+    assert passed.effective_requests < judged(servers(9.0)).effective_requests, "those of the model with few requests"
+    failed = judged(windows(18.0))
+    assert failed.verdict is Verdict.FAIL
+    assert failed.reason.startswith("p95 <= 20 ms: 'few': ")
 
 
 @pytest.mark.parametrize("metric", ["p50", "p90", "p95", "p99", "avg"])

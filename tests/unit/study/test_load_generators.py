@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from optimizer.config.problem import Problem
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError
+from optimizer.core.measurement_windows import MIN_WINDOWS, REQUESTS_PER_WINDOW
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.measure.combined_load import ServerProcessesLoadGenerator
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.explained_failures import RefusedRequestsLoadGenerator
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
@@ -37,7 +40,7 @@ SLA = Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
 
 def task_with(
     input_data: Path = REQUESTS,
-    concurrent: tuple[str, ...] = (),
+    concurrent: Mapping[str, float] | None = None,
     open_loop: bool = False,
     streaming: bool = False,
     sequence_length: SizeDistribution | None = None,
@@ -47,7 +50,7 @@ def task_with(
 ) -> Task:
     space = SearchSpace((1,), fields={SERVER_PROCESSES: (server_processes,)})
     problem = Problem("m", space, 1, 1, sla=sla, open_loop=open_loop, priorities=priorities)
-    source = SimpleNamespace(concurrent=concurrent, name="m", is_streaming=streaming)
+    source = SimpleNamespace(concurrent=concurrent or {}, name="m", is_streaming=streaming)
     requests: dict[str, Any] = {
         "input_data": input_data,
         "shapes": (),
@@ -92,7 +95,7 @@ def test_perf_analyzer_confirms_a_load_that_the_own_client_cannot_send(
 
 
 def test_perf_analyzer_confirms_several_models_and_large_data(tmp_path: Path) -> None:
-    assert perf_analyzer_reason(OPTIONS, task_with(concurrent=("other",))) is PerfAnalyzerReason.SEVERAL_MODELS
+    assert perf_analyzer_reason(OPTIONS, task_with(concurrent={"other": 1.0})) is PerfAnalyzerReason.SEVERAL_MODELS
     assert perf_analyzer_reason(OPTIONS, task_with(data_file(tmp_path, MAX_SENT_ENTRIES))) is None
     large_data = data_file(tmp_path, MAX_SENT_ENTRIES + 1)
     assert perf_analyzer_reason(OPTIONS, task_with(large_data)) is PerfAnalyzerReason.INPUT_DATA
@@ -151,6 +154,23 @@ def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
     assert made.cross_checking is None
     assert isinstance(made.search, RefusedRequestsLoadGenerator)
     assert isinstance(made.search.load_generator, OpenLoopGenerator)
+
+
+def test_each_model_has_an_open_loop_of_its_own(folder: RunFolder) -> None:
+    task = task_with(open_loop=True, concurrent={"other": 0.25})
+    task.concurrent["other"] = SimpleNamespace(input_data=REQUESTS, shapes=("x:2",))  # type: ignore[index]
+    made = make(OPTIONS, task, folder)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
+    assert isinstance(made.search.load_generator, ConcurrentLoadGenerator)
+    own, other = made.search.load_generator.generators.values()
+    assert isinstance(own, OpenLoopGenerator)
+    assert isinstance(other, OpenLoopGenerator)
+    assert (own.shapes, other.shapes) == ((), ("x:2",))
+    assert own.seed != other.seed, "models do not get their requests at the same times"
+    assert own.log != other.log
+    load = LoadPoint(1, request_rate=80.0)
+    seconds = {one._seconds(load.scaled(share)) for one, share in ((own, 1.0), (other, 0.25))}
+    assert seconds == {MIN_WINDOWS * REQUESTS_PER_WINDOW / 20}, "both are measured for the same time"
 
 
 def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:

@@ -58,10 +58,14 @@ def test_models_that_cannot_use_shared_memory_are_refused(
     check_shared_memory(RunOptions(model), models[model], on_gpu=False)
 
 
-def test_concurrent_models_get_no_requests_at_a_rate(models: dict[str, ModelSource]) -> None:
-    options = RunOptions("together", load="rate")
-    with pytest.raises(BadInputError, match="requests at a rate are sent to one model only; leave out"):
-        check_requests(NamedModel(models["together"], SizeDistribution(((1, 1, 1.0),))), None, options)
+def test_concurrent_models_get_random_requests_of_one_size(models: dict[str, ModelSource]) -> None:
+    options, one_size = RunOptions("together", load="rate"), SizeDistribution(((1, 1, 1.0),))
+    check_requests(NamedModel(models["together"], one_size), None, options)
+    with pytest.raises(BadInputError, match=r"^times\.csv: has the requests of one model; leave out the concurrent "):
+        check_requests(NamedModel(models["together"], one_size), None, replace(options, request_times="times.csv"))
+    mix = SizeDistribution(((1, 2, 1.0),))
+    with pytest.raises(BadInputError, match=r"--request-batch-size 1\.\.2 is a mix, and several models get "):
+        check_requests(NamedModel(models["together"], mix), None, replace(options, request_batch_size="1..2"))
 
 
 def test_a_tensor_that_perf_analyzer_cannot_name_a_region_after_is_refused(models: dict[str, ModelSource]) -> None:
