@@ -106,6 +106,10 @@ def refuse_other_model(folder: RunFolder, earlier: Mapping[str, Any], facts: Map
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:
     """Write one row for each cell, with the columns of trials.csv. Raises EnvironmentFault if the disk refuses it."""
     rows = [{**entry(cell), **cell.load.cells(), "status": "ok" if cell.is_measured else FAILED} for cell in cells]
+    for row, cell in zip(rows, cells, strict=True):
+        for name, column in (("models", "by_model"), ("priorities", "by_priority")):
+            if row.pop(name, None) is not None:  # a list for JSON
+                row[column] = getattr(cell.measurement, column)
     files.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
 
 

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from objectives.metrics import Measurement
+from objectives.model_stats import to_text
 from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
 from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION, TIMEOUT_US
 from optimizer.core.candidate import INSTANCE_GPUS, Candidate, FieldValue
@@ -578,6 +579,17 @@ def test_the_csv_has_every_cell(tmp_path: Path) -> None:
     assert (rows[0]["dynamic_batching"], rows[0]["stable"], rows[0]["queue_ms"]) == ("false", "true", "1234.5678")
     assert rows[1]["throughput_infer_per_sec"] == ""
     assert rows[-1]["reason"] == "max_batch_size 1 admits no requests of 8 samples"
+
+
+def test_the_csv_has_the_values_of_each_model_as_trials_csv_has_them(tmp_path: Path) -> None:
+    by_model, by_priority = to_text({"a": measurement(100), "b": measurement(40)}), "1:3:0:1:0:30.0:"
+    measured = replace(measurement(140), by_model=by_model, by_priority=by_priority)
+    cell = SweepCell(0, STATIC, LoadPoint(1, 4), measured, 1)
+    sweep_output.write_csv(tmp_path / "cells.csv", [cell])
+    (row,) = read_rows(tmp_path / "cells.csv")
+    assert (row["by_model"], row["by_priority"]) == (by_model, by_priority)
+    assert not {"models", "priorities"} & row.keys()
+    assert [values["model"] for values in sweep_output.entry(cell)["models"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize("gpu_power_watts", [None, 50.0])
