@@ -141,25 +141,26 @@ def run_command(
     timeout_seconds: float,
     log: Path,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
     cpus: frozenset[int] | None = None,
-    check: Callable[[], None] = lambda: None,
     shm_patterns: Sequence[str] = (),
 ) -> FinishedProcess:
     """Run a command to its end, to the timeout, or until it has printed 64 MiB.
 
-    ``log`` is overwritten with the output, of which the first MiB is returned. ``check`` is called every second; if
-    it raises, the command is killed. The other arguments are those of ``SupervisedProcess``.
+    ``log`` is overwritten with the output, of which the first MiB is returned. The other arguments are those of
+    ``SupervisedProcess``.
     """
     log.unlink(missing_ok=True)
-    process = SupervisedProcess(command, log=log, env=env, cwd=cwd, cpus=cpus, shm_patterns=shm_patterns)
-    return wait_and_stop(process, timeout_seconds, check)
+    process = SupervisedProcess(command, log=log, env=env, cpus=cpus, shm_patterns=shm_patterns)
+    return wait_and_stop(process, timeout_seconds)
 
 
 def wait_and_stop(
     command: RunningProcess, timeout_seconds: float, check: Callable[[], None] = lambda: None
 ) -> FinishedProcess:
-    """Wait for a started command, as ``run_command`` does, then stop it and return the result."""
+    """Wait for a started command, as ``run_command`` does, then stop it and return the result.
+
+    ``check`` is called every second; if it raises, the command is killed.
+    """
     started = time.monotonic()
     try:
         exit_code = _wait(command, timeout_seconds, check)

@@ -26,7 +26,7 @@ from optimizer.core.measurement_windows import (
     longest_window_ms,
     window_length_ms,
 )
-from optimizer.core.process import FinishedProcess, SecretArgument, run_command
+from optimizer.core.process import FinishedProcess, SecretArgument, SupervisedProcess, wait_and_stop
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.machine.nvml import cuda_folders
@@ -57,7 +57,7 @@ RESERVED_KEY_ERROR = "parameter keys starting with 'triton_' are reserved"
 
 @dataclass(frozen=True)
 class PerfAnalyzerCommand:
-    """One run of perf_analyzer; the fields are arguments of ``process.run_command``.
+    """One run of perf_analyzer; the fields are arguments of ``SupervisedProcess`` and ``wait_and_stop``.
 
     The command runs in the folder of ``log`` and writes its files there. ``arguments`` begin with the program.
     ``reads`` are the files that it reads, ``shm_patterns`` the patterns of the names of its shared memory.
@@ -144,16 +144,16 @@ class LocalRunner:
             "PATH": os.environ.get("PATH", ""),
             "HOME": os.environ.get("HOME", ""),
         }
-        return run_command(
+        command.log.unlink(missing_ok=True)
+        process = SupervisedProcess(
             command.arguments,
-            timeout_seconds=command.timeout_seconds,
             log=command.log,
             env=environment,
             cwd=command.log.parent,
             cpus=command.cpus,
-            check=command.check,
             shm_patterns=command.shm_patterns,
         )
+        return wait_and_stop(process, command.timeout_seconds, command.check)
 
 
 def connection_arguments(connection: Connection) -> list[str]:
