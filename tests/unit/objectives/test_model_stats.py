@@ -38,3 +38,12 @@ def test_windows_are_pooled_by_model() -> None:
     assert pooled["a"].latency_avg_ms == (300 * 1.25 + 100 * 4.0) / 400
     assert pool_measurements([*windows, Measurement()]).by_model == ""
     assert pool_measurements([]).by_model == ""
+
+
+def test_a_pooled_latency_is_that_of_the_slowest_model_over_all_windows() -> None:
+    """The slowest model of each window need not be the same."""
+    by_model = [to_text({"a": a, "b": b}) for a, b in ((FAST, SLOW), (SLOW, FAST))]
+    windows = [Measurement(40.5, latency_avg_ms=4.0, requests=100, by_model=text) for text in by_model]
+    assert pool_measurements(windows).latency_avg_ms == (300 * 1.25 + 100 * 4.0) / 400
+    unknown = [replace(window, by_model=to_text({"a": FAST, "b": Measurement(10.0)})) for window in windows]
+    assert pool_measurements(unknown).latency_avg_ms is None
