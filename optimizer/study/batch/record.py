@@ -73,7 +73,7 @@ class EntryRecord:
         model: Name of the entry, which is the model by default.
         sla: The bounds of the suite, as text; empty for those of the profile.
         target: The target and its address; empty for the embedded server.
-        command: The command that reproduces the run.
+        command: The command that reproduces the run, with paths from the folder of the suite.
         folder: The folder of its run, in that of the batch.
         state: ``waiting`` before its minimum search, ``searched`` while its search may continue or be confirmed, then
             ``found``, ``none`` or ``failed``.
@@ -202,7 +202,7 @@ def new_record(suite: Suite, budget_seconds: float) -> BatchRecord:
 def resumed_record(record: BatchRecord, suite: Suite, budget_seconds: float | None) -> BatchRecord:
     """Return ``record`` for a resume: entries that are done stay, failed ones are tried again.
 
-    Raises BadInputError if the suite has changed since the batch started.
+    With a larger ``budget_seconds`` the tests of UNDECIDED entries continue. Raises BadInputError if the suite has changed since the batch started.
     """
     recorded, current = (
         {entry.label: entry.command for entry in entries} for entries in (record.entries, suite.entries)
@@ -214,11 +214,17 @@ def resumed_record(record: BatchRecord, suite: Suite, budget_seconds: float | No
                 f"{suite.path}: {label} {change} since that batch started; start a new one, without --resume"
             )
     by_label = {entry.label: entry for entry in record.entries}
-    entries = tuple(
-        replace(by_label[label], state="waiting", reason="") if by_label[label].state == "failed" else by_label[label]
-        for label in current
-    )
+    has_more_time = budget_seconds is not None and budget_seconds > record.budget_seconds
+    entries = tuple(_resumed_entry(by_label[label], has_more_time=has_more_time) for label in current)
     return replace(record, entries=entries, budget_seconds=budget_seconds or record.budget_seconds)
+
+
+def _resumed_entry(entry: EntryRecord, *, has_more_time: bool) -> EntryRecord:
+    if entry.state == "failed":
+        return replace(entry, state="waiting", reason="")
+    if has_more_time and entry.is_undecided and not entry.remaining_tests.is_complete:
+        return replace(entry, state="searched", search_is_over=True)
+    return entry
 
 
 FILE = "batch.json"

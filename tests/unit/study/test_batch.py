@@ -332,6 +332,22 @@ def test_an_interrupted_batch_is_resumed_where_it_stopped(tmp_path: Path, folder
     assert (folder.path / batch.entries[1].folder / "trials.csv").read_text().startswith(measured)
 
 
+def test_a_larger_budget_continues_the_tests_of_undecided_entries(tmp_path: Path, folder: BatchFolder) -> None:
+    suite = suite_of(tmp_path, "a", "b")
+    batch = run(suite, SampleRuns(), folder)
+    undecided, passed = replace(batch.entries[0], verdict="UNDECIDED"), batch.entries[1]
+    complete = replace(undecided, remaining_tests=replace(undecided.remaining_tests, is_complete=True))
+    for first, more_seconds, is_continued in ((undecided, 60, True), (undecided, 0, False), (complete, 60, False)):
+        record = replace(batch, entries=(first, passed))
+        resumed = resumed_record(record, suite, batch.budget_seconds + more_seconds)
+        assert [entry.state for entry in resumed.entries] == ["searched" if is_continued else "found", "found"]
+    folder.write(replace(batch, entries=(undecided, passed)))
+    sample_runs = SampleRuns()
+    after = run(suite, sample_runs, folder, resumed_record(folder.read(), suite, batch.budget_seconds + 60))
+    assert [(model, mode) for model, _, mode in sample_runs.calls] == [("a", RunMode.CONFIRM)]
+    assert [entry.state for entry in after.entries] == ["found", "found"]
+
+
 def test_a_missed_sla_or_a_regression_is_exit_code_1(tmp_path: Path) -> None:
     record = new_record(suite_of(tmp_path, "a"), 60.0)
     for changed in ({"state": "none"}, {"state": "found", "verdict": "PASS", "regressed": True}):
