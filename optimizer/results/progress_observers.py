@@ -288,7 +288,9 @@ class LiveObserver:
         """Return two lines: the best performance so far and its configuration."""
         if self._best is None:
             within = formatting.bounds(self._problem.sla)
-            nothing = f"nothing within {within} yet" if self._finished and within else "nothing measured yet"
+            nothing = f"nothing within {within} yet" if within else "nothing measured yet"
+            if not self._finished:  # an earlier session or the trial in progress may have measurements
+                nothing = "shown after the first trial"
             return [Text.assemble(("best so far  ", "bold"), nothing), Text("")]
         performance = formatting.performance(self._best, *self._shown_metrics)
         configuration = configuration_text.configuration(self._best.candidate)

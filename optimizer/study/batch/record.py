@@ -202,7 +202,8 @@ def new_record(suite: Suite, budget_seconds: float) -> BatchRecord:
 def resumed_record(record: BatchRecord, suite: Suite, budget_seconds: float | None) -> BatchRecord:
     """Return ``record`` for a resume: entries that are done stay, failed ones are tried again.
 
-    With a larger ``budget_seconds`` the tests of UNDECIDED entries continue. Raises BadInputError if the suite has changed since the batch started.
+    With a larger ``budget_seconds`` the tests of UNDECIDED entries continue. Raises BadInputError if the suite has
+    changed since the batch started.
     """
     recorded, current = (
         {entry.label: entry.command for entry in entries} for entries in (record.entries, suite.entries)

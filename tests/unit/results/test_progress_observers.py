@@ -221,6 +221,9 @@ class TestPlain:
         console = Console(file=display, force_terminal=True, width=80, height=24, color_system=None)
         with LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)) as live:
             live.trial_started(0, trial.candidate, "confirm")
+            live.measured(0, load, measured)
+            assert "shown after the first trial" in display.getvalue()
+            assert "nothing measured" not in display.getvalue(), "the search has measured in an earlier session"
             live.trial_finished(confirmed, None)
         assert re.search(r"confirm: batch 256 .* 2,100 ", display.getvalue())
 
