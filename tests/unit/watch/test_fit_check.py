@@ -139,7 +139,8 @@ def test_a_rate_above_the_confirmed_throughput_is_detected() -> None:
 
 
 def test_the_rate_of_one_of_several_models_is_its_own(tmp_path: Path) -> None:
-    by_model = to_text({"doubler": Measurement(300.0), "other": Measurement(700.0)})
+    throughputs = {"doubler": 300.0, "other": 700.0}
+    by_model = to_text({name: replace(MEASURED, throughput_infer_per_sec=rate) for name, rate in throughputs.items()})
     run = write_run(tmp_path / "run", measured=replace(MEASURED, throughput_infer_per_sec=1000.0, by_model=by_model))
     rate = derive_expectation(read_run(run)).confirmed_rate.interval(0.01)
     assert rate is not None
