@@ -85,10 +85,14 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
     if outcome is None:
         return entry
     metric, best, baseline = problem.objectives[0], outcome.recommended, outcome.baseline
+    recommended = _estimate(metric, best, outcome.confirmed)
+    throughput_notes = tuple(map(str, notes_on_throughput(outcome, run.trials, problem)))
+    if recommended and throughput_notes and not run.remaining_tests.is_complete:
+        recommended = replace(recommended, unsure=recommended.unsure or "its test ended before a higher load passed")
     return replace(
         entry,
         trials=outcome.trials,
-        recommended=_estimate(metric, best, outcome.confirmed),
+        recommended=recommended,
         baseline=_estimate(metric, baseline.point, outcome.confirmation_of(baseline.point)),
         headline=summary.answer_with_cause(outcome, problem),
         verdict=outcome.verdict.value,
@@ -96,7 +100,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         speedup=outcome.speedup,
         speedup_interval=baseline.gain.bounds if baseline.gain else None,
         missed_in_usual_states=outcome.missed_in_usual_states(baseline) if best else None,
-        throughput_notes=tuple(map(str, notes_on_throughput(outcome, run.trials, problem))),
+        throughput_notes=throughput_notes,
         configuration=configuration_text.configuration(best.candidate) if best else "",
         conditions=conditions(run),
         circumstances=_circumstances(run),

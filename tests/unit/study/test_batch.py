@@ -197,7 +197,17 @@ def test_an_entry_that_passed_with_less_than_the_search_measured_has_a_note(
     within_bound = Measurement(90_000.0, latency_p95_ms=10.0, stable=True)
     candidate = replace(fastest.candidate, max_queue_delay_us=7)
     untested = Trial(number, candidate, ((fastest.measurements[0][0], within_bound),))
-    passed = describe_entry(passed, replace(finished, trials=(*finished.trials, untested)))
+    finished = replace(finished, trials=(*finished.trials, untested))
+    complete = {**finished.info, "confirmation_complete": True}
+    for info, unsure in ((finished.info, "its test ended before a higher load passed"), (complete, "")):
+        passed = describe_entry(passed, replace(finished, info=info))
+        assert passed.recommended is not None
+        assert passed.recommended.unsure == unsure
+        estimate = replace(passed.recommended, value=1e6, low=9e5, high=1.1e6, unsure="")
+        change = compare_entries(replace(passed, recommended=estimate), passed, "2026-11-01")
+        assert change.kind == ("undecided" if unsure else "lost")
+        assert unsure in change.description
+    passed = describe_entry(passed, finished)
     (note,) = passed.throughput_notes
     assert note.startswith(f"in the search, trial {number} served 90,000 infer/s within the bound, but it was not")
     batch = replace(mixed, entries=(passed,))
