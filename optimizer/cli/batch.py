@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,8 @@ def main(argv: list[str]) -> int:
     progress = progress_on_terminal(with_time=True)
     with folder.locked():
         batch = BatchRunner(suite, folder, record, _run_entry(progress), progress.on_progress).run()
-        batch = _finish(batch, folder, previous or _previous_batch(folder, arguments.out, suite), regression)
+        earlier = [previous] if previous else _earlier_batches(folder, arguments.out, suite)
+        batch = _finish(batch, folder, earlier, regression)
     if arguments.json:
         print_json(RECORD.dump_python(batch, mode="json"))
     else:
@@ -177,22 +179,24 @@ def _readable_batches(out: str, suite: Suite) -> list[tuple[BatchFolder, BatchRe
     return batches
 
 
-def _previous_batch(folder: BatchFolder, out: str, suite: Suite) -> BatchFolder | None:
+def _earlier_batches(folder: BatchFolder, out: str, suite: Suite) -> list[BatchFolder]:
+    """Return the finished batches of ``suite`` that started before the one in ``folder``, the newest first."""
     began = folder.read().started
     finished = ((other, record) for other, record in _readable_batches(out, suite) if record.status == "finished")
-    return next((other for other, record in finished if record.started < began), None)
+    return [other for other, record in finished if record.started < began]
 
 
 def _finish(
-    batch: BatchRecord, folder: BatchFolder, previous: BatchFolder | None, regression: float | None
+    batch: BatchRecord, folder: BatchFolder, earlier: Sequence[BatchFolder], regression: float | None
 ) -> BatchRecord:
     """Return the batch with the comparison, and write its files."""
     from optimizer.core.files import write_atomically
     from optimizer.study.batch.changes import compare_batches
     from optimizer.study.batch.reports import junit, markdown, write_index
 
-    if previous is not None:
-        batch = replace(compare_batches(batch, previous.read(), regression), previous=str(previous.path))
+    if earlier:
+        compared = compare_batches(batch, [other.read() for other in earlier], regression)
+        batch = replace(compared, previous=str(earlier[0].path))
     folder.write(batch)
     write_index(folder, batch)
     write_atomically(folder.markdown, markdown(batch))

@@ -5,6 +5,7 @@ Each result has the confidence interval of its confirmation. If two intervals ov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from objectives.intervals import ConfidenceInterval
@@ -17,17 +18,23 @@ from optimizer.study.batch.record import BatchRecord, Change, ChangeKind, EntryR
 SAME_BASELINE = 0.02  # relative change of a baseline that is not mentioned
 
 
-def compare_batches(batch: BatchRecord, previous: BatchRecord, share: float | None) -> BatchRecord:
-    """Return ``batch`` with the change of each entry since the batch ``previous``.
+def compare_batches(batch: BatchRecord, earlier: Sequence[BatchRecord], share: float | None) -> BatchRecord:
+    """Return ``batch`` with the change of each entry since the first batch of ``earlier``, the newest first.
 
-    An entry has regressed if it lost ``share`` or more and the intervals do not overlap. With None, none regresses.
+    An entry that is missing there, or failed and does not fail now, is compared with the newest batch in which it did
+    not fail. An entry has regressed if it lost ``share`` or more and the intervals do not overlap. With None, none
+    regresses.
     """
-    earlier = {entry.label: entry for entry in previous.entries}
     entries = []
     for entry in batch.entries:
-        change = compare_entries(earlier.get(entry.label), entry, previous.date) if entry.is_done else None
+        dated = [(other, record.date) for record in earlier for other in record.entries if other.label == entry.label]
+        if entry.state != "failed":
+            dated.sort(key=lambda pair: pair[0].state == "failed")  # stable, so the newest of both kinds comes first
+        before, date = next(iter(dated), (None, earlier[0].date))
+        change = compare_entries(before, entry, date) if entry.is_done else None
         entries.append(replace(entry, change=change, regressed=_is_regression(change, share)))
-    gone = tuple(label for label in earlier if label not in {entry.label for entry in batch.entries})
+    labels = {entry.label for entry in batch.entries}
+    gone = tuple(entry.label for entry in earlier[0].entries if entry.label not in labels)
     return replace(batch, entries=tuple(entries), gone=gone)
 
 

@@ -93,7 +93,7 @@ def test_a_loss_while_others_used_the_machine_more_is_no_regression(
         estimate = Estimate("throughput", value, value - 1, value + 1, other_cpu_share=share)
         return replace(entry(value), recommended=estimate)
 
-    (compared,) = compare_batches(batch(disturbed(50.0, now)), batch(disturbed(100.0, then)), 0.05).entries
+    (compared,) = compare_batches(batch(disturbed(50.0, now)), [batch(disturbed(100.0, then))], 0.05).entries
     assert compared.change is not None
     assert compared.change.kind == kind
     assert compared.regressed is (kind == "lost")
@@ -122,7 +122,7 @@ def test_values_without_a_ratio_are_no_change(metric: str, before: float, now: f
         replace(entry(1.0), recommended=Estimate(metric, value, value, value), baseline=Estimate(metric, value))
         for value in (before, now)
     )
-    (compared,) = compare_batches(batch(current), batch(earlier), 0.05).entries
+    (compared,) = compare_batches(batch(current), [batch(earlier)], 0.05).entries
     assert compared.change is not None
     assert (compared.change.kind, compared.change.description, compared.regressed) == ("undecided", text, False)
 
@@ -197,18 +197,35 @@ def test_an_entry_that_failed_twice_says_so() -> None:
 def test_a_loss_above_the_share_that_no_interval_explains_is_a_regression(
     now: EntryRecord, share: float | None, regressed: bool
 ) -> None:
-    assert compare_batches(batch(now), batch(entry(100.0)), share).entries[0].regressed is regressed
+    assert compare_batches(batch(now), [batch(entry(100.0))], share).entries[0].regressed is regressed
 
 
 def test_entries_are_matched_by_their_label() -> None:
     before = batch(entry(100.0), entry(10.0, model="old"))
-    result = compare_batches(batch(entry(1.0, model="new"), entry(90.0)), before, 0.05)
+    result = compare_batches(batch(entry(1.0, model="new"), entry(90.0)), [before], 0.05)
     assert [compared.change.kind for compared in result.entries if compared.change] == ["new", "lost"]
     assert result.gone == ("old",)
 
 
+def test_an_entry_that_failed_last_night_is_compared_with_the_night_before() -> None:
+    failed = entry(None, state="failed")
+    first = replace(batch(entry(100.0)), started="2026-10-30T04:00:00+0000")
+    earlier = [batch(failed, entry(5.0, model="other")), first]
+    (compared,) = compare_batches(batch(entry(50.0)), earlier, 0.05).entries
+    assert compared.change is not None
+    assert compared.change.description.startswith("lost 50 % since 2026-10-30")
+    assert compared.regressed
+    (again,) = compare_batches(batch(failed), earlier, 0.05).entries
+    assert again.change is not None
+    assert again.change.description == f"it failed too on {SINCE}"
+    (alone,) = compare_batches(batch(entry(50.0)), earlier[:1], 0.05).entries
+    assert alone.change is not None
+    assert (alone.change.kind, alone.regressed) == ("met", False)
+
+
 def test_unfinished_entries_are_not_compared() -> None:
-    assert compare_batches(batch(entry(None, state="searched")), batch(entry(100.0)), 0.05).entries[0].change is None
+    (compared,) = compare_batches(batch(entry(None, state="searched")), [batch(entry(100.0))], 0.05).entries
+    assert compared.change is None
 
 
 @given(st.floats(1, 1e6), st.floats(0, 0.5), st.floats(1, 1e6), st.floats(0, 0.5), st.floats(0.01, 0.5))
@@ -217,7 +234,7 @@ def test_only_disjoint_intervals_are_a_change(a: float, i: float, b: float, j: f
     change = compare_entries(before, now, SINCE)
     apart = a - a * i > b + b * j or b - b * j > a + a * i  # rounded as the ends of the intervals
     assert (change.kind in ("lost", "gained")) == apart
-    if compare_batches(batch(now), batch(before), share).entries[0].regressed:
+    if compare_batches(batch(now), [batch(before)], share).entries[0].regressed:
         assert b + b * j < a - a * i
         assert b <= a * (1 - share) * (1 + 1e-9)
 
