@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,8 @@ The column result has the verdict of the run, or one of
   damaged      its record cannot be read
 
 The measurements of `tune verify --fresh` are part of their run. The runs of a
-batch are listed with --results results/batches/SUITE.
+batch are listed with --results results/batches/SUITE/BATCH, and those of all
+batches of a suite with --results results/batches/SUITE.
 
 exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 a run is in use
 or cannot be deleted
@@ -59,6 +61,10 @@ def main(argv: list[str]) -> int:
     if arguments.results != DEFAULTS.out and not is_folder(Path(arguments.results)):
         raise BadInputError(f"--results {quote(arguments.results)}: no such folder; give one with runs")
     runs = list_runs(arguments.results, arguments.model)
+    if not runs:  # perhaps the folder of a model or of a batch
+        folder = Path(arguments.results).absolute()
+        with contextlib.suppress(BadInputError):
+            runs = list_runs(show_path(folder.parent), folder.name)
     if arguments.json:
         print_json([run.document() for run in runs])
     elif runs:

@@ -115,6 +115,14 @@ def test_an_empty_folder_of_results_and_batches_are_named(called_tune: Tune, san
     assert lines[1:] == ["batches are in results/batches; --results results/batches/SUITE lists their runs"]
 
 
+def test_the_folder_of_a_model_or_a_batch_is_listed_too(called_tune: Tune, sandbox: Sandbox, results: Path) -> None:
+    batch = sandbox.working_folder / "results" / "batches" / "nightly" / "20261130-020000"
+    batch.parent.mkdir(parents=True)
+    (results / "doubler").rename(batch)
+    listed = [called_tune("runs", "--json", "--results", folder) for folder in (batch.parent, batch)]
+    assert [[run["run"] for run in json.loads(ended.stdout)] for ended in listed] == [list(reversed(RUNS))] * 2
+
+
 def test_commands_take_the_newest_run_by_name(called_tune: Tune, sandbox: Sandbox, results: Path) -> None:
     newest = results / "doubler" / RUNS[-1]
     for name in ("latest", "doubler", f"doubler/{RUNS[-1]}"):
