@@ -62,7 +62,7 @@ def _add_tasks(_app: Sphinx, page: str, source: list[str]) -> None:
         return
     _, *sections = (ROOT / "docs/README.md").read_text(encoding="utf-8").split("\n## ")
     for section in sections:
-        pages = re.findall(r"\| \[([\w-]+)\.md\]\(\1\.md\) \|$", section, re.MULTILINE)
+        pages = re.findall(r"^\| \[.+?\]\(([\w-]+)\.md\) \|", section, re.MULTILINE)
         lines = (f":caption: {section.splitlines()[0]}", ":maxdepth: 1", "", *pages)
         source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
 

@@ -159,6 +159,15 @@ def test_each_message_of_the_troubleshooting_page_is_in_the_source() -> None:
     assert [part for part in parts if part not in texts] == []
 
 
+def test_the_map_of_the_documentation_has_each_page_under_its_title() -> None:
+    """The navigation of the site has the pages of the map only."""
+    folder = ROOT / "docs"
+    mapped = re.findall(r"^\| \[(.+?)\]\((.+?\.md)\) \|", prose(folder / "README.md"), re.MULTILINE)
+    titles = {page.name: page.read_text(encoding="utf-8").splitlines()[0] for page in folder.glob("*.md")}
+    del titles["README.md"], titles["index.md"]
+    assert {name: f"# {title}" for title, name in mapped} == titles
+
+
 @pytest.mark.parametrize("theme", ["basic", pytest.param("furo", marks=pytest.mark.long)])  # furo takes twice as long
 def test_the_site_is_built_without_warnings(theme: str, tmp_path: Path) -> None:
     """The build needs no network: the configuration names no inventory of another project."""
