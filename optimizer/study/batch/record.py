@@ -224,7 +224,8 @@ def _resumed_entry(entry: EntryRecord, *, has_more_time: bool) -> EntryRecord:
     if entry.state == "failed":
         return replace(entry, state="waiting", reason="")
     if has_more_time and entry.is_undecided and not entry.remaining_tests.is_complete:
-        return replace(entry, state="searched", search_is_over=True)
+        # a test of the baseline alone says nothing of other settings, so its search begins
+        return replace(entry, state="waiting" if entry.trials == 1 else "searched", search_is_over=entry.trials > 1)
     return entry
 
 

@@ -140,9 +140,9 @@ def _test_command(folder: BatchFolder, entry: EntryRecord) -> str:
     """Return the command that continues the test of an UNDECIDED entry, or makes a separate one if it is complete.
 
     It also continues the test of an entry that passed with clearly less throughput than the search measured. It is
-    empty if nothing is recommended.
+    empty if nothing is recommended, or only the baseline was measured.
     """
-    if entry.recommended is None or not (entry.is_undecided or entry.throughput_notes):
+    if entry.recommended is None or not (entry.is_undecided or entry.throughput_notes) or entry.trials == 1:
         return ""
     run = folder.path / entry.folder
     if entry.remaining_tests.is_complete:

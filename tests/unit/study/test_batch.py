@@ -351,6 +351,13 @@ def test_a_larger_budget_continues_the_tests_of_undecided_entries(tmp_path: Path
         record = replace(batch, entries=(first, passed))
         resumed = resumed_record(record, suite, batch.budget_seconds + more_seconds)
         assert [entry.state for entry in resumed.entries] == ["searched" if is_continued else "found", "found"]
+    unsearched = replace(batch, entries=(replace(undecided, trials=1), passed))
+    (first, _) = resumed_record(unsearched, suite, batch.budget_seconds + 60).entries
+    assert (first.state, first.search_is_over) == ("waiting", False)
+    console = Console(width=200, record=True)
+    with console.capture() as captured:
+        print_batch(console, unsearched, folder)
+    assert "tune verify" not in captured.get(), "a test of the baseline alone says nothing of other settings"
     folder.write(replace(batch, entries=(undecided, passed)))
     sample_runs = SampleRuns()
     after = run(suite, sample_runs, folder, resumed_record(folder.read(), suite, batch.budget_seconds + 60))
