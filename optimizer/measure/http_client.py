@@ -49,6 +49,7 @@ _FAILURES: dict[str, CallFailure] = {
     "502": "unreachable",
     "504": "unreachable",
 }
+_NOT_DECODED = "an exception occurred in the client while decoding"  # tritonclient, if the body is not Triton's JSON
 
 
 class HttpClient:
@@ -156,8 +157,10 @@ class HttpClient:
             with client:
                 yield client
         except InferenceServerException as error:
-            failure = _FAILURES.get(str(error.status()), "refused")
-            raise CallError(self._connection, failure, error.message()) from error
+            status, message = str(error.status()), error.message()
+            if message and message.startswith(_NOT_DECODED):
+                message = f"HTTP status {status} without an answer of a tritonserver; check the address and proxies"
+            raise CallError(self._connection, _FAILURES.get(status, "refused"), message) from error
         except TimeoutError as error:
             raise CallError(self._connection, "overdue", f"no answer within {timeout_seconds:g} s") from error
         except (OSError, HTTPParseError) as error:

@@ -76,12 +76,14 @@ def grpc_server(certificate: Path | None = None, client_ca: Path | None = None) 
 
 
 @contextlib.contextmanager
-def http_server(status: int = 401) -> Iterator[str]:
+def http_server(status: int = 401, page: bytes = b"") -> Iterator[str]:
+    """A server that answers each request with ``status`` and ``page``, or else Triton's error with the header."""
+
     class Denying(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            body = json.dumps({"error": f"not with {self.headers.get('authorization')}"}).encode()
+            body = page or json.dumps({"error": f"not with {self.headers.get('authorization')}"}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -163,6 +165,19 @@ def test_a_denied_call_is_reported_without_the_secret(protocol: ProtocolName) ->
             assert responds(client)
         with pytest.raises(DeploymentError, match=r"failed a request: not with \*\*\*$"):
             server_calls.model_metadata(Endpoint("m", Candidate(1), remote=connection))
+
+
+def test_a_page_of_another_http_server_is_reported_in_one_line() -> None:
+    with (
+        http_server(404, b"<html>\n<h1>Not found</h1></html>") as address,
+        contextlib.closing(open_client(Connection(address, "http"))) as client,
+        pytest.raises(
+            CallError, match=r"^HTTP status 404 without an answer of a tritonserver; check the address"
+        ) as caught,
+    ):
+        client.config("m")
+    assert caught.value.failure == "refused"
+    assert "html" not in str(caught.value)
 
 
 def test_a_request_whose_response_is_an_error_is_received_to_its_end() -> None:
