@@ -78,9 +78,10 @@ def _more_capacity(step: StepTimes, candidate: Candidate, trials: Sequence[Trial
     if settings.get(MAX_QUEUE_DELAY) == OFF and not has_batched and not step.calls_others:
         path = f"{step.model}/{MAX_QUEUE_DELAY}"
         return path, f"Its batcher is off: with {path} 0, it would compute waiting requests together."
-    count = int(settings.get(INSTANCE_COUNT, step.instances))
-    most = max((int(other.get(INSTANCE_COUNT, count)) for other in tried), default=count)
-    if most > count:
+    path, count = f"{step.model}/{INSTANCE_COUNT}", settings.get(INSTANCE_COUNT)
+    if count is None:  # the instances of a step are those of all groups, GPUs and servers together
+        return path, f"A higher {path} would help if the device has room; the run did not vary it."
+    most = max((int(other.get(INSTANCE_COUNT, count)) for other in tried), default=0)
+    if most > int(count):
         return "", f"The run also tried {formatting.count(most, 'instance')} of it, which is not recommended."
-    path = f"{step.model}/{INSTANCE_COUNT}"
     return path, f"A higher {path} than {count} would help if the device has room; the run tried no higher one."

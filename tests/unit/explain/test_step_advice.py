@@ -77,13 +77,20 @@ def test_a_batcher_that_is_off_and_was_not_tried_comes_first() -> None:
 
 
 def test_more_instances_than_the_run_tried_may_help() -> None:
-    for fields in (((DELAY, "off"), (COUNT, 1)), ((DELAY, 0), (COUNT, 1)), ()):
+    for fields in (((DELAY, "off"), (COUNT, 1)), ((DELAY, 0), (COUNT, 1))):
         result = advice(FIRST_LIMITS, *fields, tried=((COUNT, 1), (DELAY, 0)))
         assert result.setting == COUNT
         assert f"A higher {COUNT} than 1" in result.reasons[1]
     result = advice(FIRST_LIMITS, (COUNT, 1), (DELAY, 0), tried=((COUNT, 2),))
     assert result.setting == ""
     assert "also tried 2 instances of it" in result.reasons[1]
+
+
+def test_an_instance_count_that_does_not_vary_has_no_number() -> None:
+    """The instances of a step are those on all GPUs and servers, and the setting is that of one group."""
+    result = advice(FIRST_LIMITS, (DELAY, 0), tried=((DELAY, 0),))
+    assert result.setting == COUNT
+    assert result.reasons[1].startswith(f"A higher {COUNT} would help if the device has room; the run did not vary")
 
 
 def test_the_setting_of_the_tuned_step_is_the_one_with_the_largest_expected_gain() -> None:
