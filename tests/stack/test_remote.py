@@ -128,7 +128,7 @@ from pathlib import Path
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
 from optimizer.deploy.remote_target import RemoteTarget
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 from tests.repositories import stored
 
 interrupts.install()

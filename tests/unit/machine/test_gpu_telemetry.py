@@ -36,7 +36,7 @@ from optimizer.machine.nvml import filter_visible
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import survey
 from optimizer.machine.process_telemetry import ProcessTelemetry
-from optimizer.core.trial import Candidate
+from optimizer.core.candidate import Candidate
 settings = json.loads(os.environ["ASKED"])
 state = open(os.environ["STAND_IN_NVML"]).read().replace("SELF", str(os.getpid()))
 open(os.environ["STAND_IN_NVML"], "w").write(state)
