@@ -379,7 +379,7 @@ def four_digits(value: float) -> str:
 
 
 def plain_number(value: float, decimals: int) -> str:
-    """Return ``value`` rounded to ``decimals``, without an exponent and trailing zeros: ``20``, ``0.5``."""
+    """Return ``value`` rounded to ``decimals`` (at least 1), without exponent and trailing zeros: ``20``, ``0.5``."""
     return f"{value:.{decimals}f}".rstrip("0").rstrip(".")
 
 
