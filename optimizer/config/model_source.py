@@ -94,14 +94,23 @@ class ModelSource:
         """The config.pbtxt of every model that may be served, by name."""
         return {**self.composing, **self.variants, self.name: self.config}
 
+    def leaves(self, name: str) -> dict[str, ModelConfig]:
+        """Return the models that execute the requests to ``name``, by name: itself, or the steps of an ensemble."""
+        config = self.models[name]
+        steps = [self.leaves(step.model_name) for step in config.ensemble_scheduling.step]
+        return {model: used for step in steps for model, used in step.items()} if steps else {name: config}
+
     def steps(self, serving: Mapping[str, ModelConfig]) -> tuple[tuple[str, int], ...]:
         """Return ``Endpoint.steps`` of a server that reports the configurations ``serving``.
 
-        It is empty next to models that receive load of their own, because ``composing`` has these too.
+        It is empty next to models that receive load of their own, because ``composing`` has these too. It is also
+        empty for an ensemble with a step that calls other models: their times are a part of those of the step, and no
+        file says which step calls them.
         """
-        if not self.composing or self.concurrent:
-            return ()
         called = [name for name, config in self.composing.items() if not is_ensemble(config)]
+        is_calling = is_ensemble(self.config) and not self.leaves(self.name).keys() >= set(called)
+        if not self.composing or self.concurrent or is_calling:
+            return ()
         return tuple((name, instance_total(serving[name])) for name in (self.name, *called))
 
     def folder(self, model: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.config.problem import ModelKind, Problem
 from optimizer.config.queue_policy import PRIORITY_LEVELS
@@ -176,17 +175,10 @@ def fewest_levels(source: ModelSource, fields: FieldChoices) -> int:
     An ensemble passes the priority of a request on to its steps, so the levels are those of the steps.
     """
     levels: list[int] = []
-    for name, config in _configs_with_priority(source, source.name).items():
+    for name, config in source.leaves(source.name).items():
         path = PRIORITY_LEVELS if name == source.tuned_model else f"{name}/{PRIORITY_LEVELS}"
         levels += map(int, fields.get(path, (config.dynamic_batching.priority_levels,)))
     return min(filter(None, levels), default=0)
-
-
-def _configs_with_priority(source: ModelSource, name: str) -> dict[str, ModelConfig]:
-    """Return the configurations of the models that get the priority of a request to the model ``name``."""
-    config = source.models[name]
-    steps = [_configs_with_priority(source, step.model_name) for step in config.ensemble_scheduling.step]
-    return {model: used for step in steps for model, used in step.items()} if steps else {name: config}
 
 
 def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: FieldChoices) -> str:

@@ -165,6 +165,19 @@ def test_the_steps_of_a_request_are_named_with_their_instances(tmp_path: Path) -
     assert read_source(read, "chain", concurrent=["caller"]).steps(serving) == ()
 
 
+def test_the_steps_of_an_ensemble_are_unknown_if_one_of_them_calls_other_models(tmp_path: Path) -> None:
+    """The time of a model that is called is a part of that of the step, and no file says which step that is."""
+    write_bls(tmp_path, milliseconds=5)
+    config = (tmp_path / "chain" / "config.pbtxt").read_text()
+    for name, step in (("outer", "caller"), ("nested", "chain")):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config.replace('"first"', f'"{step}"'))
+    outer = read_source(stored(tmp_path), "outer", composing=["first"])
+    assert outer.steps(outer.models) == ()
+    nested = read_source(stored(tmp_path), "nested")
+    assert [name for name, _ in nested.steps(nested.models)] == ["nested", "first", "second"]
+
+
 def test_settings_of_other_models_are_applied_to_them(chain: ModelSource) -> None:
     other_step = next(name for name in chain.composing if name != chain.batcher)
     fields = ((f"{other_step}/instance_group_count", 2), (f"{other_step}/max_queue_delay_microseconds", 100))
