@@ -21,7 +21,15 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import ORT_SETTING_PATHS, Candidate, FieldValue
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.simulator.dynamic_batching_model import simulated_measurement
-from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
+from optimizer.simulator.scenario import (
+    ClosedLoopLoad,
+    MeasurementInterval,
+    OpenLoopLoad,
+    Overheads,
+    Scenario,
+    ServiceTimes,
+    SimulationTrace,
+)
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
 from optimizer.store.trials_table import TrialsTable
 
@@ -101,6 +109,16 @@ class SimulatedServer:
         jitter = lognormal_jitter(self.jitter, self.seed)
         result = simulate_many(self._jobs(cells), jitter=jitter, threads=threads, interval=GLANCE)
         return [(one.throughput_infer_per_sec, 1e3 * one.latency_p95_s) for one in result]
+
+    def open_loop(self, candidate: Candidate, arrivals_s: FloatArray, slowness: float, seed: int) -> SimulationTrace:
+        """Return a trace of requests that arrive at these times from 0, if all takes ``slowness`` times as long."""
+        (job,) = self._jobs([(candidate, 1)])
+        service = ServiceTimes(slowness * job.service.seconds, job.service.step)
+        return trace(
+            replace(job, load=OpenLoopLoad(arrivals_s), service=service),
+            jitter=lognormal_jitter(self.jitter, seed),
+            interval=MeasurementInterval(0),
+        )
 
     def _jobs(self, cells: Sequence[tuple[Candidate, int]]) -> list[Scenario]:
         overheads = Overheads(self.network_s / 2, self.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
