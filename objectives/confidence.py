@@ -9,7 +9,7 @@ the bursts within a server. Slow changes of the machine's speed within a server 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ PROMISING_STANDARD_ERRORS = 1.5  # standard errors by which a load may be better
 UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing
 PRIOR_SHARE_STD = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
 UNSEEN_GAP_ERROR = 0.02  # error of the bound by the count if the counts show no gap in the latencies
+MAX_LATENCY_CHANGE, LATENCY_STEPS = 2.0, 16  # range of the log of latency of another request rate, and halvings
 LIKELY_STANDARD_ERRORS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
@@ -86,6 +87,9 @@ class MissCounts:
             quantile. It turns the variance of log latency into one of the share.
         distance: Log of the latency bound over that quantile.
         other_shares: CPU share of other processes, 0 to 1; empty if one is unknown.
+        queue_overdispersion: The overdispersion that is expected from the memory of the queue, at least 1. Windows
+            that are shorter than this memory hardly show it.
+        least_queue_overdispersion: The same if the latencies met the bound, which a FAIL has to rule out.
     """
 
     requests: Windows
@@ -94,6 +98,8 @@ class MissCounts:
     slope: float
     distance: float
     other_shares: Windows = ()
+    queue_overdispersion: float = 1.0
+    least_queue_overdispersion: float = 1.0
 
     @property
     def is_empty(self) -> bool:
@@ -102,8 +108,11 @@ class MissCounts:
 
     @property
     def overdispersion(self) -> float:
-        """How much more the shares of neighboring windows differ than those of independent requests would."""
-        return overdispersion(self.requests, self.tail, self.other_shares)
+        """How much more shares of requests vary than those of independent requests would.
+
+        It is that of neighboring windows, or that of the queue's memory if it is larger.
+        """
+        return max(self.queue_overdispersion, overdispersion(self.requests, self.tail, self.other_shares))
 
     @property
     def share(self) -> float:
@@ -273,7 +282,7 @@ def judge_share(
     if counts.is_empty:
         return NOTHING_COUNTED
     servers, estimate = len(counts.requests), _ShareEstimate.of(counts, allowed, spread)
-    effective, excess = estimate.effective, estimate.missing_distance(test.error) / counts.slope
+    effective, excess = estimate.effective, estimate.missing_distance(test.error, spread) / counts.slope
     if servers < LOOKS[0]:
         # the count decides where the distance is unknown, as for failed requests
         inside = max(estimate.inside, estimate.inside_by_count)
@@ -282,10 +291,14 @@ def judge_share(
             Verdict.UNDECIDED,
             servers_missing(servers),
             effective_requests=effective,
-            is_promising=_may_pass(inside, standard_error, servers, spread.degrees_of_freedom, test),
+            is_promising=_may_pass(inside, standard_error, servers, spread.degrees_of_freedom, test)
+            and estimate.has_enough_requests(test.max_servers),
             excess=excess,
         )
     low, high = estimate.bounds(servers, test.error)
+    if counts.least_queue_overdispersion < counts.queue_overdispersion:
+        at_bound = replace(counts, queue_overdispersion=counts.least_queue_overdispersion)
+        low, _ = _ShareEstimate.of(at_bound, allowed, spread).bounds(servers, test.error)
     verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
     later_looks = [look for look in LOOKS if servers < look <= test.max_servers]
     is_promising = any(estimate.bounds(look, test.error)[1] <= allowed for look in later_looks)
@@ -365,8 +378,30 @@ class _ShareEstimate:
         low = min(low, low_by_count)
         return low, max(low, min(high, by_quantile), high_by_count)
 
-    def missing_distance(self, error: float) -> float:
-        """Return by how much ``inside`` has to rise until the first look is likely to be a PASS."""
+    def has_enough_requests(self, servers: int) -> bool:
+        """Return whether ``servers`` servers can pass at all, given the memory of the queue."""
+        independent = servers * self.counts.requests_per_server / self.counts.queue_overdispersion
+        return independent >= fewest_requests(self.allowed, UNSEEN_GAP_ERROR)
+
+    def missing_distance(self, error: float, spread: ServerSpread) -> float:
+        """Return by how much ``inside`` has to rise until the first look is likely to be a PASS.
+
+        At a request rate, the queue of a load with lower latencies has a shorter memory as well: the latency and the
+        memory are in inverse proportion to the capacity that is left and to its square. The distance is found by
+        bisection.
+        """
+        if self.counts.queue_overdispersion <= 1:
+            return self._missing_distance(error)
+        low, high = -MAX_LATENCY_CHANGE, MAX_LATENCY_CHANGE
+        for _ in range(LATENCY_STEPS):
+            fall = (low + high) / 2
+            queue_overdispersion = max(1.0, self.counts.queue_overdispersion * math.exp(-2 * fall))
+            lower = self.of(replace(self.counts, queue_overdispersion=queue_overdispersion), self.allowed, spread)
+            is_likely = lower._missing_distance(error) <= self.counts.slope * fall
+            low, high = (low, fall) if is_likely and lower.has_enough_requests(LOOKS[0]) else (fall, high)
+        return self.counts.slope * high
+
+    def _missing_distance(self, error: float) -> float:
         missing = self._needed_distance(self.effective, error) - self.inside
         if not self.has_gap or self.inside <= 0:  # beyond the bound, the latencies show the distance better
             return missing

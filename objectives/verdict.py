@@ -25,6 +25,7 @@ from objectives.confidence import (
 from objectives.intervals import UNBOUNDED, ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement, Timing, four_digits
 from objectives.pooled_windows import misses_over, pooled_quantile_ms, requests_with, served_nothing
+from objectives.queue_memory import MIN_TAIL_LEVEL, QueuedLoad, exponential_tail_ms
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, ServerWindows, metric_logs
 from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla, Verdict
@@ -156,6 +157,7 @@ def judge_sla(
     spreads: Mapping[str, ServerSpread],
     test: SequentialTest,
     latency_rise: float = 0.0,
+    queued: QueuedLoad | None = None,
 ) -> SlaVerdict:
     """Return the verdict on all constraints of the SLA, from windows on fresh servers of one configuration and load.
 
@@ -169,6 +171,7 @@ def judge_sla(
         test: The error that the test may make.
         latency_rise: By how much the log of latency is judged as higher than measured. The bounds on latencies are
             tested as lower by it.
+        queued: The load at a steady request rate, whose queue changes slowly; None for another load.
     """
     windows = [window for server in servers for window in server]
     lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
@@ -181,7 +184,7 @@ def judge_sla(
         return SlaVerdict(Verdict.UNDECIDED, reason, confidence=test.confidence, latency_rise=latency_rise)
     counted = counted_windows(servers, is_disturbed, is_overloaded)
     judged = [
-        (constraint, _judge_models(counted, constraint.with_lower_latency(latency_rise), spreads, test))
+        (constraint, _judge_models(counted, constraint.with_lower_latency(latency_rise), spreads, test, queued))
         for constraint in sla
     ]
     disturbed = [window for window in windows if is_disturbed(window)]
@@ -248,13 +251,25 @@ def needed_requests(bound: Constraint, error: float) -> int:
 
 
 def _judge_models(
-    servers: ServerWindows, bound: Constraint, spreads: Mapping[str, ServerSpread], test: SequentialTest
+    servers: ServerWindows,
+    bound: Constraint,
+    spreads: Mapping[str, ServerSpread],
+    test: SequentialTest,
+    queued: QueuedLoad | None,
 ) -> ConstraintVerdict:
     """Return the verdict on one constraint: for a time of the requests that of the model with the worst one."""
     by_model = _windows_by_model(servers) if METRICS[bound.metric].timing is LATENCY else {}
     if not by_model:
-        return _judge_constraint(servers, bound, spreads, test)
-    judged = {name: _judge_constraint(windows, bound, spreads, test) for name, windows in by_model.items()}
+        return _judge_constraint(servers, bound, spreads, test, queued)
+    requests = {
+        name: sum(requests_with(window, LATENCY) for server in own for window in server)
+        for name, own in by_model.items()
+    }
+    shares = {name: count / max(1, sum(requests.values())) for name, count in requests.items()}
+    judged = {
+        name: _judge_constraint(own, bound, spreads, test, queued and queued.part(shares[name]))
+        for name, own in by_model.items()
+    }
     order = (Verdict.PASS, Verdict.UNDECIDED, Verdict.FAIL)
     name, worst = max(
         judged.items(), key=lambda item: (order.index(item[1].verdict), not item[1].is_promising, item[1].excess)
@@ -281,7 +296,11 @@ def _windows_by_model(servers: ServerWindows) -> dict[str, ServerWindows]:
 
 
 def _judge_constraint(
-    servers: ServerWindows, bound: Constraint, spreads: Mapping[str, ServerSpread], test: SequentialTest
+    servers: ServerWindows,
+    bound: Constraint,
+    spreads: Mapping[str, ServerSpread],
+    test: SequentialTest,
+    queued: QueuedLoad | None,
 ) -> ConstraintVerdict:
     """Return the verdict on one constraint.
 
@@ -293,7 +312,7 @@ def _judge_constraint(
     metric = METRICS[bound.metric]
     level, timing = metric.quantile, metric.timing
     if level is not None and timing is not None:
-        counts = count_misses(servers, bound.bound, level, timing)
+        counts = count_misses(servers, bound.bound, level, timing, queued)
         return judge_share(counts, 1 - level, spreads[bound.metric], test)
     if metric.counted_requests is not None:
         return _judge_counted(servers, bound, metric.counted_requests, test)
@@ -314,7 +333,13 @@ def _judge_constraint(
     return _judge_each_window([metric.value(window) for server in servers for window in server], bound)
 
 
-def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: Timing = LATENCY) -> MissCounts:
+def count_misses(
+    servers: ServerWindows,
+    bound_ms: float,
+    level: float,
+    timing: Timing = LATENCY,
+    queued: QueuedLoad | None = None,
+) -> MissCounts:
     """Return the requests with ``timing``, those above ``bound_ms`` and those above the quantile of all together.
 
     They are counted where the load generator did so, otherwise estimated from a window's quantiles. Failed requests
@@ -325,7 +350,7 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: 
     failed = sum(window.errors or 0 for window in windows)
     level_of_served = level * (1 + failed / served) if served else math.inf
     quantile_ms = pooled_quantile_ms(windows, level_of_served, timing) if level_of_served < 1 else math.inf
-    return MissCounts(
+    counts = MissCounts(
         [
             np.array([float(requests_with(window, timing) + (window.errors or 0)) for window in server])
             for server in servers
@@ -335,6 +360,16 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: 
         _slope(windows, level, timing),
         math.log(bound_ms / quantile_ms) if 0 < quantile_ms < math.inf else -math.inf,
         _other_shares(servers),
+    )
+    if queued is None or quantile_ms == math.inf or any(window.overloaded for window in windows):
+        return counts  # the latencies of an overloaded server have no distribution in the long run
+    median_ms, tail_level = pooled_quantile_ms(windows, 0.5, timing), max(level, MIN_TAIL_LEVEL)
+    tail_ms = exponential_tail_ms(median_ms, pooled_quantile_ms(windows, tail_level, timing), tail_level)
+    within = min(1.0, max(0.0, bound_ms - median_ms) / (quantile_ms - median_ms)) if quantile_ms > median_ms else 1.0
+    return replace(
+        counts,
+        queue_overdispersion=queued.overdispersion(1 - level, tail_ms),
+        least_queue_overdispersion=queued.overdispersion(1 - level, within * tail_ms),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.load_sequence import MARGIN, OTHER_MARGIN, first_load
 from objectives.metrics import METRICS, Measurement
+from objectives.queue_memory import QueuedLoad
 from optimizer.config.problem import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
-from optimizer.confirmation.verdicts import ConfirmedLoad
+from optimizer.confirmation.verdicts import ConfirmedLoad, estimate_capacity
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, configuration_loads
@@ -189,7 +190,9 @@ def _predict_by_model(
     if (log_metrics := _simulate(model, simulated_loads, problem)) is None:
         return None
     errors = _measured_log_metrics(measured, problem) - log_metrics[len(loads) :]
-    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolate(loads, measured_loads, errors)
+    correction = (
+        np.median(errors, axis=0) if problem.is_simulated else _interpolate(loads, measured_loads, errors, _log_size)
+    )
     predicted: FloatArray = log_metrics[: len(loads)] + correction
     return predicted
 
@@ -209,14 +212,24 @@ def _simulate(model: PerformanceModel, loads: Sequence[ConfigurationLoad], probl
 def _extrapolate(measured: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
     """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between the ``measured`` points of one candidate.
 
-    Beyond them, latency is proportional to the load, and throughput no higher.
+    Beyond them, latency is proportional to the load, and throughput no higher. In an open loop, latency is in
+    inverse proportion to the capacity that is left.
     """
-    measured_loads = [point.load for point in measured]
-    sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, measured_loads))
-    beyond = sizes - np.clip(sizes, min(ends), max(ends))
-    inside = _interpolate(loads, measured_loads, _measured_log_metrics(measured, problem))
-    extrapolated: FloatArray = inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
-    return extrapolated
+    measured_loads, log_metrics = [point.load for point in measured], _measured_log_metrics(measured, problem)
+
+    def extrapolate(position: Callable[[LoadPoint], float]) -> FloatArray:
+        positions, ends = np.array(list(map(position, loads))), list(map(position, measured_loads))
+        beyond = positions - np.clip(positions, min(ends), max(ends))
+        inside = _interpolate(loads, measured_loads, log_metrics, position)
+        extrapolated: FloatArray = inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
+        return extrapolated
+
+    by_size = extrapolate(_log_size)
+    if problem.open_loop:
+        capacity = estimate_capacity(measured)
+        by_headroom = extrapolate(lambda load: -math.log(QueuedLoad(load.request_rate, capacity).headroom))
+        by_size[:, 0] = by_headroom[:, 0]
+    return by_size
 
 
 def _measured_log_metrics(points: Sequence[Point], problem: Problem) -> FloatArray:
@@ -229,12 +242,20 @@ def has_all_latencies(point: Point, problem: Problem) -> bool:
     return point.throughput_infer_per_sec > 0 and problem.sla.share_of_bound(point.measurement) < math.inf
 
 
-def _interpolate(loads: Sequence[LoadPoint], measured_loads: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
-    """Return ``values`` [measured loads, columns] interpolated at ``loads``; values at the same load are averaged."""
-    distinct, indices = np.unique(list(map(_log_size, measured_loads)), return_inverse=True)
+def _interpolate(
+    loads: Sequence[LoadPoint],
+    measured_loads: Sequence[LoadPoint],
+    values: FloatArray,
+    position: Callable[[LoadPoint], float],
+) -> FloatArray:
+    """Return ``values`` [measured loads, columns] interpolated at the ``position`` of each of ``loads``.
+
+    Values at the same position are averaged.
+    """
+    distinct, indices = np.unique(list(map(position, measured_loads)), return_inverse=True)
     averages = [np.bincount(indices, column) / np.bincount(indices) for column in values.T]
-    sizes = list(map(_log_size, loads))
-    return np.stack([np.interp(sizes, distinct, average) for average in averages], axis=1)
+    positions = list(map(position, loads))
+    return np.stack([np.interp(positions, distinct, average) for average in averages], axis=1)
 
 
 def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list[LoadPoint]:

@@ -16,6 +16,7 @@ from objectives.intervals import (
     throughput_ratio,
 )
 from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
+from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
 from objectives.sla import Sla, Verdict
@@ -135,10 +136,11 @@ def judge_load(
     """
     test = SequentialTest(error, max_servers, problem.confidence)
     servers, spreads = server_windows(trial, load), tested_spreads(trials, trial, load, problem)
-    rise = usual_latency_rise(until_end_of_test(trials, trial, load), trial, load, problem)
-    judged = judge_sla(servers, problem.sla, spreads, test, rise)
+    known = until_end_of_test(trials, trial, load)
+    rise, queued = usual_latency_rise(known, trial, load, problem), queued_load(known, trial, load, problem)
+    judged = judge_sla(servers, problem.sla, spreads, test, rise, queued)
     if rise > 0:
-        judged = _combine(judge_sla(servers, problem.sla, spreads, test), judged)
+        judged = _combine(judge_sla(servers, problem.sla, spreads, test, queued=queued), judged)
     undecided = replace(judged, verdict=Verdict.UNDECIDED, is_promising=False)
     if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
         reason = f"a fresh server crashed under this load: {crash}"
@@ -156,6 +158,31 @@ def judge_load(
             reason = f"{reason}; {UsualStatesJudged(rise)}"
         return replace(undecided, reason=reason, excess=excess)
     return judged
+
+
+def queued_load(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> QueuedLoad | None:
+    """Return ``load`` of ``trial``, one of ``trials``, at one of its servers; None without a steady request rate.
+
+    It is None for models that stream or keep state as well: their latencies differ for other reasons than a queue.
+    """
+    times = problem.request_times
+    if not load.request_rate or times is None or not times.is_steady or not problem.is_simulated:
+        return None
+    (known,) = [other for other in trials if other.number == trial.number]
+    windows = ((window.load, window.measurement) for window in known.confirmations)
+    points = [Point(trial.number, trial.candidate, *pair) for pair in (*known.measurements, *windows)]
+    return QueuedLoad(load.request_rate, estimate_capacity(points)).part(1 / trial.candidate.server_processes)
+
+
+def estimate_capacity(points: Sequence[Point]) -> float:
+    """Return the highest rate in requests per second that the candidate of ``points`` answered.
+
+    Random arrivals may exceed the rate for a short time, which does not count.
+    """
+    return max(
+        min(point.load.request_rate, point.throughput_infer_per_sec / point.load.request_batch_size)
+        for point in points
+    )
 
 
 def _combine(measured: SlaVerdict, usual: SlaVerdict) -> SlaVerdict:

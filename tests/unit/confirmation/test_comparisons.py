@@ -201,6 +201,20 @@ class TestPredictedLoads:
         assert load in predictions.loads
         assert max(b / a for a, b in pairwise(rates)) < 1.04
 
+    def test_latency_falls_with_the_capacity_that_a_lower_rate_leaves(self, problem: Problem) -> None:
+        """It halves where twice the capacity is left, not at half of the rate."""
+        best, capacity = LoadPoint(1, request_rate=900.0), 1000.0
+        overload = Measurement(capacity, latency_p95_ms=500.0, overloaded=True)
+        points = [
+            Point(0, FAST, best, Measurement(900.0, latency_p95_ms=10.0, stable=True)),
+            Point(0, FAST, LoadPoint(1, request_rate=2000.0), overload),
+        ]
+        predictions = predict_loads(points[0], points, replace(problem, open_loop=True), None)
+        for load, predicted in zip(predictions.loads, predictions.log_latency_ratios, strict=True):
+            if load <= best:
+                expected_ms = 10 * (capacity - 900) / (capacity - load.request_rate)
+                assert predicted == pytest.approx(math.log(expected_ms / BOUND_MS))
+
 
 def test_predictions_are_shifted_by_the_difference_at_the_measured_load(problem: Problem) -> None:
     loads = tuple(LoadPoint(1, concurrency) for concurrency in (8, 16, 32))

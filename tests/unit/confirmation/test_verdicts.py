@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from objectives.metrics import Measurement
+from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
-from optimizer.config.problem import Problem
-from optimizer.confirmation.verdicts import MAX_RISE, judge_load
+from optimizer.config.problem import ModelKind, Problem
+from optimizer.confirmation.verdicts import MAX_RISE, judge_load, queued_load
 from optimizer.core.endpoint import Endpoint
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from tests.random_server import BOUND_MS, FASTER, RandomServer
 
@@ -56,3 +59,57 @@ def test_a_request_rate_does_not_pass_if_the_mean_latency_rises_on_each_server(
         judged = judge_load([trial], trial, load, problem, ERROR)
         assert judged.verdict is expected
         assert ("the rate may exceed the capacity" in judged.reason) is (expected is Verdict.UNDECIDED)
+
+
+def searched_trial(answered: float, load: LoadPoint) -> Trial:
+    """Return a trial that was tested at ``load``, after ``answered`` requests per second in an overload."""
+    overload = LoadPoint(1, request_rate=8000.0), Measurement(answered, overloaded=True)
+    met = LoadPoint(1, request_rate=500.0), Measurement(510.0, stable=True)
+    return replace(trial_with_rises(load, [0.0] * LOOKS[0]), measurements=(met, overload))
+
+
+@pytest.mark.parametrize(("answered", "verdict"), [(8000.0, Verdict.PASS), (4010.0, Verdict.UNDECIDED)])
+def test_near_the_capacity_a_request_rate_needs_longer_measurements(
+    problem: Problem, answered: float, verdict: Verdict
+) -> None:
+    """There the queue changes more slowly, so fewer of the same requests are independent."""
+    load = LoadPoint(1, request_rate=4000.0)
+    for times, expected in ((RequestTimes(), verdict), (None, Verdict.PASS)):
+        trial = searched_trial(answered, load)
+        judged = judge_load([trial], trial, load, replace(problem, request_times=times), ERROR)
+        assert judged.verdict is expected
+
+
+@pytest.mark.parametrize("statistic", ["p50", "p80", "p90", "p99"])
+def test_the_memory_of_the_queue_counts_for_each_percentile(problem: Problem, statistic: str) -> None:
+    load = LoadPoint(1, request_rate=4000.0)
+    problem = replace(problem, sla=Sla.from_bounds({statistic: BOUND_MS}))
+    effective = []
+    for times in (None, RequestTimes()):
+        trial = searched_trial(4010.0, load)
+        judged = judge_load([trial], trial, load, replace(problem, request_times=times), ERROR)
+        effective.append(judged.effective_requests)
+    assert 0 < 2 * effective[1] < effective[0]
+
+
+def test_a_rate_far_above_the_capacity_fails(problem: Problem) -> None:
+    """Most latencies miss the bound, so no memory of a queue that meets it explains them."""
+    load, bound_ms = LoadPoint(1, request_rate=4000.0), BOUND_MS / 4
+    trial = searched_trial(4010.0, load)
+    steady = replace(problem, request_times=RequestTimes(), sla=Sla.from_bounds({"p95": bound_ms}))
+    assert judge_load([trial], trial, load, steady, ERROR).verdict is Verdict.FAIL
+
+
+def test_the_capacity_is_the_highest_rate_that_the_configuration_answered(problem: Problem) -> None:
+    load, steady = LoadPoint(1, request_rate=300.0), replace(problem, request_times=RequestTimes())
+    for answered, capacity in ((900.0, 900.0), (200.0, 500.0)):
+        trial = searched_trial(answered, load)
+        assert queued_load([trial], trial, load, steady) == QueuedLoad(300.0, capacity), "not 510 of 500"
+    others = [
+        (LoadPoint(1, 8), steady),
+        (load, problem),
+        (load, replace(problem, request_times=RequestTimes("spike:4x:10%:1s", 1.0))),
+        (load, replace(steady, kind=ModelKind.STREAMING)),
+    ]
+    for other, its_problem in others:
+        assert queued_load([trial], trial, other, its_problem) is None

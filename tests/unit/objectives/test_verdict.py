@@ -28,6 +28,7 @@ from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.model_stats import to_text
 from objectives.pooled_windows import pool_measurements
+from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, has_log, metric_logs, server_spreads
 from objectives.sla import DEFAULT_CONFIDENCE, Sla, Verdict
@@ -105,6 +106,23 @@ def test_a_bound_holds_for_each_model_under_load(sketched: bool) -> None:
     failed = judged(windows(18.0))
     assert failed.verdict is Verdict.FAIL
     assert failed.reason.startswith("p95 <= 20 ms: 'few': ")
+
+
+def test_each_model_under_load_has_its_part_of_a_request_rate() -> None:
+    """Two models with the same requests, each at 500 of 1,000 requests per second, have the memory of one at 500."""
+
+    def judged_at(windows: list[list[Measurement]], rate: float) -> SlaVerdict:
+        spreads = server_spreads([windows], P95.bounded_latencies)
+        return judge_sla(windows, P95, spreads, ERROR, queued=QueuedLoad(rate, rate))
+
+    alone = servers(9.0)
+    both = [[replace(one, by_model=to_text({"a": one, "b": one})) for one in server] for server in alone]
+    effective = judged_at(alone, 500.0).effective_requests
+    assert effective < judged(alone).effective_requests / 2
+    assert judged_at(both, 1000.0).effective_requests == pytest.approx(effective)
+    nothing = Measurement(0.0, requests=0, stable=True)
+    silent = [[replace(nothing, by_model=to_text({"a": nothing, "b": nothing}))] * 8] * 4
+    assert judged_at(silent, 1000.0).verdict is Verdict.UNDECIDED
 
 
 @pytest.mark.parametrize("metric", ["p50", "p90", "p95", "p99", "avg"])

@@ -1,0 +1,65 @@
+"""How alike the latencies of successive requests are at a request rate: the queue changes its length slowly.
+
+Near the capacity of a server the length of the queue changes more slowly than a window takes. So the windows of a
+fresh server are alike, their differences show only the fast part of the variance, and few servers see one of the rare
+long queues. In heavy traffic any queue is a reflected Brownian motion (Kingman 1962, "On queues in heavy traffic"),
+whose memory follows from its tail and the capacity that is left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Share of the capacity that is left at least, by the error of the measured capacity. A rate above all that were
+# answered has no smaller share.
+MIN_HEADROOM = 0.02
+MIN_TAIL_LEVEL = 0.9  # lowest level of the quantile that shows the tail of the latencies
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedLoad:
+    """A request rate at one server and the highest one that it can answer, in requests per second."""
+
+    request_rate: float
+    capacity: float
+
+    @property
+    def headroom(self) -> float:
+        """The share of the capacity that is left."""
+        return max(MIN_HEADROOM, 1 - self.request_rate / self.capacity) if self.capacity else MIN_HEADROOM
+
+    def part(self, share: float) -> QueuedLoad:
+        """Return this share of the load with the same headroom: that of one of several servers or models."""
+        return QueuedLoad(share * self.request_rate, share * self.capacity)
+
+    def memory_seconds(self, tail_ms: float) -> float:
+        """Return the relaxation time of the queue: 4 * ``tail_ms`` / headroom, in seconds.
+
+        The workload is a reflected Brownian motion with drift -headroom and variance s per second. The mean of its
+        exponential distribution is s / (2 headroom), and its relaxation time is 2 s / headroom**2. ``tail_ms`` is
+        that mean, by the tail of the latencies.
+        """
+        return 4 * tail_ms / 1e3 / self.headroom
+
+    def overdispersion(self, allowed: float, tail_ms: float) -> float:
+        """Return how much more the share over a quantile varies than that of independent requests would.
+
+        An indicator of the tail of that motion with the share p has a mean over a time T. Its variance is
+        p (1 - p) - p**2 log(1 / p) times the relaxation time over T, by the Poisson equation (Asmussen and Glynn
+        2007, "Stochastic Simulation", section IV.6). The share of a short measurement varies less.
+
+        Args:
+            allowed: Share of the requests over the quantile.
+            tail_ms: See ``memory_seconds``.
+        """
+        share = 1 - allowed * math.log(1 / allowed) / (1 - allowed)
+        return max(1.0, self.request_rate * share * self.memory_seconds(tail_ms))
+
+
+def exponential_tail_ms(median_ms: float, quantile_ms: float, level: float) -> float:
+    """Return the mean of the exponential distribution that the latencies above their median have.
+
+    ``quantile_ms`` is their quantile at ``level``, which is above 0.5.
+    """
+    return max(0.0, quantile_ms - median_ms) / math.log(0.5 / (1 - level))

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import special
+
+from objectives.arrays import FloatArray
+from objectives.confidence import UNSEEN_GAP_ERROR, MissCounts, SequentialTest, fewest_requests, judge_share
+from objectives.queue_memory import MIN_HEADROOM, QueuedLoad, exponential_tail_ms
+from objectives.sequential import LOOKS
+from objectives.server_spread import ServerSpread
+from objectives.sla import Verdict
+from objectives.verdict import MAX_SLOPE, SLOPE_LEVELS
+
+ALLOWED = 0.05
+SPREAD = ServerSpread(0.03**2, 9.0)
+WINDOWS, WINDOW_SECONDS, LEAD_IN_SECONDS = 8, 0.5, 0.2
+
+
+def arrivals_and_latencies(
+    rate: float, capacity: float, seconds: float, random: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """Return the arrivals and latencies in seconds of a queue with one server that is empty at time 0.
+
+    Arrivals are a Poisson process and service times are exponential (M/M/1). The departures are the recursion of
+    Lindley (1952), written as a running maximum.
+    """
+    arrivals = np.sort(random.uniform(0, seconds, random.poisson(rate * seconds)))
+    served = np.cumsum(random.exponential(1 / capacity, len(arrivals)))
+    before = np.concatenate([[0.0], served[:-1]])
+    return arrivals, served + np.maximum.accumulate(arrivals - before) - arrivals
+
+
+def bound_s(rate: float, capacity: float) -> float:
+    """Return the quantile of the latency of that queue, whose distribution is exponential."""
+    return math.log(1 / ALLOWED) / (capacity - rate)
+
+
+@pytest.mark.parametrize(("rate", "capacity"), [(280.0, 400.0), (320.0, 400.0), (90.0, 100.0)])
+def test_the_share_of_slow_requests_varies_as_the_memory_of_the_queue_predicts(rate: float, capacity: float) -> None:
+    load, tail_ms, blocks = QueuedLoad(rate, capacity), 1e3 / (capacity - rate), 2000
+    block_seconds = 20 * load.memory_seconds(tail_ms)
+    arrivals, latencies = arrivals_and_latencies(rate, capacity, blocks * block_seconds, np.random.default_rng(0))
+    edges = np.arange(blocks + 1) * block_seconds
+    requests, _ = np.histogram(arrivals, edges)
+    slow, _ = np.histogram(arrivals[latencies > bound_s(rate, capacity)], edges)
+    variance = float(np.mean(np.square(slow - ALLOWED * requests)))
+    measured = variance / (ALLOWED * (1 - ALLOWED) * float(requests.mean()))
+    assert load.overdispersion(ALLOWED, tail_ms) == pytest.approx(measured, rel=0.2)
+
+
+def test_the_memory_falls_with_the_square_of_the_capacity_that_is_left() -> None:
+    """The latency of such a queue is in inverse proportion to it as well."""
+    near, far = (QueuedLoad(rate, 100.0).memory_seconds(1e3 / (100.0 - rate)) for rate in (90.0, 80.0))
+    assert near == pytest.approx(4 * far)
+    assert near == pytest.approx(1 / (100 * (1 - math.sqrt(0.9)) ** 2), rel=0.1)  # exact relaxation time of M/M/1
+
+
+@pytest.mark.parametrize("capacity", [0.0, 50.0, 100.0])
+def test_a_rate_above_all_that_were_answered_leaves_the_least_capacity(capacity: float) -> None:
+    assert QueuedLoad(100.0, capacity).headroom == MIN_HEADROOM
+
+
+def counts_of(rate: float, capacity: float, bound: float, random: np.random.Generator, *, knows: bool) -> MissCounts:
+    """Return the counts of LOOKS[0] servers; ``knows`` is whether they have the memory of the queue."""
+    windows = []
+    for _ in range(LOOKS[0]):
+        arrivals, latencies = arrivals_and_latencies(
+            rate, capacity, LEAD_IN_SECONDS + WINDOWS * WINDOW_SECONDS, random
+        )
+        edges = np.searchsorted(arrivals, LEAD_IN_SECONDS + WINDOW_SECONDS * np.arange(WINDOWS + 1))
+        windows.append([latencies[begin:end] for begin, end in pairwise(edges)])
+    together = np.concatenate([window for server in windows for window in server])
+    shares = ALLOWED * SLOPE_LEVELS, ALLOWED / SLOPE_LEVELS
+    median, quantile, low, high = np.quantile(together, [0.5, 1 - ALLOWED, 1 - shares[0], 1 - shares[1]])
+
+    tail_ms = exponential_tail_ms(1e3 * median, 1e3 * quantile, 1 - ALLOWED)
+
+    def above(limit: float) -> list[FloatArray]:
+        return [np.array([float(np.sum(window > limit)) for window in server]) for server in windows]
+
+    return MissCounts(
+        above(-1.0),
+        above(bound),
+        above(float(quantile)),
+        min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), MAX_SLOPE),
+        math.log(bound / quantile),
+        queue_overdispersion=QueuedLoad(rate, capacity).overdispersion(ALLOWED, tail_ms) if knows else 1.0,
+    )
+
+
+def passes(rate: float, capacity: float, bound: float, tests: int, *, knows: bool = True) -> float:
+    """Return the share of tests at the first look that pass."""
+    random, test, passed = np.random.default_rng(1), SequentialTest(0.005, LOOKS[0]), 0
+    for _ in range(tests):
+        counts = counts_of(rate, capacity, bound, random, knows=knows)
+        passed += judge_share(counts, ALLOWED, SPREAD, test).verdict is Verdict.PASS
+    return passed / tests
+
+
+@pytest.mark.parametrize(("rate", "capacity"), [(320.0, 400.0), (360.0, 400.0), (90.0, 100.0)])
+def test_at_the_bound_a_pass_is_rare_although_the_queue_changes_slowly(rate: float, capacity: float) -> None:
+    tests = 200
+    assert passes(rate, capacity, bound_s(rate, capacity), tests) <= 0.01
+    if rate / capacity == 0.9:
+        assert passes(rate, capacity, bound_s(rate, capacity), tests, knows=False) > 0.05
+
+
+def test_a_load_inside_the_bound_passes_where_the_memory_is_short() -> None:
+    assert passes(1200.0, 2000.0, 1.5 * bound_s(1200.0, 2000.0), 50) >= 0.95
+
+
+def test_a_load_whose_queue_has_a_long_memory_is_given_up_before_the_first_look() -> None:
+    random = np.random.default_rng(0)
+    counts = counts_of(300.0, 400.0, 2 * bound_s(300.0, 400.0), random, knows=False)
+    first = MissCounts(counts.requests[:1], counts.misses[:1], counts.tail[:1], counts.slope, counts.distance)
+    fewest = fewest_requests(ALLOWED, UNSEEN_GAP_ERROR)
+    for factor, is_promising in ((0.9, True), (1.1, False)):
+        remembering = replace(first, queue_overdispersion=factor * LOOKS[0] * float(first.requests[0].sum()) / fewest)
+        judged = judge_share(remembering, ALLOWED, SPREAD, SequentialTest(0.005, LOOKS[0]))
+        assert judged.is_promising is is_promising
+
+
+def test_the_excess_counts_the_shorter_memory_of_the_queue_at_a_lower_rate() -> None:
+    """A rate with latencies that are lower by more than the excess passes, and one with longer ones does not."""
+    requests, slope, test = 180.0, 1.5, SequentialTest(0.005, LOOKS[0])
+
+    def counts_at(fall: float) -> MissCounts:
+        share = float(special.ndtr(special.ndtri(ALLOWED) - slope * fall))
+        windows = [np.full(WINDOWS, requests) for _ in range(LOOKS[0])]
+        misses, tail = ([share_over * server for server in windows] for share_over in (share, ALLOWED))
+        memory = max(1.0, 300 * math.exp(-2 * fall))
+        return MissCounts(windows, misses, tail, slope, fall, queue_overdispersion=memory)
+
+    excess = judge_share(counts_at(0.0), ALLOWED, SPREAD, test).excess
+    assert judge_share(counts_at(excess + 0.2), ALLOWED, SPREAD, test).verdict is Verdict.PASS
+    assert judge_share(counts_at(excess - 0.2), ALLOWED, SPREAD, test).verdict is Verdict.UNDECIDED
+    later = judge_share(counts_at(excess / 2), ALLOWED, SPREAD, test).excess
+    assert later == pytest.approx(excess / 2, abs=0.01), "it is the same rate from another one"
