@@ -308,6 +308,7 @@ class BatchRunner:
         if status == "failed":
             reason = one_line(reason, MAX_REASON_LENGTH)
             entry = replace(entry, state="failed", recommended=None, reason=reason, headline="", verdict="")
+            entry = replace(entry, missed_in_usual_states=None, throughput_notes=())  # notes on a recommendation
             self.on_progress(f"{entry.label}: failed: {entry.reason}")
         self._states.pop(index, None)
         self._update_entry(index, entry)

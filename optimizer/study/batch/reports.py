@@ -186,9 +186,10 @@ def markdown(batch: BatchRecord) -> str:
     columns = [column.lstrip(">") for column in _columns(batch)]
     rows = [columns, ["---"] * len(columns), *map(_cells, batch.entries)]
     table = [f"| {' | '.join(map(markdown_text, row[: len(columns)]))} |" for row in rows]
-    remarks = [f"- {markdown_text(f'{entry.label}: {line}')}" for entry in batch.entries for line in _remarks(entry)]
+    remarks = [f"{entry.label}: {line}" for entry in batch.entries for line in _remarks(entry)]
+    lines = [f"- {markdown_text(line)}" for line in (*remarks, *_gone_lines(batch))]
     heading = (f"## {markdown_text(title(batch))}", "", markdown_text(totals(batch)), "")
-    return "\n".join([*heading, *table, "", *remarks]).rstrip() + "\n"
+    return "\n".join([*heading, *table, "", *lines]).rstrip() + "\n"
 
 
 def _columns(batch: BatchRecord) -> list[str]:
@@ -276,8 +277,8 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     for entry, line in remarks:
         style = "red" if entry.regressed else "" if entry.is_undecided else STATE_STYLES.get(entry.state, "red")
         _print_line(console, f"{entry.label}: {line}", style)
-    for label in batch.gone:
-        _print_line(console, f"{label}: in the earlier batch, and no longer in the suite")
+    for line in _gone_lines(batch):
+        _print_line(console, line)
     _print_line(console)
     for entry in batch.entries:
         if command := _test_command(folder, entry):
@@ -292,6 +293,10 @@ def _remarks(entry: EntryRecord) -> list[str]:
     if entry.change is not None and entry.change.kind not in ("new", "noise", "same"):
         remarks.append(entry.change.description)
     return [remark for remark in remarks if remark]
+
+
+def _gone_lines(batch: BatchRecord) -> list[str]:
+    return [f"{label}: in the earlier batch, and no longer in the suite" for label in batch.gone]
 
 
 def _print_line(console: Console, text: str = "", style: str = "") -> None:

@@ -245,8 +245,14 @@ def test_the_rest_goes_to_the_largest_expected_improvement(tmp_path: Path, folde
 
 def test_a_failing_entry_does_not_stop_others(tmp_path: Path, folder: BatchFolder) -> None:
     broken = {"b": ServerFault("the server is gone"), "c": RuntimeError("a bug")}
-    batch = run(suite_of(tmp_path, "a", "b", "c", "d"), SampleRuns(broken), folder)
+    suite = suite_of(tmp_path, "a", "b", "c", "d")
+    record = new_record(suite, suite.budget_seconds)
+    first, noted, *others = record.entries
+    noted = replace(noted, throughput_notes=("it served less",), missed_in_usual_states="compared")
+    batch = run(suite, SampleRuns(broken), folder, replace(record, entries=(first, noted, *others)))
     assert [entry.state for entry in batch.entries] == ["found", "failed", "failed", "found"]
+    assert not batch.entries[1].throughput_notes, "nothing is recommended"
+    assert batch.entries[1].missed_in_usual_states is None
     assert batch.entries[1].reason == "the server is gone"
     assert batch.entries[2].reason == "a fault of tune itself: RuntimeError: a bug"
     assert exit_code(batch) == 3
@@ -528,6 +534,7 @@ def test_markdown_has_the_table_and_the_remarks_of_the_terminal(mixed: BatchReco
     assert [row.split(" | ")[4] for row in rows] == ["PASS", "failed", "found none", "PASS", "not begun", "UNDECIDED"]
     assert rows[4].startswith(r"| \<i\>e\</i\> |")
     assert "- d · p95 \\<= 20 ms: lost 6 % since 2026-11-01" in remarks
+    assert remarks[-1] == "- old: in the earlier batch, and no longer in the suite"
     assert all(line.startswith("- ") for line in remarks)
 
 
