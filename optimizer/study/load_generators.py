@@ -118,7 +118,7 @@ def make_load_generators(
     on_progress: Callable[[str], None],
 ) -> LoadGenerators:
     """Return the load generators of ``task``, which run on ``cpus``; their logs are in ``folder``."""
-    for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # a killed run has left them
+    for scratch in list(folder.perf_analyzer_log.parent.rglob(f"{SCRATCH}*")):  # a killed run has left them
         shutil.rmtree(scratch, ignore_errors=True)
     if task.problem.why_own_client and not task.problem.open_loop and is_too_large(task):
         raise BadInputError(

@@ -23,6 +23,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.explained_failures import RefusedRequestsLoadGenerator
+from optimizer.measure.load_client.client_process import SCRATCH
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
@@ -168,6 +169,10 @@ def test_each_model_has_an_open_loop_of_its_own(folder: RunFolder) -> None:
     assert (own.shapes, other.shapes) == ((), ("x:2",))
     assert own.seed != other.seed, "models do not get their requests at the same times"
     assert own.log != other.log
+    for log in (own.log, other.log):
+        (log.parent / f"{SCRATCH}killed").mkdir()
+    make(OPTIONS, task, folder)
+    assert not list(folder.path.rglob(f"{SCRATCH}*")), "a killed run has left them"
     load = LoadPoint(1, request_rate=80.0)
     seconds = {one._seconds(load.scaled(share)) for one, share in ((own, 1.0), (other, 0.25))}
     assert seconds == {MIN_WINDOWS * REQUESTS_PER_WINDOW / 20}, "both are measured for the same time"
