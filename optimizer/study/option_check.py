@@ -40,6 +40,14 @@ def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOp
             f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
             f"requests of one size: give one size, or {SEND_AT_RATE}",
         )
+    for name in source.concurrent:
+        if batch.largest > max(limit := source.composing[name].max_batch_size, 1):
+            raise size_fault(
+                options,
+                named.profile,
+                f"{batch.largest} is above the max_batch_size {limit} of {one_line(name)}, which gets requests of "
+                "the same size; lower it, or raise that max_batch_size in config.pbtxt",
+            )
     if source.concurrent and batch.fixed is None:
         raise size_fault(
             options, named.profile, f"{one_line(str(batch))} is a mix, and several models get requests of one size"
@@ -208,7 +216,8 @@ def check_shared_memory(options: RunOptions, source: ModelSource, *, on_gpu: boo
     elif source.is_stateful:
         problem = f"{name} is stateful, and tune's own client sends its sequences in messages; leave it out"
     elif source.concurrent:
-        problem = "several models get load at the same time, and perf_analyzer unregisters all regions; leave it out"
+        # perf_analyzer would unregister the regions of the others
+        problem = "it is not used if several models get load at the same time; leave it out"
     elif options.shared_memory == "system" and options.load != "rate" and (tensor := _tensor_with_slash(source)):
         problem = f"perf_analyzer names memory after tensors, and {tensor!r} is no name of a file; {SEND_AT_RATE}"
     elif options.shared_memory == "cuda" and not on_gpu:

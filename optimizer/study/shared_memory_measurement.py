@@ -78,6 +78,8 @@ def _refuse_unmeasurable(run: FinishedRun, options: RunOptions) -> None:
         problem = f"the server at {address} is on another machine or behind a tunnel, so it shares no memory"
     elif not run.problem.is_simulated:
         problem = "the model streams or keeps state, and tune's own client sends its tensors in messages"
+    elif run.concurrent_models:
+        problem = "several models got load at the same time, and their requests use no shared memory"
     elif options.perf_analyzer_image is not None:
         problem = "its perf_analyzer ran in a container, which does not share memory with the server"
     elif options.cluster is not None:

@@ -104,6 +104,9 @@ def test_runs_that_cannot_be_measured_here_are_refused(tmp_path: Path, folder: P
     at_a_rate = write_run(tmp_path / "rate", load=OPEN)
     with pytest.raises(BadInputError, match="--measure: requests are sent at a rate"):
         main(["--measure", str(at_a_rate)])
+    several = change_info(write_run(tmp_path / "several"), "problem", concurrent_models="other=3")
+    with pytest.raises(BadInputError, match="--measure: several models got load at the same time"):
+        main(["--measure", str(several)])
     change_info(folder, "options", target="remote", url="triton.example:8001")
     with pytest.raises(BadInputError, match=r"--measure: the server at triton\.example:8001 is on another machine"):
         main(["--measure", str(folder)])

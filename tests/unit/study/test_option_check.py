@@ -37,7 +37,8 @@ def models(tmp_path: Path) -> dict[str, ModelSource]:
     write_streamer(folder, 1)
     write_sums(folder, tmp_path / "log")
     models = {name: read_repository_model(folder, name, gpu=False) for name in ("sleeper", "streamer", "sums")}
-    return {**models, "together": replace(models["sleeper"], concurrent={"other": 1.0})}
+    other = type(models["sleeper"].config)(name="other", max_batch_size=2)
+    return {**models, "together": replace(models["sleeper"], composing={"other": other}, concurrent={"other": 1.0})}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def models(tmp_path: Path) -> dict[str, ModelSource]:
     [
         ("streamer", "system", "--shared-memory system: streamer streams"),
         ("sums", "system", "--shared-memory system: sums is stateful"),
-        ("together", "system", "--shared-memory system: several models get load at the same time"),
+        ("together", "system", "--shared-memory system: it is not used if several models get load at the same time"),
         ("sleeper", "cuda", "--shared-memory cuda: sleeper is served on the CPU; use --shared-memory system"),
     ],
 )
@@ -63,6 +64,8 @@ def test_concurrent_models_get_random_requests_of_one_size(models: dict[str, Mod
     check_requests(NamedModel(models["together"], one_size), None, options)
     with pytest.raises(BadInputError, match=r"^times\.csv: has the requests of one model; leave out the concurrent "):
         check_requests(NamedModel(models["together"], one_size), None, replace(options, request_times="times.csv"))
+    with pytest.raises(BadInputError, match=r"--request-batch-size 4 is above the max_batch_size 2 of other, which "):
+        check_requests(NamedModel(models["together"], SizeDistribution(((4, 4, 1.0),))), None, options)
     mix = SizeDistribution(((1, 2, 1.0),))
     with pytest.raises(BadInputError, match=r"--request-batch-size 1\.\.2 is a mix, and several models get "):
         check_requests(NamedModel(models["together"], mix), None, replace(options, request_batch_size="1..2"))
