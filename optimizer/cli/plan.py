@@ -292,6 +292,8 @@ def main(argv: list[str]) -> int:
         print_message(
             "note: the latencies of the plan are those of all requests in one queue, whatever their priority"
         )
+    if any(run.concurrent_models for run in runs):
+        print_message("note: the rates are those of all models together, as in the run (--concurrent-models)")
     if note := arguments.question.traffic.note:
         print_message(note)
     with busy("simulating replicas"):

@@ -55,6 +55,7 @@ class WhyNotSimulated(Enum):
     """Why the recommendation of a run cannot be simulated; the value says it in a clause."""
 
     PIPELINE = "the run has the batches of a step of the ensemble, which the metrics of the ensemble do not show"
+    CONCURRENT = "the run measured several models together, and the simulator describes one"
     SHAPED = "the load of the run had a shape, and the simulator has steady traffic only"
     KIND = "the simulator does not describe models that stream or keep state"
     NO_BATCH_TIMES = "the run did not measure how long batches take"
@@ -382,6 +383,8 @@ def _simulate_replica(run: FinishedRun) -> Replica | WhyNotSimulated:
         return WhyNotSimulated.KIND
     if is_pipeline(run):
         return WhyNotSimulated.PIPELINE
+    if run.concurrent_models:
+        return WhyNotSimulated.CONCURRENT
     if run.problem.has_load_shape:
         return WhyNotSimulated.SHAPED
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})

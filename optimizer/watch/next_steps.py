@@ -230,7 +230,7 @@ def plan_step(expectation: Expectation, rate: float, *, has_bursts: bool = False
     """
     run, replicas = expectation.run, f"{expectation.replica_name}s"
     if run.problem.is_simulated:
-        can_plan = expectation.simulation is not WhyNotSimulated.NO_BATCH_TIMES
+        can_plan = expectation.simulation not in (WhyNotSimulated.NO_BATCH_TIMES, WhyNotSimulated.CONCURRENT)
     else:
         can_plan = expectation.safe_rate is not None
     if not can_plan:

@@ -673,6 +673,11 @@ def test_a_run_with_priorities_is_planned_with_a_note(run: Path, capsys: pytest.
     assert "priority" not in capsys.readouterr().err
 
 
+def test_a_run_of_several_models_is_planned_with_a_note(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(copy_run(run, "several", problem={"concurrent_models": "other=0.5"})), "--rate", "9/s"])
+    assert "note: the rates are those of all models together" in capsys.readouterr().err
+
+
 def test_a_plan_without_a_permitted_error_rate_says_that_refusals_are_not_simulated(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ from optimizer.watch.expectation import (
     time_in_server_ms,
 )
 from optimizer.watch.fit_check import NOT_EXPORTED, Check, CheckKind, Judgement, share_interval
-from optimizer.watch.next_steps import busy_share, next_steps
+from optimizer.watch.next_steps import busy_share, next_steps, plan_step
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import document, headline, observed_text
 from tests import streaming_run
@@ -145,6 +145,13 @@ def test_the_rate_of_one_of_several_models_is_its_own(tmp_path: Path) -> None:
     rate = derive_expectation(read_run(run)).confirmed_rate.interval(0.01)
     assert rate is not None
     assert rate.low < 300 / read_run(run).problem.request_batch_size < rate.high < 1000
+
+
+def test_one_of_several_models_is_not_simulated_from_the_sum(tmp_path: Path) -> None:
+    folder = shutil.copytree(SAMPLE, tmp_path / "run")
+    expected = derive_expectation(read_run(change_info(folder, "problem", concurrent_models="other=0.5")))
+    assert (expected.simulation, expected.safe_rate) == (WhyNotSimulated.CONCURRENT, None)
+    assert plan_step(expected, 100).command == "", "the rates of a plan are those of all models together"
 
 
 def test_the_output_names_each_bound_and_the_kind_of_server() -> None:
