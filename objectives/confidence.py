@@ -379,7 +379,9 @@ class _ShareEstimate:
         return low, max(low, min(high, by_quantile), high_by_count)
 
     def has_enough_requests(self, servers: int) -> bool:
-        """Return whether ``servers`` servers can pass at all, given the memory of the queue."""
+        """Return whether ``servers`` servers can pass at all, given the memory of the queue; True without one."""
+        if self.counts.queue_overdispersion <= 1:
+            return True
         independent = servers * self.counts.requests_per_server / self.counts.queue_overdispersion
         return independent >= fewest_requests(self.allowed, UNSEEN_GAP_ERROR)
 

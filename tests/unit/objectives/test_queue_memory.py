@@ -125,6 +125,15 @@ def test_a_load_whose_queue_has_a_long_memory_is_given_up_before_the_first_look(
         assert judged.is_promising is is_promising
 
 
+def test_without_a_queue_few_requests_do_not_end_a_test() -> None:
+    windows = [np.full(WINDOWS, 2.0)]
+    few = MissCounts(windows, [0.0 * windows[0]], [0.05 * windows[0]], 3.0, 2.0)
+    assert LOOKS[0] * windows[0].sum() < fewest_requests(ALLOWED, UNSEEN_GAP_ERROR)
+    test = SequentialTest(0.005, LOOKS[0])
+    assert judge_share(few, ALLOWED, SPREAD, test).is_promising
+    assert not judge_share(replace(few, queue_overdispersion=1.1), ALLOWED, SPREAD, test).is_promising
+
+
 def test_the_excess_counts_the_shorter_memory_of_the_queue_at_a_lower_rate() -> None:
     """A rate with latencies that are lower by more than the excess passes, and one with longer ones does not."""
     requests, slope, test = 180.0, 1.5, SequentialTest(0.005, LOOKS[0])
