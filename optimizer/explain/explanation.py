@@ -181,8 +181,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
 
     Raises BadInputError if the run has no measurements, or the file of a measured effect is damaged.
     """
-    outcome = run.outcome
-    point = (outcome.recommended or outcome.closest) if outcome else None
+    outcome, point = run.outcome, run.shown
     if outcome is None or point is None:
         reasons = (outcome.no_recommendation_reason if outcome else "", why_unfinished(run))
         reason = "; ".join(filter(None, reasons)) or "nothing was measured"
