@@ -230,7 +230,7 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
     _sentences(console, _origin(changes, is_simulated=is_simulated))
     if explanation.step_advice is not None and explanation.subject.is_limited_by_another:
         model = explanation.step_advice.step.model
-        _sentences(console, f"These gains need more throughput of {model} first: its limit is not simulated.")
+        _sentences(console, f"{model} has to serve more before these gains are possible: its limit is not simulated.")
     if explanation.forecast_checks.throughput:
         _sentences(console, str(explanation.forecast_checks))
     for remedy in changes.remedies:
