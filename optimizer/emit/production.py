@@ -14,7 +14,7 @@ import yaml
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import expand_home
-from optimizer.core.notes import SettingsUnread
+from optimizer.core.notes import SettingsUnread, SeveralModelsLoaded
 from optimizer.core.safe_text import one_line, quote
 from optimizer.emit.recommended import Recommendation
 from optimizer.options.server_options import QUANTILE_COST
@@ -226,6 +226,8 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
         )
         served = f"`tune serve {shlex.quote(str(run.folder.path))}`"
         lines.append(f"without Docker: {served} starts the measured server on the machine of the run")
+    if run.concurrent_models:
+        lines.append(f"NOTE: {SeveralModelsLoaded(recommendation.model, tuple(run.concurrent_models.items()))}")
     if recommendation.unread_settings:
         lines.append(f"NOTE: {SettingsUnread(recommendation.unread_settings)}")
     if recommendation.is_undecided:

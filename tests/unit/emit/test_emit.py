@@ -27,7 +27,7 @@ from optimizer.core.files import write_json
 from optimizer.core.trial import ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.emit import kubernetes
 from optimizer.emit.pbtxt import with_warm_up
-from optimizer.emit.production import name_of, read_repository, to_yaml
+from optimizer.emit.production import header, name_of, read_repository, to_yaml
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import RunOptions
 from optimizer.results import verification
@@ -778,6 +778,9 @@ def test_a_model_next_to_others_is_scaled_by_its_own_load(tmp_path: Path) -> Non
         run = write_run(tmp_path / str(expected), load=load)
         change_info(run, "problem", concurrent_models="other=2.5,third=0.5")
         assert recommendation_of(run).measured_load == expected
+        assert "NOTE: several models get load, in the proportion doubler 1, other 2.5, third 0.5; the " in "\n".join(
+            header(recommendation_of(run))
+        )
 
 
 def test_each_server_process_is_a_replica_in_kubernetes(tmp_path: Path) -> None:
