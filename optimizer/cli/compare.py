@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from objectives.sla import Verdict
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES
+from optimizer.cli.output import print_json
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_regression
 
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
 
     comparison = compare_runs(read_run(arguments.a, arguments.results), read_run(arguments.b, arguments.results))
     if arguments.json:
-        print(json.dumps(document(comparison, limit), indent=2, allow_nan=False))
+        print_json(document(comparison, limit))
     else:
         from rich.console import Console
 

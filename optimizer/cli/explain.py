@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import busy, progress_on_terminal
+from optimizer.cli.output import busy, print_json, progress_on_terminal
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import number_where, parse_optional
 
@@ -71,7 +69,7 @@ def main(argv: list[str], rounds: int = ROUNDS, seconds: float = MEASUREMENT_SEC
     with busy("simulating changes"):
         explanation = explain(run, factor or FP16_FACTOR)
     if arguments.json:
-        print(json.dumps(document(explanation), indent=2, allow_nan=False))
+        print_json(document(explanation))
     else:
         from rich.console import Console
 

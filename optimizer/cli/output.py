@@ -41,9 +41,12 @@ def fail(message: str, code: int) -> int:
     return code
 
 
-def print_json(document: object) -> None:
-    """Print the result of a command as JSON."""
-    print(json.dumps(document, indent=2), flush=True)
+def print_json(document: object, indent: int | None = 2) -> None:
+    """Print the result of a command as JSON; on one line without ``indent``.
+
+    Raises ValueError for NaN and infinity, which JSON does not have.
+    """
+    print(json.dumps(document, indent=indent, allow_nan=False), flush=True)
 
 
 def busy(text: str) -> AbstractContextManager[object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli import output
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import check_decided, print_message, progress_on_terminal
+from optimizer.cli.output import check_decided, print_json, print_message, progress_on_terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
@@ -201,7 +200,7 @@ def addresses(endpoint: Endpoint) -> list[Addresses]:
 def _show_server(run: FinishedRun, server: RecommendedServer, *, as_json: bool) -> None:
     """Print the addresses, the verdict on the recommendation, and the command that watches the server."""
     if as_json:
-        print(json.dumps(document(run, server), indent=2, allow_nan=False))
+        print_json(document(run, server))
     else:
         from rich.console import Console
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
 from objectives.units import parse_duration_ms
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import print_message
+from optimizer.cli.output import print_json, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import Parser, add_json, add_results
@@ -116,8 +115,7 @@ def main(argv: list[str], clock: Clock = time) -> int:
     for observed in observe_loads(urls, model, interval_seconds, count, clock, announce, expectation.steps):
         judgement = Judgement(expectation, observed.loads, len(urls), observed.lost_intervals)
         if arguments.json:
-            indent = None if arguments.follow else 2
-            print(json.dumps(document(judgement, urls), indent=indent, allow_nan=False), flush=True)
+            print_json(document(judgement, urls), None if arguments.follow else 2)
         elif arguments.follow:
             print(follow_line(judgement, time.strftime("%H:%M:%S")), flush=True)
         else:
