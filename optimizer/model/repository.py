@@ -325,7 +325,8 @@ def hash_model_files(source: ModelSource) -> str:
             return ""
         return digest_files(files)
     except OSError as error:
-        raise BadInputError(f"{show_path(Path(error.filename))}: cannot be read: {error.strerror}") from None
+        where = Path(error.filename or source.folder(source.name))  # an error of read() names no file
+        raise BadInputError(f"{show_path(where)}: cannot be read: {error.strerror}") from None
 
 
 def read_source(

@@ -473,3 +473,7 @@ def test_a_change_of_a_stored_models_files_is_noticed_by_their_hash(tmp_path: Pa
     with (folder / "1" / "weights").open("wb") as weights:
         weights.truncate(MAX_HASHED_BYTES)  # a sparse file
     assert sha256() is None
+    (folder / "1" / "weights").unlink()
+    (folder / "1" / "weights").symlink_to("/proc/self/mem")  # its first page cannot be read, as a faulty disk
+    with pytest.raises(BadInputError, match=r"mine: cannot be read: Input/output error$"):
+        sha256()
