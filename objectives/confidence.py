@@ -24,6 +24,7 @@ UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served n
 PRIOR_SHARE_STD = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
 UNSEEN_GAP_ERROR = 0.02  # error of the bound by the count if the counts show no gap in the latencies
 MAX_LATENCY_CHANGE, LATENCY_STEPS = 2.0, 16  # range of the log of latency of another request rate, and halvings
+SEEN_MARGIN = 1.5  # factor on the overdispersion that few neighboring windows show, by its sampling error
 LIKELY_STANDARD_ERRORS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
@@ -90,6 +91,7 @@ class MissCounts:
         queue_overdispersion: The overdispersion that is expected from the memory of the queue, at least 1. Windows
             that are shorter than this memory hardly show it.
         least_queue_overdispersion: The same if the latencies met the bound, which a FAIL has to rule out.
+        seen_share: The share of this overdispersion that neighboring windows are expected to show.
     """
 
     requests: Windows
@@ -100,6 +102,7 @@ class MissCounts:
     other_shares: Windows = ()
     queue_overdispersion: float = 1.0
     least_queue_overdispersion: float = 1.0
+    seen_share: float = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -110,9 +113,14 @@ class MissCounts:
     def overdispersion(self) -> float:
         """How much more shares of requests vary than those of independent requests would.
 
-        It is that of neighboring windows, or that of the queue's memory if it is larger.
+        It is that of neighboring windows, or that of the queue's memory if it is larger. The prediction is for long
+        queues, and may be too high where most of the wait is for a running batch. So it counts only up to the
+        overdispersion of neighboring windows over the share of it that they show, times SEEN_MARGIN.
         """
-        return max(self.queue_overdispersion, overdispersion(self.requests, self.tail, self.other_shares))
+        neighbors = overdispersion(self.requests, self.tail, self.other_shares)
+        if self.queue_overdispersion * self.seen_share <= SEEN_MARGIN * neighbors:
+            return max(neighbors, self.queue_overdispersion)
+        return SEEN_MARGIN * neighbors / self.seen_share
 
     @property
     def share(self) -> float:
@@ -382,7 +390,7 @@ class _ShareEstimate:
         """Return whether ``servers`` servers can pass at all, given the memory of the queue; True without one."""
         if self.counts.queue_overdispersion <= 1:
             return True
-        independent = servers * self.counts.requests_per_server / self.counts.queue_overdispersion
+        independent = servers * self.counts.requests_per_server / self.counts.overdispersion
         return independent >= fewest_requests(self.allowed, UNSEEN_GAP_ERROR)
 
     def missing_distance(self, error: float, spread: ServerSpread) -> float:

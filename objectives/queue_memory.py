@@ -57,6 +57,19 @@ class QueuedLoad:
         return max(1.0, self.request_rate * share * self.memory_seconds(tail_ms))
 
 
+def seen_share(window_seconds: float, memory_seconds: float) -> float:
+    """Return the share of a slow variance that the differences of neighboring windows show, 0 to 1.
+
+    It is half of the expected square of the difference of two window means, times the length of a window, over that
+    of long windows: for a process whose autocorrelation falls exponentially with this memory.
+    """
+    if memory_seconds <= 0:
+        return 1.0
+    length = window_seconds / memory_seconds
+    decayed = -math.expm1(-length) / length if length > 0 else 1.0
+    return max(0.0, 1 - decayed - decayed**2 * length / 2)
+
+
 def exponential_tail_ms(median_ms: float, quantile_ms: float, level: float) -> float:
     """Return the mean of the exponential distribution that the latencies above their median have.
 

@@ -25,7 +25,7 @@ from objectives.confidence import (
 from objectives.intervals import UNBOUNDED, ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement, Timing, four_digits
 from objectives.pooled_windows import misses_over, pooled_quantile_ms, requests_with, served_nothing
-from objectives.queue_memory import MIN_TAIL_LEVEL, QueuedLoad, exponential_tail_ms
+from objectives.queue_memory import MIN_TAIL_LEVEL, QueuedLoad, exponential_tail_ms, seen_share
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, ServerWindows, metric_logs
 from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla, Verdict
@@ -370,6 +370,7 @@ def count_misses(
         counts,
         queue_overdispersion=queued.overdispersion(1 - level, tail_ms),
         least_queue_overdispersion=queued.overdispersion(1 - level, within * tail_ms),
+        seen_share=seen_share(served / len(windows) / queued.request_rate, queued.memory_seconds(tail_ms)),
     )
 
 

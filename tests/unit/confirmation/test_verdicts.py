@@ -63,17 +63,17 @@ def test_a_request_rate_does_not_pass_if_the_mean_latency_rises_on_each_server(
 
 def searched_trial(answered: float, load: LoadPoint) -> Trial:
     """Return a trial that was tested at ``load``, after ``answered`` requests per second in an overload."""
-    overload = LoadPoint(1, request_rate=8000.0), Measurement(answered, overloaded=True)
+    overload = LoadPoint(1, request_rate=8e5), Measurement(answered, overloaded=True)
     met = LoadPoint(1, request_rate=500.0), Measurement(510.0, stable=True)
     return replace(trial_with_rises(load, [0.0] * LOOKS[0]), measurements=(met, overload))
 
 
-@pytest.mark.parametrize(("answered", "verdict"), [(8000.0, Verdict.PASS), (4010.0, Verdict.UNDECIDED)])
+@pytest.mark.parametrize(("answered", "verdict"), [(8e5, Verdict.PASS), (4.01e5, Verdict.UNDECIDED)])
 def test_near_the_capacity_a_request_rate_needs_longer_measurements(
     problem: Problem, answered: float, verdict: Verdict
 ) -> None:
     """There the queue changes more slowly, so fewer of the same requests are independent."""
-    load = LoadPoint(1, request_rate=4000.0)
+    load = LoadPoint(1, request_rate=4e5)
     for times, expected in ((RequestTimes(), verdict), (None, Verdict.PASS)):
         trial = searched_trial(answered, load)
         judged = judge_load([trial], trial, load, replace(problem, request_times=times), ERROR)
@@ -82,11 +82,11 @@ def test_near_the_capacity_a_request_rate_needs_longer_measurements(
 
 @pytest.mark.parametrize("statistic", ["p50", "p80", "p90", "p99"])
 def test_the_memory_of_the_queue_counts_for_each_percentile(problem: Problem, statistic: str) -> None:
-    load = LoadPoint(1, request_rate=4000.0)
+    load = LoadPoint(1, request_rate=4e5)
     problem = replace(problem, sla=Sla.from_bounds({statistic: BOUND_MS}))
     effective = []
     for times in (None, RequestTimes()):
-        trial = searched_trial(4010.0, load)
+        trial = searched_trial(4.01e5, load)
         judged = judge_load([trial], trial, load, replace(problem, request_times=times), ERROR)
         effective.append(judged.effective_requests)
     assert 0 < 2 * effective[1] < effective[0]
@@ -94,8 +94,8 @@ def test_the_memory_of_the_queue_counts_for_each_percentile(problem: Problem, st
 
 def test_a_rate_far_above_the_capacity_fails(problem: Problem) -> None:
     """Most latencies miss the bound, so no memory of a queue that meets it explains them."""
-    load, bound_ms = LoadPoint(1, request_rate=4000.0), BOUND_MS / 4
-    trial = searched_trial(4010.0, load)
+    load, bound_ms = LoadPoint(1, request_rate=4e5), BOUND_MS / 4
+    trial = searched_trial(4.01e5, load)
     steady = replace(problem, request_times=RequestTimes(), sla=Sla.from_bounds({"p95": bound_ms}))
     assert judge_load([trial], trial, load, steady, ERROR).verdict is Verdict.FAIL
 

@@ -6,11 +6,19 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy import special
+from scipy import signal, special
 
 from objectives.arrays import FloatArray
-from objectives.confidence import UNSEEN_GAP_ERROR, MissCounts, SequentialTest, fewest_requests, judge_share
-from objectives.queue_memory import MIN_HEADROOM, QueuedLoad, exponential_tail_ms
+from objectives.confidence import (
+    SEEN_MARGIN,
+    UNSEEN_GAP_ERROR,
+    MissCounts,
+    SequentialTest,
+    fewest_requests,
+    judge_share,
+    overdispersion,
+)
+from objectives.queue_memory import MIN_HEADROOM, QueuedLoad, exponential_tail_ms, seen_share
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
 from objectives.sla import Verdict
@@ -78,6 +86,7 @@ def counts_of(rate: float, capacity: float, bound: float, random: np.random.Gene
     shares = ALLOWED * SLOPE_LEVELS, ALLOWED / SLOPE_LEVELS
     median, quantile, low, high = np.quantile(together, [0.5, 1 - ALLOWED, 1 - shares[0], 1 - shares[1]])
 
+    load = QueuedLoad(rate, capacity)
     tail_ms = exponential_tail_ms(1e3 * median, 1e3 * quantile, 1 - ALLOWED)
 
     def above(limit: float) -> list[FloatArray]:
@@ -89,7 +98,8 @@ def counts_of(rate: float, capacity: float, bound: float, random: np.random.Gene
         above(float(quantile)),
         min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), MAX_SLOPE),
         math.log(bound / quantile),
-        queue_overdispersion=QueuedLoad(rate, capacity).overdispersion(ALLOWED, tail_ms) if knows else 1.0,
+        queue_overdispersion=load.overdispersion(ALLOWED, tail_ms) if knows else 1.0,
+        seen_share=seen_share(WINDOW_SECONDS, load.memory_seconds(tail_ms)),
     )
 
 
@@ -132,6 +142,29 @@ def test_without_a_queue_few_requests_do_not_end_a_test() -> None:
     test = SequentialTest(0.005, LOOKS[0])
     assert judge_share(few, ALLOWED, SPREAD, test).is_promising
     assert not judge_share(replace(few, queue_overdispersion=1.1), ALLOWED, SPREAD, test).is_promising
+
+
+@pytest.mark.parametrize("length", [0.2, 1.0, 4.0])
+def test_neighboring_windows_show_the_expected_share_of_a_slow_variance(length: float) -> None:
+    """The windows are those of an autoregressive process of unit variance with a memory of 100 steps."""
+    memory, windows, random = 100, 20_000, np.random.default_rng(0)
+    steps = round(length * memory)
+    decay = math.exp(-1 / memory)
+    noise = math.sqrt(1 - decay**2) * random.normal(size=windows * steps)
+    means = signal.lfilter([1.0], [1.0, -decay], noise).reshape(windows, steps).mean(axis=1)
+    shown = float(np.mean(np.square(np.diff(means)))) / 2
+    assert seen_share(steps, memory) == pytest.approx(shown * steps / (2 * memory), rel=0.1)
+
+
+def test_the_memory_counts_no_more_than_neighboring_windows_can_have_hidden() -> None:
+    """The prediction is too high where most of the wait is for a running batch."""
+    windows = [np.full(WINDOWS, 100.0) for _ in range(LOOKS[0])]
+    tail = [5 + np.resize([5.0, -5.0], WINDOWS) for _ in range(LOOKS[0])]
+    shown = overdispersion(windows, tail)
+    counts = MissCounts(windows, tail, tail, 3.0, 1.0, queue_overdispersion=100.0)
+    for share, expected in ((0.0, 100.0), (0.5 * SEEN_MARGIN * shown / 100, 100.0), (0.8, SEEN_MARGIN * shown / 0.8)):
+        assert replace(counts, seen_share=share).overdispersion == pytest.approx(expected)
+    assert replace(counts, seen_share=0.8, queue_overdispersion=1.1).overdispersion == pytest.approx(shown)
 
 
 def test_the_excess_counts_the_shorter_memory_of_the_queue_at_a_lower_rate() -> None:
