@@ -94,18 +94,20 @@ def test_a_full_disk_ends_the_run_which_continues_once_there_is_space(
     quick_runs.assert_complete(small_disk.path)
 
 
-@pytest.mark.parametrize("free_bytes", [0, 20480])
+@pytest.mark.parametrize(
+    ("free_bytes", "advice"), [(0, "run the command again"), (20480, "continue with `tune --resume`")]
+)
 def test_a_disk_that_is_full_from_the_start_is_named_with_its_fix(
-    free_bytes: int, small_disk: SmallDisk, quick_runs: RecordedRuns
+    free_bytes: int, advice: str, small_disk: SmallDisk, quick_runs: RecordedRuns
 ) -> None:
+    """A run that could not write any file has nothing to resume."""
     small_disk.fill()
     filler = small_disk.path / "filler"
     os.truncate(filler, filler.stat().st_size - free_bytes)
     complaint = only_line(on(small_disk, quick_runs).finish(), code=3)
     assert complaint.startswith("tune: ")
     assert str(small_disk.mount) in complaint
-    assert ": No space left on device; free space there, " in complaint
-    assert complaint.endswith("continue with `tune --resume`")
+    assert complaint.endswith(f": No space left on device; free space there, then {advice}")
 
 
 def test_a_disk_that_became_read_only_is_reported_and_unchanged(
