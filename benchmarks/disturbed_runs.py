@@ -64,7 +64,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler
-from optimizer.study.trial_runner import TrialRunner
+from optimizer.study.trial_runner import run_trials
 
 BUDGET_SECONDS = 180.0
 WINDOW_SECONDS = 0.5
@@ -246,11 +246,8 @@ def run(job: DisturbedRunJob) -> DisturbedRunResult:
     budget = Budget(BUDGET_SECONDS, clock=server.clock)
     comparisons = baselines(problem.space)
     scheduler = Scheduler(problem, make_searcher("simulated", problem, job.seed), budget, Stopwatch(), comparisons)
-    runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left)
-    while (scheduled := scheduler.next()) is not None:
-        role, trial = scheduled
-        scheduler.record_finished(runner.run(trial, role, scheduler.rules(trial.candidate)).trial)
-    searched, begin = scheduler.trials, server.seconds
+    searched = run_trials(scheduler, server, measurer)
+    begin = server.seconds
     options = RunOptions(job.server, {"p95": bound_ms}, seed=job.seed)
     confirmer = Confirmer(problem, server, measurer, budget, list(searched), model_fitter(problem, options))
     trials = confirmer.run([candidate for _, candidate in comparisons])

@@ -53,7 +53,7 @@ from optimizer.search import make_searcher
 from optimizer.simulator.speed_correction import fit_speed_correction
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import MAX_CONTROLS, Scheduler
-from optimizer.study.trial_runner import TrialRunner
+from optimizer.study.trial_runner import run_trials
 
 EPOCH_SECONDS = (20.0, 60.0)  # time between two changes
 STEP_FACTORS = (1.3, 1.7)
@@ -236,11 +236,7 @@ def search(job: DriftJob) -> DriftResult:
     searcher = make_searcher("simulated", problem, job.seed)
     comparisons = baselines(problem.space)
     scheduler = Scheduler(problem, searcher, budget, Stopwatch(), comparisons, max_controls=job.method.max_controls)
-    runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left)
-    while (scheduled := scheduler.next()) is not None:
-        role, trial = scheduled
-        scheduler.record_finished(runner.run(trial, role, scheduler.rules(trial.candidate)).trial)
-    trials = scheduler.trials
+    trials = run_trials(scheduler, server, measurer)
     points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
     chosen = next(iter(finalists(points, problem, 1)), None)
     tried = {problem.space.canonical(trial.candidate) for trial in trials}
