@@ -17,7 +17,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.performance_model import ModelFitter
-from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+from optimizer.simulator.speed_correction import NO_CORRECTION, fit_speed_correction
 
 MAX_FINALISTS = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
 MIN_RUNNER_UP_SHARE = 0.8  # share of the best throughput in the search that a runner-up serves at least
@@ -171,7 +171,7 @@ def finalists(points: Sequence[Point], problem: Problem, max_points: int) -> lis
     """
     remaining, chosen = points, list[Point]()
     while len(chosen) < max_points:
-        best = SpeedCorrection().best_point(remaining, problem.best_point)
+        best = NO_CORRECTION.best_point(remaining, problem)
         if best is None and not chosen:
             best = problem.best_point(remaining, unstable=True)
         if best is None:

@@ -17,7 +17,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.results.formatting import ComparedSide
 from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
-from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+from optimizer.simulator.speed_correction import NO_CORRECTION, fit_speed_correction
 
 RATIO_TO_ITSELF = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
 
@@ -371,9 +371,7 @@ class _Choice:
         measured is not corrected: the verdict is about the states that the machine had.
         """
         searched = [point for point in points if self._confirmation_of(point) is None]
-        return self._speed.best_that_met(points, self._problem) or self._speed.best_point(
-            searched, self._problem.best_point
-        )
+        return self._speed.best_that_met(points, self._problem) or self._speed.best_point(searched, self._problem)
 
 
 def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
@@ -406,5 +404,5 @@ def best_load(trial: Trial, problem: Problem) -> BestLoad:
     As in the search, a measurement whose windows disagree counts if other processes disturbed it.
     """
     measured = latest_points([trial])
-    best = SpeedCorrection().best_point(measured, problem.best_point)
+    best = NO_CORRECTION.best_point(measured, problem)
     return BestLoad(trial, best or problem.sla.closest_point(measured), best is not None)

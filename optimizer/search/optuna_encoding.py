@@ -15,7 +15,7 @@ from optimizer.config.problem import Problem
 from optimizer.config.search_space import OFF, SearchSpace
 from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.trial import LoadPoint, Point, Trial
-from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
+from optimizer.simulator.speed_correction import NO_CORRECTION, is_comparable
 
 RANK = " rank"
 
@@ -96,7 +96,7 @@ def score_trial(trial: Trial, problem: Problem) -> TrialScore | str:
         if _values(measurement, problem) is not None and _is_usable(measurement, problem)
     ]
     # all were measured on one deployment, with one speed probe, so there is nothing to correct
-    best = SpeedCorrection().best_point(usable, problem.best_point)
+    best = NO_CORRECTION.best_point(usable, problem)
     point = best or problem.sla.closest_point(usable, problem.objectives)
     values = _values(point.measurement, problem) if point is not None else None
     if point is None or values is None:

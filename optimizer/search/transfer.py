@@ -26,7 +26,7 @@ from optimizer.simulator.predicted_metrics import (
     is_complete,
     log_predictions,
 )
-from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+from optimizer.simulator.speed_correction import NO_CORRECTION, fit_speed_correction
 
 # Returns the residuals [loads, 1 + latencies] to expect on this machine if both machines are alike.
 TransferPrior: TypeAlias = Callable[[Sequence[ConfigurationLoad]], FloatArray]
@@ -74,7 +74,7 @@ class SourceMachine:
     def __init__(self, points: Sequence[Point], problem: Problem, latencies: tuple[str, ...], seed: int) -> None:
         self._problem, self._latencies, self._seed = problem, latencies, seed
         self._model = fit(points, problem, latencies[0], seed)
-        residuals = compute_residuals(self._model, points, problem, latencies, SpeedCorrection()).residuals
+        residuals = compute_residuals(self._model, points, problem, latencies, NO_CORRECTION).residuals
         self.error_model = SimulationErrorModel(residuals, self._model.errors)
         self._cache: dict[ConfigurationLoad, FloatArray] = {}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,15 +116,13 @@ class SpeedCorrection:
         """Return the points as at the reference speed."""
         return [replace(point, measurement=self.correct(point.measurement)) for point in points]
 
-    def best_point(
-        self, points: Iterable[Point], choose: Callable[[list[RankedPoint]], RankedPoint | None]
-    ) -> Point | None:
-        """Return the point, as measured, that ``choose`` takes among the corrected ones; None if it takes none.
+    def best_point(self, points: Iterable[Point], problem: Problem) -> Point | None:
+        """Return the point, as measured, that ``Problem.best_point`` takes among the corrected ones, if any.
 
         A disturbed measurement is ranked by a throughput that is one standard error lower, so that it is not chosen
         because its noise is large.
         """
-        chosen = choose([RankedPoint(self._ranked(point.measurement), point) for point in points])
+        chosen = problem.best_point([RankedPoint(self._ranked(point.measurement), point) for point in points])
         return chosen.point if chosen else None
 
     def best_that_met(self, points: Iterable[Point], problem: Problem) -> Point | None:
@@ -133,13 +131,16 @@ class SpeedCorrection:
         It also meets the SLA at the reference speed, unless no point does so.
         """
         met = [point for point in points if problem.sla.is_met(point.measurement)]
-        return self.best_point(met, problem.best_point) or SpeedCorrection().best_point(met, problem.best_point)
+        return self.best_point(met, problem) or NO_CORRECTION.best_point(met, problem)
 
     def _ranked(self, measurement: Measurement) -> Measurement:
         corrected, noise = self.correct(measurement), disturbance_noise(measurement)
         if not noise or not is_comparable(corrected) or corrected.throughput_infer_per_sec is None:
             return corrected
         return replace(corrected, **scaled_rates(corrected, math.exp(-noise)), stable=True)
+
+
+NO_CORRECTION = SpeedCorrection()
 
 
 def fit_speed_correction(trials: Sequence[Trial], problem: Problem) -> SpeedCorrection:
@@ -153,7 +154,7 @@ def fit_speed_correction(trials: Sequence[Trial], problem: Problem) -> SpeedCorr
     points = latest_points(trials)
     probes = {point.trial: point.measurement.speed_probe_ms for point in points if point.measurement.speed_probe_ms}
     if len(probes) < 2 or problem.open_loop:
-        return SpeedCorrection()
+        return NO_CORRECTION
     reference_ms = statistics.median(probes.values())
     reliability = probe_reliability([probes[number] for number in sorted(probes)])
     precision = 1 / max(reliability * SLOPE_STD, MIN_SLOPE_STD) ** 2

@@ -132,7 +132,7 @@ class Scheduler:
         """
         trials = self._all_trials()
         speed = fit_speed_correction(trials, self.problem)
-        return speed.best_point(latest_points(trials), self.problem.best_point)
+        return speed.best_point(latest_points(trials), self.problem)
 
     def best_that_met(self) -> Point | None:
         """Return the best point among all workers' trials that met the SLA as measured; None if none did.
@@ -238,7 +238,7 @@ class Scheduler:
         """
         problem, trials = self.problem, self._all_trials()
         speed = fit_speed_correction(trials, problem)
-        best = speed.best_point(latest_points(trials), problem.best_point)
+        best = speed.best_point(latest_points(trials), problem)
         goal = METRICS["goodput"] if METRICS["goodput"] in problem.objectives else None
         is_exhaustive = self.searcher.is_exhaustive and not problem.open_loop
         by_throughput = problem.maximizes_throughput and len(problem.objectives) == 1
@@ -299,7 +299,7 @@ class Scheduler:
     def _control_loads(self, candidate: Candidate, speed: SpeedCorrection) -> tuple[int, ...]:
         """Return the only load of a control: the best load of an earlier trial of ``candidate``; else nothing."""
         points = [point for point in latest_points(self.trials) if point.candidate == candidate]
-        best = speed.best_point(points, self.problem.best_point)
+        best = speed.best_point(points, self.problem)
         return (best.load.concurrency,) if best and best.load.concurrency else ()
 
     def _new_trial(self, candidate: Candidate, running: Sequence[Trial]) -> Trial:

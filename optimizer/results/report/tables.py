@@ -17,7 +17,7 @@ from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import BestLoad, Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
 from optimizer.results.request_steps import HEADERS, limit_sentence, step_rows, step_times
-from optimizer.simulator.speed_correction import SpeedCorrection
+from optimizer.simulator.speed_correction import NO_CORRECTION
 
 MAX_LOADS = 16  # points of a curve, or bars
 STREAMED = (
@@ -343,11 +343,7 @@ def _best_shown_load(trial: Trial, points: Sequence[Point], outcome: Outcome, pr
     fresh = [point for point in points if outcome.confirmation_of(point)]
     if any(point is outcome.recommended for point in fresh):
         return BestLoad(trial, outcome.recommended, meets_sla=True)
-    best = (
-        problem.best_point(fresh, unstable=True)
-        if fresh
-        else SpeedCorrection().best_point(points, problem.best_point)
-    )
+    best = problem.best_point(fresh, unstable=True) if fresh else NO_CORRECTION.best_point(points, problem)
     return BestLoad(trial, best or problem.sla.closest_point(fresh or points), best is not None)
 
 
@@ -388,7 +384,7 @@ def _relation_to_recommendation(trial: Trial, problem: Problem, outcome: Outcome
         return ""
     if trial.candidate == best.candidate:
         return f"the recommended configuration, see trial {best.trial}"
-    searched = SpeedCorrection().best_point(latest_points([trial]), problem.best_point)
+    searched = NO_CORRECTION.best_point(latest_points([trial]), problem)
     if searched is None or searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""
     entries = [entry for entry in outcome.confirmed_loads if entry.point.candidate == trial.candidate]

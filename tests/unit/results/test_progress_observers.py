@@ -184,7 +184,7 @@ class TestPlain:
         disturbed = replace(quiet, throughput_infer_per_sec=4000.0, stable=False, other_cpu_share=0.4)
         higher = replace(load, concurrency=load.concurrency + 1)
         trial = replace(trial, measurements=((load, quiet), (higher, disturbed)))
-        best = SpeedCorrection().best_point(latest_points([trial]), run.problem.best_point)
+        best = SpeedCorrection().best_point(latest_points([trial]), run.problem)
         with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
             observer.trial_finished(trial, best)
         assert "no dynamic batching: 4,000 infer/s" in text.getvalue()

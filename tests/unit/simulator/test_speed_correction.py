@@ -166,7 +166,7 @@ def test_the_best_point_is_the_one_that_is_best_at_the_same_speed() -> None:
     ]
     points = latest_points(trials)
     raw = problem().best_point(points)
-    best = fit_speed_correction(trials, problem()).best_point(points, problem().best_point)
+    best = fit_speed_correction(trials, problem()).best_point(points, problem())
     assert raw is not None
     assert best is not None
     assert (raw.candidate, best.candidate) == (BASELINE, OTHER)
@@ -176,7 +176,7 @@ def test_the_best_point_is_the_one_that_is_best_at_the_same_speed() -> None:
 def test_a_bound_is_judged_at_the_reference_speed() -> None:
     slow = Point(0, OTHER, LoadPoint(1, 4), measured(100.0, SLOWER, latency_p95_ms=24.0))
     assert problem().best_point([slow]) is None
-    assert SpeedCorrection(PROBE_MS, 1.0).best_point([slow], problem().best_point) == slow
+    assert SpeedCorrection(PROBE_MS, 1.0).best_point([slow], problem()) == slow
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_disturbed_measurement_has_less_weight_but_some() -> None:
         return [Point(0, BASELINE, LoadPoint(1, 4), quiet), Point(1, OTHER, LoadPoint(1, 4), noisy)]
 
     def best(points: list[Point]) -> Point | None:
-        return SpeedCorrection().best_point(points, problem().best_point)
+        return SpeedCorrection().best_point(points, problem())
 
     noise = disturbance_noise(points(1.0)[1].measurement)
     assert noise == pytest.approx(0.092)
