@@ -79,8 +79,8 @@ class Measurement:
         mean_batch_size: Samples per execution of the model.
         batch_stats: Executions by batch size, such as ``4:100:52000000`` (samples, executions, total compute time in
             ns), separated by spaces; see ``objectives.batch_stats``.
-        step_stats: Statistics of each model that serves a part of a request, such as the steps of an ensemble, see
-            ``objectives.step_stats``; empty for a single model.
+        step_stats: Statistics of each model that serves a part of a request, such as the steps of an ensemble, or of
+            each model that gets load, see ``objectives.step_stats``; empty for a single model.
         requests: Number of measured requests that were served.
         rejected_requests: Requests that the server rejected because its queue was full; empty if failed requests were
             not counted, as without a bound on the error rate. Failed requests are in no time, rate or ``requests``.

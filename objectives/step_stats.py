@@ -46,6 +46,8 @@ def to_text(statistics: Iterable[StepStatistic]) -> str:
 def from_text(text: str) -> tuple[StepStatistic, ...]:
     """Return the statistics in ``text``, that of the model of the requests first; an empty tuple for an empty text.
 
+    If several models get load at the same time, those of each follow the model of its requests.
+
     Raises ValueError naming the expected form.
     """
     statistics = []

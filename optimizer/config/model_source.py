@@ -40,6 +40,7 @@ class ModelSource:
         batcher: The composing model that the candidate configures; empty for the model itself.
         concurrent: Composing models that receive load of their own at the same time on the same device. The value is
             their load as a multiple of the model's.
+        has_shared_models: Whether a composing model serves requests of several models that receive load.
         variants: Configurations of models with the same inputs and outputs, one of which is served in its place. The
             model itself is one of them.
         warm_up: Sizes of the variable dimensions of warm-up requests, by input. The server runs such requests of each
@@ -55,6 +56,7 @@ class ModelSource:
     composing: Mapping[str, ModelConfig] = field(default_factory=dict)
     batcher: str = ""
     concurrent: Mapping[str, float] = field(default_factory=dict)
+    has_shared_models: bool = False
     variants: Mapping[str, ModelConfig] = field(default_factory=dict)
     warm_up: Mapping[str, tuple[int, ...]] | None = None
     varies_model_json: bool = False
@@ -100,18 +102,25 @@ class ModelSource:
         steps = [self.leaves(step.model_name) for step in config.ensemble_scheduling.step]
         return {model: used for step in steps for model, used in step.items()} if steps else {name: config}
 
-    def steps(self, serving: Mapping[str, ModelConfig]) -> tuple[tuple[str, int], ...]:
-        """Return ``Endpoint.steps`` of a server that reports the configurations ``serving``.
+    def steps(self, serving: Mapping[str, ModelConfig], model: str = "") -> tuple[tuple[str, int], ...]:
+        """Return ``Endpoint.steps`` of ``model``, by default the tuned one; the server reports ``serving``.
 
-        It is empty next to models that receive load of their own, because ``composing`` has these too. It is also
-        empty for an ensemble with a step that calls other models: their times are a part of those of the step, and no
-        file says which step calls them.
+        It is empty for an ensemble with a step that calls other models: their times are a part of those of the step,
+        and no file says which step calls them. It is also empty if a model serves requests of several models that
+        receive load, because the server's statistics do not tell these requests apart.
         """
-        called = [name for name, config in self.composing.items() if not is_ensemble(config)]
-        is_calling = is_ensemble(self.config) and not self.leaves(self.name).keys() >= set(called)
-        if not self.composing or self.concurrent or is_calling:
+        model = model or self.name
+        if not self.composing or self.has_shared_models:
             return ()
-        return tuple((name, instance_total(serving[name])) for name in (self.name, *called))
+        leaves = {name: self.leaves(name) for name in (self.name, *self.concurrent)}
+        called = [name for name in leaves[model] if name != model]
+        if model == self.name:
+            others = {name for other in self.concurrent for name in leaves[other]}
+            parts = [name for name, config in self.composing.items() if not is_ensemble(config)]
+            called = [name for name in parts if name not in others]
+            if is_ensemble(self.config) and not leaves[model].keys() >= set(called):
+                return ()
+        return tuple((name, instance_total(serving[name])) for name in (model, *called))
 
     def folder(self, model: str) -> Path:
         """Return the folder with the versions of a model."""

@@ -107,7 +107,8 @@ class Endpoint:
         batcher: Model that the candidate configures, if ``model`` is an ensemble or a BLS model that calls it.
         max_batch_size: ``max_batch_size`` of ``model`` itself, if ``batcher`` is set.
         steps: Each model that serves a part of a request, with its number of instances on one server. The first one
-            is ``model``, with 0 if it is an ensemble. Empty for a model alone.
+            is ``model``, with 0 if it is an ensemble. Empty for a model alone, and if the server's statistics do not
+            show the time of its requests in each model.
         concurrent_models: Models that receive load at the same time on the same server.
         memory_bytes: Returns the server's memory in bytes, for a server in a container; None to read it from the
             processes below ``server_pid``.

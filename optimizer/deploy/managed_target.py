@@ -404,7 +404,8 @@ class ManagedTarget:
             max_batch_size=models.configs[models.model].max_batch_size,
             steps=self.source.steps(reported),
             concurrent_models=tuple(
-                Endpoint(name, models.settings[name], *location) for name in self.source.concurrent
+                Endpoint(name, models.settings[name], *location, steps=self.source.steps(reported, name))
+                for name in self.source.concurrent
             ),
             memory_bytes=server.memory_bytes,
             gpus=gpus,

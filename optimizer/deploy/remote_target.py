@@ -242,7 +242,13 @@ class RemoteTarget:
             max_batch_size=models.configs[models.model].max_batch_size,
             steps=self.source.steps(serving),
             concurrent_models=tuple(
-                Endpoint(name, models.settings[name], server_pid=pid, remote=self.connection)
+                Endpoint(
+                    name,
+                    models.settings[name],
+                    server_pid=pid,
+                    remote=self.connection,
+                    steps=self.source.steps(serving, name),
+                )
                 for name in self.source.concurrent
             ),
             remote=self.connection,

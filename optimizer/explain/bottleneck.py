@@ -167,21 +167,13 @@ def break_down_stages(
 ) -> StageBreakdown:
     """Return the stages of ``point``, with server statistics of all windows of its confirmation or search.
 
-    ``has_other_models``: the statistics are those of ``tuned_model``, which the model of the requests calls. Its
-    remaining time is divided among the other models and the network if the times of the steps were recorded.
+    For ``has_other_models`` and ``tuned_model`` see ``outcome_values.stage_times_ms``.
     """
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
-    times_ms = outcome_values.stage_times_ms(point.measurement, has_other_models=has_other_models)
-    names = outcome_values.stage_names(has_other_models=has_other_models)
-    stages_ms = {stage: times_ms[stage] for stage in names if stage in times_ms}
-    steps = step_times(point)
-    if steps and outcome_values.OTHER_MODELS in stages_ms:
-        rest_ms = stages_ms[outcome_values.OTHER_MODELS]
-        others_ms = min(rest_ms, sum(step.own_ms for step in steps if step.model != tuned_model))
-        stages_ms = {"network_ms": rest_ms - others_ms, **stages_ms, outcome_values.OTHER_MODELS: others_ms}
+    stages_ms = outcome_values.stage_times_ms(point, has_other_models=has_other_models, tuned_model=tuned_model)
     busy_share = _busy_share(_windows(point, trials))
-    return StageBreakdown(point, stages_ms, busy_share, tuned_model=tuned_model, steps=steps)
+    return StageBreakdown(point, stages_ms, busy_share, tuned_model=tuned_model, steps=step_times(point))
 
 
 def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
@@ -227,9 +219,12 @@ def find_bottleneck(
     sentences about the step that limits the throughput.
     """
     if not stages.stages_ms:
-        reason = "The bottleneck is unknown, because the trials have no stage times."
-        unknown = (reason, *step_reasons, *_sequence_reasons(stages), *_disturbance_reasons(stages))
-        return Bottleneck("unknown", unknown)
+        limit = limiting_step(stages.steps)  # of models that get load at the same time
+        unknown = () if limit else ("The bottleneck is unknown, because the trials have no stage times.",)
+        reasons = (*unknown, *step_reasons, *_sequence_reasons(stages), *_disturbance_reasons(stages))
+        if limit is None:
+            return Bottleneck("unknown", reasons)
+        return Bottleneck("compute" if limit.model == stages.tuned_model else "other models", reasons)
     instances_help = _instances_help(instances_gain)
     gainless = frozenset(kind for kind, gain in (removal_gains or {}).items() if gain and not gain.is_possible)
     kind = _limiting_kind(stages, instances_help, gainless)

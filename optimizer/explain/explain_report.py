@@ -77,8 +77,12 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
 
 
 def _bottleneck_name(explanation: Explanation) -> str:
-    """Return the name of the bottleneck; that of the model if another one than the tuned one is saturated."""
-    if explanation.step_advice is not None and explanation.subject.is_limited_by_another:
+    """Return the name of the bottleneck; that of the model if it is another one than the tuned one.
+
+    If several models get load, it is the model in any case, because there are no stages of a request.
+    """
+    subject = explanation.subject
+    if explanation.step_advice is not None and (subject.is_limited_by_another or not subject.stages_ms):
         return explanation.step_advice.step.model
     return BOTTLENECK_NAMES[explanation.bottleneck.kind]
 

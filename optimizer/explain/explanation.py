@@ -50,6 +50,13 @@ from optimizer.results.shared_memory_effect import SharedMemoryEffect, effect_of
 from optimizer.simulator.predicted_metrics import as_closed_loop, is_complete, predicted_latencies
 
 HALF_PRECISIONS = ("fp16", "bf16")
+NO_STEPS = (
+    "The run has no times of each model. Triton's statistics do not show them if a model serves the requests of "
+    "several others, or if a step of an ensemble calls other models."
+)
+NO_STEPS_OF_STREAM = (
+    "The run has no times of each model: in Triton's statistics, a streamed request ends when the model accepts it."
+)
 UNKNOWN_INTERVAL = ConfidenceInterval(-math.inf, math.inf)
 MAX_CANDIDATES = 12  # candidates of the Pareto front that are forecast: each takes as long as a change
 NEXT_LOAD_FACTOR = 1.1  # the next higher load, relative to that of the subject; at least one request more
@@ -190,8 +197,8 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
     changes = _forecast_changes(run, outcome, subject, fp16_factor)
     advice = advise(subject, changes.remedies if changes else (), run.trials)
     step_reasons: tuple[str, ...] = advice.reasons if advice else ()
-    if run.has_other_models and advice is None and not point.measurement.is_streamed:
-        step_reasons = ("The run did not record the times of each step.",)
+    if advice is None and (run.has_other_models or run.concurrent_models):
+        step_reasons = (NO_STEPS_OF_STREAM if point.measurement.is_streamed else NO_STEPS,)
     has_recommendation = outcome.recommended is not None
     measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]
     return Explanation(

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from objectives import model_stats
+from objectives import model_stats, step_stats
 from objectives.metrics import LATENCY, STATISTICS, Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
@@ -30,7 +30,8 @@ class ConcurrentLoadGenerator:
     A model has the given concurrency times its share in ``shares``. A request rate is that of all models together,
     and each has its part of it.
     A measurement has the sum of the throughputs and the largest of the latencies, since a bound holds for every
-    model. Those of each model are in ``by_model``. Batches and times on the server are left out.
+    model. Those of each model are in ``by_model``. ``step_stats`` has the statistics of each model on the server, or
+    none if they are unknown for one of them. Other batches and times on the server are left out.
     """
 
     generators: Mapping[str, LoadGenerator]
@@ -84,7 +85,8 @@ def _combine_by_model(endpoint: Endpoint, measurements: Sequence[Measurement]) -
     """Return ``combine_models`` with the values of each model of ``endpoint``."""
     names = (endpoint.model, *(model.model for model in endpoint.concurrent_models))
     by_model = model_stats.to_text(dict(zip(names, measurements, strict=True)))
-    return replace(combine_models(measurements), by_model=by_model)
+    steps = [measurement.step_stats for measurement in measurements]
+    return replace(combine_models(measurements), by_model=by_model, step_stats=" ".join(steps) if all(steps) else "")
 
 
 def combine_models(measurements: Sequence[Measurement]) -> Measurement:
@@ -122,8 +124,9 @@ class ServerProcessesLoadGenerator:
     """Measures all server processes of an endpoint at the same time, with one load generator for each.
 
     ``make`` returns the one for a number of the process, from 1. Each sends to its server only, with an equal share
-    of the requests in flight. A measurement has the sum of the throughputs. A latency is the mean over the servers,
-    weighted by their requests: a percentile of all requests is between those of the servers, and so is the mean.
+    of the requests in flight. A measurement has the sum of the throughputs and of the counters in ``step_stats``. A
+    latency is the mean over the servers, weighted by their requests: a percentile of all requests is between those of
+    the servers, and so is the mean.
     """
 
     make: Callable[[int], LoadGenerator]
@@ -184,4 +187,9 @@ def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
         if (values := _values(measurements, name)) is not None:
             means[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
     seconds = max(measurement.measure_seconds or 0.0 for measurement in measurements)
+    texts = [measurement.step_stats for measurement in measurements]
+    steps = step_stats.from_text(step_stats.pool(texts)) if all(texts) else ()
+    means["step_stats"] = step_stats.to_text(
+        step._replace(instances=len(measurements) * step.instances) for step in steps
+    )
     return replace(combine_models(measurements), requests=sum(weights), measure_seconds=seconds, **means)

@@ -346,22 +346,28 @@ def read_source(
     itself, unless it is an ensemble. Raises BadInputError if a model is missing or they do not fit together.
     """
     shares = load_shares(concurrent)
-    names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": tuple(shares)}
+    names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
     _refuse_tuned_model(name, names_by_flag)
     top = read(name)
-    if len(shares) < len(set(concurrent)):
-        raise BadInputError(f"--concurrent-models {one_line(','.join(concurrent))}: a model has two shares; give one")
+    if len(shares) < len(concurrent):
+        raise BadInputError(
+            f"--concurrent-models {one_line(','.join(concurrent))}: a model is named twice; give it one share"
+        )
     if concurrent and top.is_streaming:
         raise BadInputError(
-            f"--concurrent-models {one_line(next(iter(shares)))}: {name} is decoupled, and only models with one "
+            f"--concurrent-models {one_line(concurrent[0])}: {name} is decoupled, and only models with one "
             "response to a request get load at the same time; tune the models one after another"
         )
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing):
         _gather(step, read, parts, path=(name,))
     own_parts = dict(parts)
+    has_shared_models = False
     for other in shares:
-        _gather(other, read, parts, path=(), flag="--concurrent-models")
+        own: dict[str, ModelSource] = {}
+        _gather(other, read, own, path=(), flag="--concurrent-models")
+        has_shared_models |= not parts.keys().isdisjoint(own)
+        parts |= own
         if name in parts:
             raise BadInputError(
                 f"--concurrent-models {one_line(other)}: {one_line(name)}, the tuned model, is a step of it; tune "
@@ -385,6 +391,7 @@ def read_source(
         composing={name: part.config for name, part in parts.items()},
         batcher=_batcher(top, own_parts if is_ensemble(top.config) else parts, tuned),
         concurrent=shares,
+        has_shared_models=has_shared_models,
         variants=variant_configs,
     )
 
@@ -395,8 +402,9 @@ def _refuse_tuned_model(name: str, names_by_flag: Mapping[str, Sequence[str]]) -
     Only ``--variants`` may name it, next to others.
     """
     for flag, names in names_by_flag.items():
-        if flag != "variants" and name in names:
-            raise BadInputError(f"--{flag} {name}: {name} is the tuned model itself; leave it out")
+        for text in names if flag != "variants" else ():
+            if name in load_shares([text]):
+                raise BadInputError(f"--{flag} {text}: {name} is the tuned model itself; leave it out")
     if set(names_by_flag["variants"]) == {name}:
         raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
 
@@ -418,7 +426,7 @@ def _check_stateful(
     """Raise BadInputError if a stateful model is not the only one: ``tune`` sends sequences to one model."""
     for name, part in parts.items():
         if part.is_stateful:
-            is_concurrent = name in names_by_flag["concurrent-models"]
+            is_concurrent = name in load_shares(names_by_flag["concurrent-models"])
             role = "a concurrent model" if is_concurrent else f"a part of {top.name}"
             raise BadInputError(
                 f"{one_line(name)}: sequence_batching: a stateful model is measured alone, not as {role}; "

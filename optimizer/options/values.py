@@ -285,17 +285,17 @@ def parse_model_names(text: str) -> tuple[str, ...]:
     return names
 
 
-_MODEL_WITH_SHARE = re.compile(r"(.+)=([0-9]{1,9}(?:\.[0-9]{0,9})?)")
+_MODEL_WITH_SHARE = re.compile(r"([^=]+)(?:=([0-9]{1,9}(?:\.[0-9]{0,9})?))?")
 LOAD_SHARES = (0.01, 100.0)  # smallest and largest share of the load
 
 
 def load_shares(models: Iterable[str]) -> dict[str, float]:
     """Return the share of the load by model for texts such as ``encoder`` or ``ranker=3``; it is 1 without a number.
 
-    The share of the model that is tuned is 1.
+    The share of the model that is tuned is 1. The texts are those that ``check_load_share`` accepts.
     """
-    matches = {text: _MODEL_WITH_SHARE.fullmatch(text) for text in models}
-    return dict((match[1], float(match[2])) if match else (text, 1.0) for text, match in matches.items())
+    matches = (_MODEL_WITH_SHARE.fullmatch(text) for text in models)
+    return {match[1]: float(match[2] or 1) for match in matches if match}
 
 
 def write_load_shares(shares: Mapping[str, float]) -> str:
@@ -304,18 +304,19 @@ def write_load_shares(shares: Mapping[str, float]) -> str:
 
 
 def check_load_share(text: str) -> str:
-    """Return ``text``, a model as for ``load_shares``. Raises ValueError if its share is too small or too large."""
-    (share,), (smallest, largest) = load_shares([text]).values(), LOAD_SHARES
-    if not smallest <= share <= largest:
+    """Return ``text``, a model as for ``load_shares``. Raises ValueError naming it if it has another form."""
+    smallest, largest = LOAD_SHARES
+    if not any(smallest <= share <= largest for share in load_shares([text]).values()):
         raise ValueError(
-            f"write NAME=SHARE, with a share of the load from {smallest:g} to {largest:g}, such as ranker=3"
+            f"{quote(text)} is not a model with a share of the load; write NAME, or NAME=SHARE with a number from "
+            f"{smallest:g} to {largest:g} such as ranker=3"
         )
     return text
 
 
 def parse_concurrent_models(text: str) -> tuple[str, ...]:
     """Return the models in ``text``, each as for ``load_shares``."""
-    return tuple(map(check_load_share, parse_model_names(text)))
+    return tuple(map(check_load_share, text.split(",")))
 
 
 def parse_usable_cpus(text: str) -> str:

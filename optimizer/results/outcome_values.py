@@ -9,6 +9,7 @@ from objectives import model_stats, priority_stats
 from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement
 from optimizer.core.safe_text import one_line, shorten
 from optimizer.results import configuration_text, formatting
+from optimizer.results.request_steps import step_times
 
 if TYPE_CHECKING:
     from objectives.intervals import ConfidenceInterval
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import BaselineResult, Outcome
 
-# stages of a request in their order, with the names of perf_analyzer
+# stages of a request in their order, with the names of perf_analyzer; OTHER_MODELS comes after them
 STAGES = {
     "client_send_ms": "client send",
     "network_ms": "network",
@@ -27,7 +28,7 @@ STAGES = {
     "compute_output_ms": "compute output",
     "client_recv_ms": "client receive",
 }
-OTHER_MODELS = "other_models_ms"  # takes the place of network_ms if other models serve a part of the request
+OTHER_MODELS = "other_models_ms"  # if other models serve a part of the request
 STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
 _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
 MAX_FAILURE_LENGTH = 80  # characters of the reason why a configuration failed, in a cell of a table
@@ -38,31 +39,30 @@ _STREAMED_SHOWN = {
 }
 
 
-def stage_names(*, has_other_models: bool) -> dict[str, str]:
-    """Return the name of each stage of ``stage_times_ms`` in their order, by its field."""
-    if not has_other_models:
-        return STAGES
-    return {
-        OTHER_MODELS if stage == "network_ms" else stage: "other models" if stage == "network_ms" else name
-        for stage, name in STAGES.items()
-    }
-
-
-def stage_times_ms(measurement: Measurement, *, has_other_models: bool) -> dict[str, float]:
-    """Return the mean time of a request in each known stage, by the name of its field.
+def stage_times_ms(point: Point, *, has_other_models: bool, tuned_model: str = "") -> dict[str, float]:
+    """Return the mean time of a request in each known stage in their order, by the name of its field.
 
     tune's own client does not measure its stages. What remains of the latency, in the network and in the client, is
-    then ``network_ms``. ``has_other_models``: the server's times are those of a model that the one of the requests
-    calls. What remains is then OTHER_MODELS, with the network.
+    then ``network_ms``. ``has_other_models``: the server's times are those of ``tuned_model``, which the model of the
+    requests calls. What remains is divided into ``network_ms`` and OTHER_MODELS by the times of the other models.
+    If these were not recorded, all of it is OTHER_MODELS.
     """
+    measurement = point.measurement
     stages_ms = {name: getattr(measurement, name) for name in STAGES}
     known_ms: dict[str, float] = {name: value for name, value in stages_ms.items() if value is not None}
     if has_other_models:
         known_ms.pop("network_ms", None)
-    remainder = OTHER_MODELS if has_other_models else "network_ms"
-    if known_ms and remainder not in known_ms and measurement.latency_avg_ms is not None:
-        known_ms[remainder] = max(0.0, measurement.latency_avg_ms - sum(known_ms.values()))
-    return known_ms
+    if known_ms and "network_ms" not in known_ms and measurement.latency_avg_ms is not None:
+        rest_ms = max(0.0, measurement.latency_avg_ms - sum(known_ms.values()))
+        if not has_other_models:
+            known_ms["network_ms"] = rest_ms
+        elif others := [step.own_ms for step in step_times(point) if step.model != tuned_model]:
+            known_ms[OTHER_MODELS] = min(rest_ms, sum(others))
+            known_ms["network_ms"] = rest_ms - known_ms[OTHER_MODELS]
+        else:
+            known_ms[OTHER_MODELS] = rest_ms
+    order = (*STAGES, OTHER_MODELS)
+    return dict(sorted(known_ms.items(), key=lambda stage: order.index(stage[0])))
 
 
 def estimate(outcome: Outcome, point: Point, metric: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from objectives import step_stats
+from objectives import model_stats, step_stats
+from objectives.step_stats import StepStatistic
 from optimizer.core.trial import Point
 from optimizer.results import formatting
 
 SATURATED = 0.8  # share of time computing above which instances count as saturated; batches have gaps between them
 MIN_WAIT_SHARE = 0.1  # wait relative to the time of computing below which few requests wait
-HEADERS = ("step", ">instances", ">busy", ">queue ms", ">compute ms")
+HEADERS = ("model", ">instances", ">busy", ">queue ms", ">compute ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +46,37 @@ class StepTimes:
 def step_times(point: Point) -> tuple[StepTimes, ...]:
     """Return the times of each model that serves a part of the requests; an empty tuple if they were not recorded.
 
-    The counters include the time before and after the measured windows, so the wall time is that of the counted
-    requests at the measured throughput.
+    If several models get load at the same time, the times of each are those of a request to it.
     """
-    counted = step_stats.from_text(point.measurement.step_stats)
-    throughput = point.measurement.throughput_infer_per_sec
-    if not counted or not throughput or not (requests := counted[0].requests):
-        return ()
-    wall_ns = 1e9 * requests * point.load.request_batch_size / throughput
+    measurement = point.measurement
+    loaded = model_stats.from_text(measurement.by_model)
+    groups: list[list[StepStatistic]] = []
+    for step in step_stats.from_text(measurement.step_stats):
+        if not groups or step.model in loaded:
+            groups.append([])
+        groups[-1].append(step)
+    times = []
+    for counted in groups:
+        throughput, requests = model_stats.throughput_of(counted[0].model, measurement), counted[0].requests
+        if not throughput or not requests:
+            return ()
+        times += _step_times(counted, 1e9 * requests * point.load.request_batch_size / throughput)
+    return tuple(times)
+
+
+def _step_times(counted: Sequence[StepStatistic], wall_ns: float) -> list[StepTimes]:
+    """Return the times of the models in ``counted``, the first of which gets the requests.
+
+    The counters include the time before and after the measured windows, so the wall time ``wall_ns`` is that of the
+    counted requests at the measured throughput.
+    """
+    requests = counted[0].requests
     called_ns = sum(step.queue_ns + step.compute_ns for step in counted[1:])
     steps = []
     for step in counted:
         if not step.instances:
             continue
-        calls_others = step is counted[0]  # an ensemble has no instances
+        calls_others = step is counted[0] and len(counted) > 1  # an ensemble has no instances
         own_ns = step.queue_ns + max(0, step.compute_ns - (called_ns if calls_others else 0))
         times = StepTimes(
             step.model,
@@ -70,7 +88,7 @@ def step_times(point: Point) -> tuple[StepTimes, ...]:
             calls_others=calls_others,
         )
         steps.append(times)
-    return tuple(steps)
+    return steps
 
 
 def limiting_step(steps: Sequence[StepTimes]) -> StepTimes | None:
@@ -93,8 +111,8 @@ def limit_sentence(steps: Sequence[StepTimes]) -> str:
         return ""
     if not step.is_saturated:
         return (
-            "At this load, no step has instances that always compute while requests wait. A request spends most "
-            f"time in {step.model}: {formatting.number(step.own_ms)} ms."
+            "At this load, no model has instances that always compute while requests wait. Requests spend most time "
+            f"in {step.model}: {formatting.number(step.own_ms)} ms."
         )
     instances = "instance" if step.instances == 1 else f"{step.instances:,} instances"
     waiting = " or waited for the models that it calls" if step.calls_others else ""

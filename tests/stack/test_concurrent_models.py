@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from objectives import step_stats
 from objectives.model_stats import from_text
 from optimizer.config import model_config
 from tests.command_fixtures import Sandbox, assert_search_ended, run_tune
@@ -63,6 +64,7 @@ def test_both_models_get_load_and_a_configuration(sandbox: Sandbox) -> None:
             throughputs = [model.throughput_infer_per_sec or 0 for model in by_model.values()]
             assert list(by_model) == ["sleeper", "other"]
             assert sum(throughputs) == pytest.approx(float(row["throughput_infer_per_sec"]))
+            assert [step.model for step in step_stats.from_text(row["step_stats"])] == ["sleeper", "other"]
     if not is_found:  # other processes disturbed each load
         return
     served = [model_config.read(folder / "best" / name / "config.pbtxt") for name in ("sleeper", "other")]

@@ -42,6 +42,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "stage-5": ("#2a8f5b", "#6fcf9c"),
     "stage-6": ("#b83280", "#f07fbe"),
     "stage-7": ("#5f6b76", "#99a5b1"),
+    "stage-8": ("#6b4226", "#b98a6a"),
 }
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 STAGE_COLOURS = tuple(colour for name, colour in LIGHT.items() if name.startswith("stage-"))

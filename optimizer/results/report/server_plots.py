@@ -96,7 +96,7 @@ def _stack(run: FinishedRun, axes: Axes, points: Sequence[Point], panel: int) ->
     labels: dict[str, list[str]] = {}
     bottoms = np.zeros(len(points))
     bars = [tables.stages_ms(run, point) or {} for point in points]
-    for name, colour in zip(bars[0], STAGE_COLOURS, strict=True):
+    for name, colour in zip(bars[0], STAGE_COLOURS, strict=False):
         values = np.array([bar[name] for bar in bars])
         tops = bottoms + values
         places = zip(range(len(points)), bottoms.tolist(), tops.tolist(), strict=True)

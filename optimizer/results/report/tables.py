@@ -60,6 +60,20 @@ def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
     return list(outcome_values.evenly_spread(measured, MAX_LOADS))
 
 
+def stage_names(run: FinishedRun) -> dict[str, str]:
+    """Return the name of each stage of a request in their order, by its field.
+
+    If a point lacks the times of the other models, the network is a part of these everywhere.
+    """
+    if not run.has_other_models:
+        return outcome_values.STAGES
+    counted = [point.measurement for point in run.measured.points if point.measurement.queue_ms is not None]
+    if all(measurement.step_stats for measurement in counted):
+        return {**outcome_values.STAGES, outcome_values.OTHER_MODELS: "other models"}
+    names = {**outcome_values.STAGES, outcome_values.OTHER_MODELS: "other models and network"}
+    return {stage: name for stage, name in names.items() if stage != "network_ms"}
+
+
 def stages_ms(run: FinishedRun, point: Point) -> dict[str, float] | None:
     """Return the mean milliseconds in each stage by its name, in their order; None if none is known.
 
@@ -68,9 +82,12 @@ def stages_ms(run: FinishedRun, point: Point) -> dict[str, float] | None:
     """
     if point.measurement.is_streamed:
         return None
-    has_other_models = run.has_other_models
-    times_ms = outcome_values.stage_times_ms(point.measurement, has_other_models=has_other_models)
-    names = outcome_values.stage_names(has_other_models=has_other_models)
+    names = stage_names(run)
+    times_ms = outcome_values.stage_times_ms(
+        point, has_other_models=run.has_other_models, tuned_model=run.tuned_model
+    )
+    if "network_ms" not in names and outcome_values.OTHER_MODELS in times_ms:
+        times_ms[outcome_values.OTHER_MODELS] += times_ms.pop("network_ms", 0.0)
     return {name: max(times_ms.get(stage, 0.0), 0.0) for stage, name in names.items()} if times_ms else None
 
 
@@ -190,8 +207,7 @@ def stages(run: FinishedRun) -> ReportTable:
             if values is not None:
                 cells = [f"{value:,.2f}" for value in values.values()]
                 rows.append((role, formatting.load(point.load), formatting.value_of(point, "throughput"), *cells))
-    names = outcome_values.stage_names(has_other_models=run.has_other_models).values()
-    headers = ("configuration", ">load", ">throughput", *(f">{name}" for name in names))
+    headers = ("configuration", ">load", ">throughput", *(f">{name}" for name in stage_names(run).values()))
     return ReportTable(headers, rows, "Mean milliseconds of a request in each stage")
 
 

@@ -8,19 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from objectives import model_stats
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.step_stats import StepStatistic, to_text
 from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import break_down_stages, find_bottleneck
-from optimizer.explain.explanation import explain
+from optimizer.explain.explanation import NO_STEPS, NO_STEPS_OF_STREAM, explain
 from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import Gain, Remedy
 from optimizer.explain.step_advice import StepAdvice, advise
+from optimizer.results import outcome_values
 from optimizer.results.finished_run import read_run
+from optimizer.results.report import tables
 from optimizer.results.report.content import report_section
 from optimizer.results.report.writer import html, markdown
+from tests import streaming_run
 from tests.explanation_text import explanation_text
 from tests.run_folders import MEASURED, change_info, write_run
 
@@ -123,9 +127,45 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_without_the_times_of_steps_says_so(run: Path) -> None:
     explanation = explain(read_run(run))
-    assert "The run did not record the times of each step." in explanation.bottleneck.reasons
+    assert NO_STEPS in explanation.bottleneck.reasons
     assert (document(explanation)["steps"], document(explanation)["limiting_step"]) == (None, None)
     assert report_section(read_run(run)).steps.rows == []
+
+
+def test_the_network_is_a_part_of_the_other_models_without_their_times(tmp_path: Path) -> None:
+    served = replace(MEASURED, latency_avg_ms=20.0, queue_ms=0.0, compute_infer_ms=0.4)
+    finished = read_run(change_info(write_run(tmp_path, "chain", measured=served), "problem", batcher="second"))
+    stages_ms = tables.stages_ms(finished, finished.measured.points[0]) or {}
+    assert "network" not in stages_ms
+    assert stages_ms["other models and network"] == pytest.approx(19.6)
+
+
+def test_models_without_their_times_say_why(tmp_path: Path) -> None:
+    both = change_info(write_run(tmp_path / "both", "chain"), "problem", concurrent_models="other=3")
+    assert NO_STEPS in explain(read_run(both)).bottleneck.reasons
+    streamed = change_info(streaming_run.write_run(tmp_path / "streamed"), "problem", batcher="second")
+    assert NO_STEPS_OF_STREAM in explain(read_run(streamed)).bottleneck.reasons
+
+
+def test_the_limiting_one_of_several_models_under_load_is_named(tmp_path: Path) -> None:
+    by_model = model_stats.to_text(
+        {"chain": Measurement(200.0, latency_p95_ms=3.0), "other": Measurement(1800.0, latency_p95_ms=9.0)}
+    )
+    times = to_text(
+        [
+            StepStatistic("chain", 1, 100, 100, 0, 20 * MS, 20 * MS),
+            StepStatistic("other", 1, 900, 900, 5400 * MS, 1620 * MS, 900 * MS),
+        ]
+    )
+    counted = Measurement(2000.0, requests=1000, stable=True, by_model=by_model, step_stats=times)
+    run = write_run(tmp_path, "chain", fields={"other/instance_group_count": [1]}, measured=counted)
+    explanation = explain(read_run(change_info(run, "problem", concurrent_models="other=9")))
+    text = explanation_text(explanation)
+    assert "What limits the throughput: other\n" in text
+    assert "bottleneck is unknown" not in text
+    assert "90 %     6.000       1.800\n" in text
+    assert "A higher other/instance_group_count than 1 would help" in " ".join(text.split())
+    assert document(explanation)["bottleneck"] == "other models"
 
 
 def test_the_limiting_step_is_in_text_json_and_report(tmp_path: Path) -> None:
@@ -137,7 +177,7 @@ def test_the_limiting_step_is_in_text_json_and_report(tmp_path: Path) -> None:
             StepStatistic("second", 2, 100, 50, 0, 40 * MS, 20 * MS),
         ]
     )
-    served = replace(MEASURED, queue_ms=0.0, compute_infer_ms=0.4, step_stats=times)
+    served = replace(MEASURED, latency_avg_ms=20.0, queue_ms=0.0, compute_infer_ms=0.4, step_stats=times)
     run = write_run(tmp_path, "chain", fields={COUNT: [1], DELAY: ["off"]}, measured=served)
     finished = read_run(change_info(run, "problem", batcher="second"))
     explanation = explain(finished)
@@ -152,6 +192,12 @@ def test_the_limiting_step_is_in_text_json_and_report(tmp_path: Path) -> None:
         ("second", 2, 0.0),
     ]
     assert result["bottleneck"] == "other models"
+    assert tables.stages_ms(finished, finished.measured.points[0]) == {
+        **dict.fromkeys(outcome_values.STAGES.values(), 0.0),
+        "compute infer": 0.4,
+        "network": pytest.approx(11.8),
+        "other models": pytest.approx(7.8),
+    }
     sections = [report_section(finished)]
     for report in (html(sections, [{}]), markdown(sections)):
         assert "Which step limits the throughput" in report

@@ -82,6 +82,16 @@ def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
     assert (first.requested, second.requested) == (["a"] * 4, ["b"] * 4)
 
 
+def test_the_counters_of_all_models_are_kept_if_each_has_them() -> None:
+    first_model = replace(measurement(100, 5), step_stats="a:0:100:100:0:0:0 step:2:100:10:1:2:3")
+    second_model = replace(measurement(40, 12), step_stats="b:1:40:20:4:5:6")
+    joint, *_ = generators_of_two_models(first_model, second_model)
+    counted = joint.measure(TWO_MODELS, LOAD).step_stats
+    assert counted == "a:0:100:100:0:0:0 step:2:100:10:1:2:3 b:1:40:20:4:5:6"
+    joint, *_ = generators_of_two_models(first_model, replace(second_model, step_stats=""))
+    assert joint.measure(TWO_MODELS, LOAD).step_stats == ""
+
+
 @pytest.mark.parametrize(("share", "requests"), [(3.0, (3, 24)), (0.5, (1, 4)), (0.1, (1, 1))])
 def test_each_model_gets_its_share_of_the_load_and_at_least_one_request(
     share: float, requests: tuple[int, int]
@@ -181,6 +191,14 @@ def test_each_server_gets_its_share_and_latencies_are_weighted_means() -> None:
     assert outcome.stable
     assert joint.warm_up(TWO_SERVERS, LOAD) is None
     assert len(joint.measure_windows(TWO_SERVERS, LOAD, 1.0, 2)) == 2
+
+
+def test_the_counters_of_all_servers_are_added() -> None:
+    first, second = (replace(one, step_stats=f"a:2:{one.requests}:10:4:5:6") for one in (FAST, SLOW))
+    joint, _ = generators_of_servers(first, second)
+    assert joint.measure(TWO_SERVERS, LOAD, 1.0).step_stats == "a:4:400:20:8:10:12"
+    joint, _ = generators_of_servers(first, SLOW)
+    assert joint.measure(TWO_SERVERS, LOAD, 1.0).step_stats == ""
 
 
 def test_one_server_is_measured_as_without_others() -> None:

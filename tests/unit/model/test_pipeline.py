@@ -21,7 +21,15 @@ from optimizer.model.repository import read_repository_model, read_source
 from optimizer.options.run_options import RunOptions
 from optimizer.study.run_record import problem_document
 from optimizer.study.task import prepare_task
-from tests.repositories import doubler, stored, write_bls, write_ensemble, write_model
+from tests.repositories import (
+    doubler,
+    sleeper_program,
+    stored,
+    write_bls,
+    write_ensemble,
+    write_model,
+    write_python_model,
+)
 
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 LAPTOP = Hardware(gpus=(), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
@@ -118,9 +126,10 @@ def test_an_ensemble_next_to_its_own_step_is_refused_with_the_other_order(tmp_pa
 def test_a_concurrent_model_has_one_share_of_the_load(tmp_path: Path) -> None:
     write_ensemble(tmp_path, milliseconds=5)
     assert read_source(stored(tmp_path), "first", concurrent=("second=3",)).concurrent == {"second": 3.0}
-    with pytest.raises(BadInputError, match=r"^--concurrent-models second=3,second: a model has two shares; "):
-        read_source(stored(tmp_path), "first", concurrent=("second=3", "second"))
-    with pytest.raises(BadInputError, match=r"^--concurrent-models first: first is the tuned model itself"):
+    for second in ("second", "second=3"):
+        with pytest.raises(BadInputError, match=rf"^--concurrent-models second=3,{second}: a model is named twice; "):
+            read_source(stored(tmp_path), "first", concurrent=("second=3", second))
+    with pytest.raises(BadInputError, match=r"^--concurrent-models first=3: first is the tuned model itself"):
         read_source(stored(tmp_path), "first", concurrent=("first=3",))
 
 
@@ -162,7 +171,28 @@ def test_the_steps_of_a_request_are_named_with_their_instances(tmp_path: Path) -
     serving["second"].instance_group[0].gpus.extend([0, 1])
     assert caller.steps(serving) == (("caller", 1), ("first", 3), ("second", 2))
     assert read_source(read, "first").steps(serving) == ()
-    assert read_source(read, "chain", concurrent=["caller"]).steps(serving) == ()
+
+
+def test_the_steps_of_each_model_under_load_are_those_of_its_own_requests(tmp_path: Path) -> None:
+    write_bls(tmp_path, milliseconds=5)
+    write_python_model(tmp_path, "other", sleeper_program(5))
+    read = stored(tmp_path)
+    both = read_source(read, "chain", concurrent=["other=3"])
+    assert both.steps(both.models) == (("chain", 0), ("first", 1), ("second", 1))
+    assert both.steps(both.models, "other") == (("other", 1),)
+    reverse = read_source(read, "other", concurrent=["chain"])
+    assert reverse.steps(reverse.models) == (("other", 1),)
+    assert reverse.steps(reverse.models, "chain") == (("chain", 0), ("first", 1), ("second", 1))
+    calling = read_source(read, "caller", composing=["chain"], concurrent=["other"])
+    assert calling.steps(calling.models) == (("caller", 1), ("first", 1), ("second", 1))
+
+
+def test_the_steps_are_unknown_if_a_model_serves_requests_of_two(tmp_path: Path) -> None:
+    """The statistics of ``first`` are those of the requests to the ensemble and of its own ones together."""
+    write_bls(tmp_path, milliseconds=5)
+    for name, composing in (("chain", []), ("caller", ["first"])):
+        source = read_source(stored(tmp_path), name, composing=composing, concurrent=["first"])
+        assert source.steps(source.models) == source.steps(source.models, "first") == ()
 
 
 def test_the_steps_of_an_ensemble_are_unknown_if_one_of_them_calls_other_models(tmp_path: Path) -> None:

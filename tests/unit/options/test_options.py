@@ -67,8 +67,8 @@ def test_values_of_python_and_yaml_are_options() -> None:
 
 
 def test_a_model_without_a_share_gets_the_load_of_the_tuned_one() -> None:
-    options = run_options("m", {"concurrent-models": "ranker=3,en=coder,small=0.25"})
-    assert load_shares(options.concurrent_models) == {"ranker": 3.0, "en=coder": 1.0, "small": 0.25}
+    options = run_options("m", {"concurrent-models": "ranker=3,encoder,small=0.25"})
+    assert load_shares(options.concurrent_models) == {"ranker": 3.0, "encoder": 1.0, "small": 0.25}
     assert run_options("m", written_values(options)) == options
 
 
@@ -83,9 +83,16 @@ def test_a_model_without_a_share_gets_the_load_of_the_tuned_one() -> None:
         ({"header": "secret", "target": "remote"}, "--header ***: write NAME:VALUE"),
         (
             {"concurrent-models": "a,b=0"},
-            "--concurrent-models a,b=0: write NAME=SHARE, with a share of the load from",
+            "--concurrent-models a,b=0: b=0 is not a model with a share of the load; write NAME, or NAME=SHARE with",
         ),
-        ({"concurrent-models": ["b=100.5"]}, "--concurrent-models b=100.5: write NAME=SHARE, "),
+        *(
+            (
+                {"concurrent-models": [text]},
+                f"--concurrent-models {text}: {text} is not a model with a share of the load",
+            )
+            for text in ("b=100.5", "b=", "b=x", "=3", "b=3=4", "b=nan", "b=inf", "b=-1", "b=1e1", "b= 3")
+        ),
+        ({"concurrent-models": "b,"}, "--concurrent-models b,: '' is not a model with a share of the load"),
     ],
 )
 def test_an_invalid_value_names_option_and_value(values: dict[str, object], message: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from objectives import model_stats
 from objectives.metrics import Measurement
 from objectives.step_stats import StepStatistic, to_text
 from optimizer.core.candidate import Candidate
@@ -50,7 +53,7 @@ def test_without_waiting_requests_the_longest_step_is_named() -> None:
     limit = limiting_step(steps)
     assert limit is not None
     assert (limit.model, limit.is_saturated) == ("first", False)
-    assert limit_sentence(steps).endswith("A request spends most time in first: 9.10 ms.")
+    assert limit_sentence(steps).endswith("Requests spend most time in first: 9.10 ms.")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,18 @@ def test_a_model_that_calls_others_limits_only_if_none_of_them_does(of_first: St
     assert step_rows(steps)[0][0] == "caller (with its calls)"
     if expected == "caller":
         assert "its 2 instances computed or waited for the models that it calls 95 %" in limit_sentence(steps)
+
+
+def test_each_model_under_load_has_the_times_of_its_own_requests() -> None:
+    """The ensemble serves 100 requests of two samples a second, and the other model 25."""
+    by_model = model_stats.to_text({"chain": Measurement(200.0), "other": Measurement(50.0)})
+    alone = measured(ENSEMBLE, step("first", 2, 3, 10), step("other", 1, 30, 36), throughput=250.0)
+    point = replace(alone, measurement=replace(alone.measurement, by_model=by_model))
+    first, other = step_times(point)
+    assert (first.model, first.queue_ms, other.model, other.queue_ms) == ("first", 3, "other", 30)
+    assert [first.busy_share, other.busy_share] == pytest.approx([0.5, 0.9])
+    assert not other.calls_others
+    assert limit_sentence((first, other)) == "other limits the throughput: its instance computed 90 % of the time."
 
 
 @pytest.mark.parametrize("point", [measured(), measured(ENSEMBLE, step("first", 1, 1, 1), throughput=0.0)])
