@@ -24,9 +24,9 @@ DECLINED = 1
 UNNOTICED_RUNS = "A run that is being prepared, or is in another container, is not noticed and would fail."
 EPILOG = f"""\
 The cache is in ~/.cache/tritune; the variable TRITUNE_CACHE moves it. The next
-run fetches or builds again what it needs: 90 MB for the server, and seconds to
-minutes for a model. Runs and their results are not in the cache (see `tune
-runs`).
+run fetches or builds again what it needs: 100 MB for the server, and seconds
+to minutes for a model. Runs and their results are not in the cache (see
+`tune runs`).
 
 kinds: {", ".join(REMOVABLE)}
 

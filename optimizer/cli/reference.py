@@ -207,15 +207,26 @@ def _option_cells(option: Option) -> tuple[str, ...]:
 
 
 def _command_section(command: str) -> str:
-    """Return what ``tune COMMAND --help`` shows."""
+    """Return what ``tune COMMAND --help`` shows, with a link for options of ``tune run``."""
     parser: Parser = import_module(f"optimizer.cli.{command}").build_parser()
     description = " ".join((parser.description or "").split())
     parts = [f"## {parser.prog}\n", f"`{parser.usage}`\n", f"{_plain(description)}\n"]
     for title, actions in parser.shown_arguments().items():
-        parts.append(_table((title, "meaning"), map(_argument_cells, actions)))
+        parts.append(_table((title, "meaning"), _argument_rows(actions)))
     if parser.epilog:
         parts.append(_TEXT.format(parser.epilog.rstrip()))
     return "\n".join(parts)
+
+
+def _argument_rows(actions: Sequence[argparse.Action]) -> list[tuple[str, ...]]:
+    """Return a row for each argument, and one for all options of ``tune run`` with the same help if they are many."""
+    helps = {option.flag: _plain(option.help_text()) for option in OPTIONS}
+    rows = [(action.option_strings, _argument_cells(action)) for action in actions]
+    same = [flag for flags, (_, text) in rows for flag in flags if helps.get(flag) == text]
+    if len(same) < 4:
+        return [cells for _, cells in rows]
+    own = [cells for flags, cells in rows if not set(flags) & set(same)]
+    return [*own, (", ".join(f"`{flag}`" for flag in same), "As in [`tune run`](reference-options.md)")]
 
 
 def _argument_cells(action: argparse.Action) -> tuple[str, ...]:

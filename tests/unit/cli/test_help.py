@@ -71,10 +71,19 @@ def test_help_all_has_all_options_in_the_same_groups(
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "run"])
-def test_the_reference_has_each_option_of_a_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")  # no flag is broken at a hyphen
-    shown = import_module(f"optimizer.cli.{command}").build_parser().format_help()
+def test_the_reference_has_each_option_and_the_text_of_a_help(command: str) -> None:
+    parser = import_module(f"optimizer.cli.{command}").build_parser()
     section = reference.commands_page().partition(f"\n## tune {command}\n")[2].partition("\n## ")[0]
-    assert section
+    assert (parser.epilog or "").rstrip() in section
     assert section.count("```") == len(re.findall("^```", section, re.MULTILINE)), "each fence is a line of its own"
-    assert set(re.findall(FLAG, shown)) - COMMON_FLAGS == set(re.findall(FLAG, section))
+    names = " ".join(re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE))
+    shown = [
+        flag for actions in parser.shown_arguments().values() for action in actions for flag in action.option_strings
+    ]
+    assert sorted(re.findall(FLAG, names)) == sorted(re.findall(FLAG, " ".join({*shown} - COMMON_FLAGS)))
+
+
+def test_the_reference_refers_to_the_options_of_run_for_those_with_the_same_help() -> None:
+    section = reference.commands_page().partition("\n## tune sweep\n")[2].partition("\n## ")[0]
+    assert "`--perf-analyzer-image`, `--server-cpus` | As in [`tune run`](reference-options.md) |" in section
+    assert "| `-b, --request-batch-size LIST` | Samples in each request: 1,8" in section, "another help than in run"
