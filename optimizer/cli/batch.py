@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from objectives.sla import Verdict
@@ -14,18 +13,20 @@ from optimizer.cli.exit_codes import EXIT_CODES
 from optimizer.cli.output import INTERRUPTED, fail, print_json, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import named_file, one_line
+from optimizer.core.safe_text import is_file, named_file, one_line, quote, show_path
 from optimizer.options.command_line import Parser, add_json
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import BATCH_FILE, RunFolder
 from optimizer.store.run_lookup import runs_in
 from optimizer.study.batch.record import (
-    FILE,
+    BATCHES,
     RECORD,
     BatchFolder,
     BatchRecord,
     EntryRecord,
+    StoredBatch,
     new_record,
+    read_record,
     resumed_record,
 )
 from optimizer.study.batch.suite import Suite, read_suite
@@ -39,6 +40,7 @@ WORST_FIRST = (
     EnvironmentFault.exit_code,
     *(EXIT_CODES[verdict] for verdict in (Verdict.FAIL, Verdict.UNDECIDED, Verdict.PASS)),
 )
+AGAINST = "--against"
 NEWEST = ""  # the value of --resume without a batch
 EPILOG = """\
 SUITE.yaml lists models, SLAs, targets and options of `tune run` (see
@@ -62,21 +64,20 @@ def main(argv: list[str]) -> int:
     budget = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     suite = read_suite(named_file("suite", arguments.suite, "a YAML file such as the one in docs/batch.md"))
-    previous = None if arguments.against is None else BatchFolder.find(arguments.against, "--against")
-    if previous is not None:
-        previous.read()
+    against = None if arguments.against is None else _find_earlier(arguments.against, arguments.out, suite)
     folder, record = _open_batch(suite, arguments.resume, arguments.out, budget)
+    record = replace(record, regression_share=regression)
     from rich.console import Console
 
     from optimizer.results.formatting import count
     from optimizer.study.batch.batch_runner import BatchRunner
+    from optimizer.study.batch.finished_batch import finish
     from optimizer.study.batch.reports import print_batch
 
     progress = progress_on_terminal(with_time=True)
     with folder.locked():
         batch = BatchRunner(suite, folder, record, _run_entry(progress), progress.on_progress).run()
-        earlier = [previous] if previous else _earlier_batches(folder, arguments.out, suite)
-        batch = _finish(batch, folder, earlier, regression)
+        batch = finish(folder, batch, against)
     if arguments.json:
         print_json(RECORD.dump_python(batch, mode="json"))
     else:
@@ -129,7 +130,10 @@ def build_parser() -> Parser:
         help="Continue this batch (default: the newest unfinished one)",
     )
     parser.add_argument(
-        "--against", metavar="BATCH", help="Compare with this batch (default: the last finished one of the suite)"
+        AGAINST,
+        metavar="BATCH",
+        help="Compare with this batch: its folder or batch.json, or a folder of batches for the newest one (default: "
+        "the last finished one of the suite)",
     )
     parser.add_argument(
         "--fail-on-regression",
@@ -137,7 +141,7 @@ def build_parser() -> Parser:
         help="Return exit code 1 if the throughput of a run fell by this share: 5%%",
     )
     parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
-    for flag in ("--resume", "--against"):
+    for flag in ("--resume", AGAINST):
         parser.set_completer(flag, _complete_batch)
     add_json(parser)
     return parser
@@ -147,7 +151,7 @@ def _complete_batch(prefix: str, parsed_args: argparse.Namespace, **_: object) -
     """Return the words that BATCH may be: the folders of batches in ``--out``, and other folders."""
     from argcomplete.completers import DirectoriesCompleter
 
-    batches = runs_in(f"{parsed_args.out}/batches", record=FILE)
+    batches = runs_in(f"{parsed_args.out}/{BATCHES}", record=BATCH_FILE)
     return [*(f"{batch.path}/" for batch in batches), *DirectoriesCompleter()(prefix)]
 
 
@@ -157,51 +161,36 @@ def _open_batch(suite: Suite, resume: str | None, out: str, budget: float | None
         folder = BatchFolder.create(out, suite.name)
         return folder, new_record(suite, budget or suite.budget_seconds)
     if resume == NEWEST:
-        unfinished = [batch for batch in _readable_batches(out, suite) if batch[1].status != "finished"]
+        stored = BatchFolder.readable_in(Path(out) / BATCHES / suite.name)
+        unfinished = [batch for batch in stored if batch.record.status != "finished"]
         if not unfinished:
             raise BadInputError(
                 f"--resume: no unfinished batch of {suite.name} in {one_line(out)}; leave --resume out"
             )
-        folder, record = unfinished[0]
+        folder, record = BatchFolder(unfinished[0].path.parent), unfinished[0].record
     else:
-        folder = BatchFolder.find(resume, "--resume")
+        folder = BatchFolder.find(resume, out, "--resume")
         record = folder.read()
     for path in (folder.path, *(folder.path / entry.folder for entry in record.entries)):
         RunFolder(path).refuse_links()
     return folder, resumed_record(record, suite, budget)
 
 
-def _readable_batches(out: str, suite: Suite) -> list[tuple[BatchFolder, BatchRecord]]:
-    batches = []
-    for folder in BatchFolder.all_of(out, suite.name):
-        with contextlib.suppress(BadInputError):
-            batches.append((folder, folder.read()))
-    return batches
-
-
-def _earlier_batches(folder: BatchFolder, out: str, suite: Suite) -> list[BatchFolder]:
-    """Return the finished batches of ``suite`` that started before the one in ``folder``, the newest first."""
-    began = folder.read().started
-    finished = ((other, record) for other, record in _readable_batches(out, suite) if record.status == "finished")
-    return [other for other, record in finished if record.started < began]
-
-
-def _finish(
-    batch: BatchRecord, folder: BatchFolder, earlier: Sequence[BatchFolder], regression: float | None
-) -> BatchRecord:
-    """Return the batch with the comparison, and write its files."""
-    from optimizer.core.files import write_atomically
-    from optimizer.study.batch.changes import compare_batches
-    from optimizer.study.batch.reports import junit, markdown, write_index
-
-    if earlier:
-        compared = compare_batches(batch, [other.read() for other in earlier], regression)
-        batch = replace(compared, previous=str(earlier[0].path))
-    folder.write(batch)
-    write_index(folder, batch)
-    write_atomically(folder.markdown, markdown(batch))
-    write_atomically(folder.junit, junit(batch))
-    return batch
+def _find_earlier(against: str, out: str, suite: Suite) -> StoredBatch:
+    """Return the batch that ``--against`` names. Raises BadInputError if it is no batch of ``suite``."""
+    path = Path(against)
+    if not is_file(path):
+        path = BatchFolder.find(against, out, AGAINST).record
+    try:
+        earlier = read_record(path)
+    except BadInputError as error:
+        raise BadInputError(f"{AGAINST}: give a batch.json, or the folder of a batch; {error}") from None
+    if not {entry.label for entry in earlier.entries} & {entry.label for entry in suite.entries}:
+        raise BadInputError(
+            f"{AGAINST} {quote(against)}: is a batch of {one_line(earlier.suite)} and has no entry of "
+            f"{show_path(suite.path)}; give a batch of this suite"
+        )
+    return StoredBatch(path, earlier)
 
 
 def _run_entry(progress: Progress) -> RunEntry:

@@ -255,8 +255,12 @@ def bound(constraint: Constraint) -> str:
     metric = METRICS[constraint.metric]
     relation = ">=" if metric.better == "higher" else "<="
     value = size(constraint.bound) if metric.unit == "bytes" else f"{exact(constraint.bound)} {metric.unit}"
-    name = short_metric(metric.name) if metric.timing else metric_label(metric.name)
-    return f"{name} {relation} {value.rstrip()}"
+    return f"{bounded_metric(metric.name)} {relation} {value.rstrip()}"
+
+
+def bounded_metric(metric: str) -> str:
+    """Return the name of a metric in a bound: ``p95``, or ``GPU memory``."""
+    return short_metric(metric) if METRICS[metric].timing else metric_label(metric)
 
 
 def bounds(sla: Sla) -> str:

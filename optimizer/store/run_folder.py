@@ -27,7 +27,7 @@ from optimizer.options.run_options import RunOptions
 SCHEMA_VERSION = 1  # raised with every change of run.json that an older or newer tune would misread
 MAX_INFO_BYTES = 64 << 20  # limit for a record, which may come from anywhere
 MAX_REASON_LENGTH = 200  # characters of a fault in a message
-RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
+RUN_FILE, SWEEP_FILE, BATCH_FILE = "run.json", "sweep.json", "batch.json"  # the records of a run, sweep and batch
 ENDED: Final = ("found", "none")  # the states of a run that ended normally
 MODEL_HASH, HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes

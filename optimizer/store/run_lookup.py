@@ -115,7 +115,7 @@ def _recorded_inside(folder: str, record: str) -> list[Path]:
 
     ``folder`` may be that of a model, or one with the folders of several models.
     """
-    inside = (*_subfolders(Path(folder)), *folders_in(folder)) if folder.strip() else ()
+    inside = (*subfolders(Path(folder)), *folders_in(folder)) if folder.strip() else ()
     return newest_first(path for path in inside if is_file(path / record))
 
 
@@ -148,8 +148,8 @@ def runs_in(out: str, model: str | None = None, record: str = RUN_FILE) -> list[
 
 def folders_in(out: str, model: str | None = None) -> list[Path]:
     """Return the folders in which the runs of ``model``, or of all models, may be: ``<out>/<model>/<run>``."""
-    parents = _subfolders(Path(out)) if model is None else [Path(out) / model]
-    return [path for parent in parents for path in _subfolders(parent)]
+    parents = subfolders(Path(out)) if model is None else [Path(out) / model]
+    return [path for parent in parents for path in subfolders(parent)]
 
 
 def newest_first(paths: Iterable[Path]) -> list[Path]:
@@ -179,7 +179,8 @@ def _where(path: Path, name: str) -> str:
     return "" if Path(name) == path else f" ({show_path(path)})"
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in ``folder`` that are not hidden; none if it cannot be read."""
     try:
         return [path for path in folder.iterdir() if is_folder(path) and not path.name.startswith(".")]
     except (OSError, ValueError):

@@ -139,7 +139,7 @@ def write(runs: Sequence[FinishedRun], formats: Iterable[str], output: Path) -> 
     does not fit the formats or cannot be written, EnvironmentFault if its disk is full.
     """
     requested = list(dict.fromkeys(formats))
-    paths = _paths(requested, output)
+    paths = file_paths(requested, output)
     sections = [report_section(run) for run in runs]
     contents: dict[str, str | bytes] = {}
     if "markdown" in requested:
@@ -149,29 +149,33 @@ def write(runs: Sequence[FinishedRun], formats: Iterable[str], output: Path) -> 
 
         frame = data_frames.measurements(runs)
         contents |= {name: make(frame) for name, make in data_frames.WRITERS.items() if name in requested}
-    written = [_write(paths[name], content) for name, content in contents.items()]
+    written = [write_file(paths[name], content) for name, content in contents.items()]
     plots: list[dict[str, PagePlot]] = []
     for number, (run, section) in enumerate(zip(runs, sections, strict=True), start=1):
         plots.append({})
         prefix = "" if len(runs) == 1 else f"{number}-{re.sub(r'[^A-Za-z0-9.-]+', '-', section.name)[:80]}-"
         for drawn in drawings(run, section) if {"html", *PLOTS} & set(requested) else ():
             written += [
-                _write(output / f"{prefix}{drawn.name}{SUFFIXES[name]}", make(drawn))
+                write_file(output / f"{prefix}{drawn.name}{SUFFIXES[name]}", make(drawn))
                 for name, make in PLOTS.items()
                 if name in requested
             ]
             if "html" in requested:
                 plots[-1][drawn.name] = plot(drawn, number)  # changes the layout
     if "html" in requested:
-        written.append(_write(paths["html"], html(sections, plots)))
+        written.append(write_file(paths["html"], html(sections, plots)))
     return written
 
 
-def _paths(formats: Sequence[str], output: Path) -> dict[str, Path]:
-    """Return the path of each format that has a single file."""
+def file_paths(formats: Sequence[str], output: Path, name: str = NAME) -> dict[str, Path]:
+    """Return the path of each format that has a single file; ``name`` is that of the page without its suffix.
+
+    Raises BadInputError if ``output`` is a file and does not fit the formats.
+    """
     if not output.suffix or output.is_dir():
         stems = {"csv": MEASUREMENTS, "parquet": MEASUREMENTS}
-        return {name: output / f"{stems.get(name, NAME)}{SUFFIXES[name]}" for name in formats if name not in PLOTS}
+        single = [format_name for format_name in formats if format_name not in PLOTS]
+        return {one: output / f"{stems.get(one, name)}{SUFFIXES[one]}" for one in single}
     if len(formats) != 1 or formats[0] in PLOTS or output.suffix != SUFFIXES[formats[0]]:
         raise BadInputError(
             f"--out {show_path(output)}: a single file needs one of the formats html, markdown, csv and "
@@ -180,7 +184,8 @@ def _paths(formats: Sequence[str], output: Path) -> dict[str, Path]:
     return {formats[0]: output}
 
 
-def _write(path: Path, content: str | bytes) -> Path:
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write a file, whose folder is created, and return its path. Raises as ``write``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)

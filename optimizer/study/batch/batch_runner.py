@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, TypeAlias
 
-from objectives.metrics import Metric
+from objectives.metrics import METRICS, Metric
 from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core import interrupts
@@ -85,6 +85,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
     if outcome is None:
         return entry
     metric, best, baseline = problem.objectives[0], outcome.recommended, outcome.baseline
+    bounded = dict.fromkeys(constraint.metric for constraint in problem.sla)
     recommended = _estimate(metric, best, outcome.confirmed)
     throughput_notes = tuple(map(str, notes_on_throughput(outcome, run.trials, problem)))
     if recommended and throughput_notes and not run.remaining_tests.is_complete:
@@ -93,6 +94,9 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         entry,
         trials=outcome.trials,
         recommended=recommended,
+        bounded=tuple(filter(None, (_estimate(METRICS[name], best, outcome.confirmed) for name in bounded))),
+        concurrency=(best.load.concurrency or None) if best else None,
+        request_rate=(best.load.request_rate or None) if best else None,
         baseline=_estimate(metric, baseline.point, outcome.confirmation_of(baseline.point)),
         headline=summary.answer_with_cause(outcome, problem),
         verdict=outcome.verdict.value,
@@ -308,6 +312,7 @@ class BatchRunner:
         if status == "failed":
             reason = one_line(reason, MAX_REASON_LENGTH)
             entry = replace(entry, state="failed", recommended=None, reason=reason, headline="", verdict="")
+            entry = replace(entry, bounded=(), concurrency=None, request_rate=None)
             entry = replace(entry, missed_in_usual_states=None, throughput_notes=())  # notes on a recommendation
             self.on_progress(f"{entry.label}: failed: {entry.reason}")
         self._states.pop(index, None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,11 +17,11 @@ from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
-from optimizer.core.safe_text import check_file_name, is_file, one_line, quote, read_bytes
+from optimizer.core.safe_text import check_file_name, is_file, one_line, quote, read_bytes, show_path
 from optimizer.results.formatting import ComparedSide
 from optimizer.results.summary import UNKNOWN_TESTS, RemainingTests
-from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, damaged_record, new_folder
-from optimizer.store.run_lookup import folders_in, newest_first
+from optimizer.store.run_folder import BATCH_FILE, WRITTEN_FORMAT, FileIn, damaged_record, new_folder
+from optimizer.store.run_lookup import newest_first, subfolders
 from optimizer.study.batch.suite import Suite
 
 MAX_NAME_LENGTH = 80  # limit for the name of a run's folder
@@ -83,6 +84,9 @@ class EntryRecord:
         trials: Number of trials.
         measured: Number of trials and measurements when its latest step ended, which shows whether a step was idle.
         recommended: The first objective of the recommendation; None without one.
+        bounded: Each metric that the SLA bounds, of the recommendation; empty without one.
+        concurrency: Requests in flight of its load in a closed loop; None in an open loop.
+        request_rate: Requests per second of its load in an open loop; None in a closed loop.
         baseline: The same of the baseline.
         headline: The result in one sentence.
         verdict: PASS, FAIL or UNDECIDED; empty before the first step.
@@ -111,6 +115,9 @@ class EntryRecord:
     trials: int = 0
     measured: int = 0
     recommended: Estimate | None = None
+    bounded: tuple[Estimate, ...] = ()
+    concurrency: int | None = None
+    request_rate: float | None = None
     baseline: Estimate | None = None
     headline: str = ""
     verdict: str = ""
@@ -159,7 +166,12 @@ class EntryRecord:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """A batch. ``previous`` is the batch that it is compared with, ``gone`` the entries that only that one has."""
+    """A batch.
+
+    ``previous`` is the batch.json that it is compared with, as a path from the folder of this batch, and ``gone`` the
+    entries that only that one has. ``regression_share`` is the value of ``--fail-on-regression``, 0 to 1; None
+    without it.
+    """
 
     suite: str
     started: str
@@ -168,6 +180,7 @@ class BatchRecord:
     status: Literal["running", "finished", "interrupted"] = "running"
     written: str = ""
     previous: str = ""
+    regression_share: float | None = None
     gone: tuple[str, ...] = ()
 
     @property
@@ -229,8 +242,26 @@ def _resumed_entry(entry: EntryRecord, *, has_more_time: bool) -> EntryRecord:
     return entry
 
 
-FILE = "batch.json"
+BATCHES = "batches"  # the folder of results that holds the folders of suites
 MAX_BYTES = 64 << 20
+
+
+class StoredBatch(NamedTuple):
+    """The record of a batch and its file, whose name may be another one than batch.json."""
+
+    path: Path
+    record: BatchRecord
+
+
+def read_record(path: Path) -> BatchRecord:
+    """Return the record of a batch in a file of any name. Raises BadInputError if it is none."""
+    data = read_bytes(path, MAX_BYTES, "give the folder of a batch")
+    try:
+        return RECORD.validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "it"
+        raise damaged_record(path, "batch", f"{key}: {first['msg']}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +270,7 @@ class BatchFolder:
 
     path: Path
 
-    record = FileIn(FILE)
+    record = FileIn(BATCH_FILE)
     index = FileIn("index.html")
     markdown = FileIn("index.md")
     junit = FileIn("junit.xml")
@@ -247,36 +278,51 @@ class BatchFolder:
     @classmethod
     def create(cls, out: str, suite: str) -> BatchFolder:
         """Create a folder named by the current time. Raises BadInputError if ``out`` cannot be written."""
-        return cls(new_folder(out, f"batches/{suite}"))
+        return cls(new_folder(out, f"{BATCHES}/{suite}"))
 
     @classmethod
-    def find(cls, batch: str, flag: str) -> BatchFolder:
-        """Return the folder at the path ``batch``, which may be that of its batch.json.
+    def named(cls, name: str, out: str) -> BatchFolder | None:
+        """Return the batch that ``name`` stands for; None if there is none.
 
-        Raises BadInputError, naming ``flag``, if there is none.
+        ``name`` is the path of a batch, its batch.json, or a folder of batches, which stands for the newest one. It
+        may start from the folder of all batches in ``out``: ``<suite>/<batch>``, or a suite.
         """
-        path = Path(batch)
-        path = path.parent if path.name == FILE else path
-        if not is_file(path / FILE):
-            problem = f"its name is not {FILE}; rename it, or" if is_file(path) else f"no {FILE} there;"
-            raise BadInputError(f"{flag} {quote(batch)}: {problem} give the folder of a batch")
-        return cls(path)
+        path = Path(name)
+        path = path.parent if path.name == BATCH_FILE else path
+        for folder in (path, Path(out) / BATCHES / path) if name.strip() else ():
+            if is_file(folder / BATCH_FILE):
+                return cls(folder)
+            if batches := cls.all_in(folder):
+                return batches[0]
+        return None
 
     @classmethod
-    def all_of(cls, out: str, suite: str) -> list[BatchFolder]:
-        """Return the batches of a suite, the newest first."""
-        folders = folders_in(str(Path(out) / "batches"), suite)
-        return [cls(path) for path in newest_first(path for path in folders if is_file(path / FILE))]
+    def find(cls, name: str, out: str, flag: str) -> BatchFolder:
+        """Return the batch that ``name`` stands for. Raises BadInputError, naming ``flag``, if there is none."""
+        if (found := cls.named(name, out)) is None:
+            raise BadInputError(
+                f"{flag} {quote(name)}: no {BATCH_FILE} there; give the folder of a batch, such as those in "
+                f"{show_path(Path(out) / BATCHES)}"
+            )
+        return found
+
+    @classmethod
+    def all_in(cls, folder: Path) -> list[BatchFolder]:
+        """Return the batches in the folder of a suite, the newest first."""
+        return [cls(path) for path in newest_first(path for path in subfolders(folder) if is_file(path / BATCH_FILE))]
+
+    @classmethod
+    def readable_in(cls, folder: Path) -> list[StoredBatch]:
+        """Return the batches in the folder of a suite whose records can be read, the newest first."""
+        stored = []
+        for batch in cls.all_in(folder):
+            with contextlib.suppress(BadInputError):
+                stored.append(StoredBatch(batch.record, batch.read()))
+        return stored
 
     def read(self) -> BatchRecord:
         """Return the record. Raises BadInputError if batch.json is not the record of a batch."""
-        data = read_bytes(self.record, MAX_BYTES, "give the folder of a batch")
-        try:
-            return RECORD.validate_json(data, strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"])) or "it"
-            raise damaged_record(self.record, "batch", f"{key}: {first['msg']}") from None
+        return read_record(self.record)
 
     def write(self, record: BatchRecord) -> None:
         """Write ``record`` to batch.json. Raises EnvironmentFault if the disk refuses it."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from rich.console import Console
@@ -12,12 +15,13 @@ from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line, show_path
+from optimizer.core.trial import LoadPoint
 from optimizer.results import formatting, summary
 from optimizer.results.report.writer import markdown_text, template_environment
 from optimizer.results.terminal_output import plain_table, print_table, print_unbroken, wrap
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import BATCH_FILE, RunFolder
 from optimizer.study.batch.changes import change_percent
-from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord
+from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord, Estimate
 
 STATE_NAMES = {"none": "found none", "failed": "failed", "waiting": "not begun", "searched": "not confirmed"}
 CHANGE_NAMES = {
@@ -45,7 +49,7 @@ def title(batch: BatchRecord) -> str:
         f"{missed} found none" if missed else "",
         f"{states.count('failed')} failed" if "failed" in states else "",
         f"{regressed} regressed" if regressed else "",
-        "interrupted" if batch.status == "interrupted" else "",
+        {"running": "not finished", "interrupted": "interrupted"}.get(batch.status, ""),
     ]
     return f"{batch.suite}: {', '.join(filter(None, parts))}"
 
@@ -54,7 +58,9 @@ def totals(batch: BatchRecord) -> str:
     """Return the number of trials, the time, and the batch it is compared with, in one line."""
     spent = f"{formatting.clock(batch.spent_seconds)} of {formatting.clock(batch.budget_seconds)} spent"
     trials = formatting.count(sum(entry.trials for entry in batch.entries), "configuration")
-    against = f"compared with {Path(batch.previous).name}" if batch.previous else "no earlier batch to compare with"
+    previous = Path(batch.previous)
+    previous_name = previous.parent.name if previous.name == BATCH_FILE else previous.name
+    against = f"compared with {previous_name}" if batch.previous else "no earlier batch to compare with"
     return f"{trials} tried, {spent}, {against}"
 
 
@@ -64,13 +70,26 @@ def value_words(entry: EntryRecord) -> str:
     return formatting.quantity(METRICS[estimate.metric], estimate.value) if estimate else ""
 
 
-def estimate_words(entry: EntryRecord) -> str:
-    """Return the recommended value with its confidence interval, such as ``13,300 ± 300 infer/s``."""
-    estimate = entry.recommended
-    unit = METRICS[estimate.metric].unit if estimate else ""
-    if estimate is None or estimate.low is None or estimate.high is None or unit == "bytes":
-        return value_words(entry)
-    return formatting.estimate(estimate.value, ConfidenceInterval(estimate.low, estimate.high), unit)
+def estimate_words(estimate: Estimate | None) -> str:
+    """Return a value with its confidence interval, such as ``13,300 ± 300 infer/s``; empty without one."""
+    if estimate is None:
+        return ""
+    metric = METRICS[estimate.metric]
+    if estimate.low is None or estimate.high is None or metric.unit == "bytes":
+        return formatting.quantity(metric, estimate.value)
+    return formatting.estimate(estimate.value, ConfidenceInterval(estimate.low, estimate.high), metric.unit)
+
+
+def bounded_words(entry: EntryRecord) -> str:
+    """Return the bounded values of the recommendation, such as ``p95 17.3 ± 0.4 ms``; empty without one."""
+    return ", ".join(f"{formatting.bounded_metric(one.metric)} {estimate_words(one)}" for one in entry.bounded)
+
+
+def load_words(entry: EntryRecord) -> str:
+    """Return the load of the recommendation: ``concurrency 24`` or ``3,000 req/s``; empty without one."""
+    if entry.request_rate:
+        return formatting.load(LoadPoint(1, request_rate=entry.request_rate))
+    return f"concurrency {entry.concurrency:,}" if entry.concurrency else ""
 
 
 def interval_words(entry: EntryRecord) -> str:
@@ -116,19 +135,28 @@ def change_words(entry: EntryRecord) -> str:
 TEMPLATE = "index.html.j2"
 
 
-def write_index(folder: BatchFolder, batch: BatchRecord) -> None:
-    """Write index.html. Raises EnvironmentFault if the disk refuses it."""
+def write_batch(folder: BatchFolder, batch: BatchRecord) -> None:
+    """Write batch.json, index.html, index.md and junit.xml. Raises EnvironmentFault if the disk refuses them."""
+    folder.write(batch)
+    write_atomically(folder.index, html(folder, batch, folder.path))
+    write_atomically(folder.markdown, markdown(batch))
+    write_atomically(folder.junit, junit(batch))
+
+
+def html(folder: BatchFolder, batch: BatchRecord, page_folder: Path) -> str:
+    """Return the page of a batch; ``page_folder`` is where it is written, from which its links start."""
     templates = template_environment(Path(__file__).parent, html=True)
-    page = templates.get_template(TEMPLATE).render(
+    links = quote(os.path.relpath(folder.path, page_folder))
+    return templates.get_template(TEMPLATE).render(
         title=title(batch),
         style=_page_style(batch),
         totals=totals(batch),
         batch=batch,
         has_changes=_has_changes(batch),
         rows=[_row(folder, entry) for entry in batch.entries],
+        runs="" if links == "." else f"{links}/",
         hardware=sorted({entry.conditions["hardware"] for entry in batch.entries if "hardware" in entry.conditions}),
     )
-    write_atomically(folder.index, page)
 
 
 def _has_changes(batch: BatchRecord) -> bool:
@@ -166,6 +194,8 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
         "model": entry.model,
         "bound": entry.bounds,
         "target": entry.target,
+        "measured": bounded_words(entry),
+        "load": load_words(entry),
         "report": f"{entry.folder}/report.html" if is_file(RunFolder(folder.path / entry.folder).report) else "",
         "value": value_words(entry),
         "interval": interval_words(entry),
@@ -183,31 +213,37 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
 
 def markdown(batch: BatchRecord) -> str:
     """Return the table and the remarks in GitHub's Markdown, for a pull request or the summary of a job."""
-    columns = [column.lstrip(">") for column in _columns(batch)]
-    rows = [columns, ["---"] * len(columns), *map(_cells, batch.entries)]
-    table = [f"| {' | '.join(map(markdown_text, row[: len(columns)]))} |" for row in rows]
+    columns = _columns(batch)
+    cells = [_cells(entry, columns) for entry in batch.entries]
+    rows = [[column.lstrip(">") for column in columns], ["---"] * len(columns), *cells]
+    table = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows]
     remarks = [f"{entry.label}: {line}" for entry in batch.entries for line in _remarks(entry)]
     lines = [f"- {markdown_text(line)}" for line in (*remarks, *_gone_lines(batch))]
     heading = (f"## {markdown_text(title(batch))}", "", markdown_text(totals(batch)), "")
     return "\n".join([*heading, *table, "", *lines]).rstrip() + "\n"
 
 
+# the columns of the table in text form; > marks one of numbers
+COLUMNS: Mapping[str, Callable[[EntryRecord], str]] = {
+    "model": lambda entry: " ".join(filter(None, (entry.model, entry.target))),
+    "bound": lambda entry: entry.bounds,
+    ">best": lambda entry: estimate_words(entry.recommended),
+    "measured": bounded_words,
+    "load": load_words,
+    "gain": gain_words,
+    "verdict": state_words,
+    "before": change_words,
+}
+WIDE_COLUMNS = ("measured", "load")  # the table of the terminal, which has 80 columns, does not have them
+
+
 def _columns(batch: BatchRecord) -> list[str]:
-    """Return the headers of the table in text form; > marks a column of numbers."""
-    return ["model", "bound", ">best", "gain", "verdict", *(["before"] if _has_changes(batch) else [])]
+    """Return the headers of the table in text form."""
+    return [name for name in COLUMNS if name != "before" or _has_changes(batch)]
 
 
-def _cells(entry: EntryRecord) -> list[str]:
-    """Return the cells of ``entry``, also that of the column ``before``."""
-    cells = (
-        " ".join(filter(None, (entry.model, entry.target))),
-        entry.bounds,
-        estimate_words(entry),
-        gain_words(entry),
-        state_words(entry),
-        change_words(entry),
-    )
-    return [one_line(cell) for cell in cells]
+def _cells(entry: EntryRecord, columns: Iterable[str]) -> list[str]:
+    return [one_line(COLUMNS[name](entry)) for name in columns]
 
 
 def junit(batch: BatchRecord) -> bytes:
@@ -263,11 +299,12 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     _print_line(console, title(batch), "bold")
     _print_line(console, totals(batch))
     _print_line(console)
-    table = plain_table(*_columns(batch))
+    columns = [name for name in _columns(batch) if name not in WIDE_COLUMNS]
+    table = plain_table(*columns)
     table.columns[1].no_wrap = True
     for entry in batch.entries:
         style = "red" if entry.regressed else "yellow" if entry.is_undecided else STATE_STYLES.get(entry.state, "dim")
-        shown = _cells(entry)[: len(table.columns)]
+        shown = _cells(entry, columns)
         shown[1] = shown[1].replace(" and ", "\nand ")
         table.add_row(*(Text(cell, style, overflow="fold") for cell in shown))
     print_table(console, table)

@@ -26,12 +26,12 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner, describe_entry, expected_improvement
 from optimizer.study.batch.changes import compare_entries
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
-from optimizer.study.batch.reports import estimate_words, gain_words, junit, markdown, print_batch, write_index
+from optimizer.study.batch.reports import estimate_words, gain_words, junit, markdown, print_batch, write_batch
 from optimizer.study.batch.suite import Suite, read_suite
 from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import change_info
 
-SAMPLE = Path("tests/data/dlrm/sample")
+SAMPLE = Path("tests/data/dlrm/sample").absolute()
 SUITE = "name: nightly\nbudget: {budget}s\nentries: [{{model: [{models}], sla: {{p95: 20ms}}}}]\n"
 
 
@@ -125,6 +125,10 @@ def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> 
     assert [first.recommended.low, first.recommended.high] == pytest.approx(
         result["confirmation"]["throughput_infer_per_sec"]
     )
+    (bounded,) = first.bounded
+    assert (bounded.metric, bounded.value) == ("latency-p95", result["recommended"]["latency_p95_ms"])
+    assert [bounded.low, bounded.high] == pytest.approx(result["confirmation"]["latency_ms"])
+    assert (first.concurrency, first.request_rate) == (result["recommended"]["concurrency"], None)
     assert first.verdict == "PASS"
     assert first.speedup == pytest.approx(result["speedup"])
     assert first.trials == result["trials"]
@@ -147,8 +151,8 @@ def test_a_confirmation_that_was_disturbed_has_its_interval_and_the_reason_not_t
     estimate = disturbed.recommended
     assert estimate is not None
     assert estimate.unsure == "100 % of its windows were disturbed"
-    assert f" at {estimate_words(disturbed)}, " in disturbed.headline, "the table has the number of the first line"
-    assert "±" in estimate_words(disturbed)
+    assert f" at {estimate_words(estimate)}, " in disturbed.headline, "the table has the number of the first line"
+    assert "±" in estimate_words(estimate)
     assert compare_entries(entry, disturbed, "2026-11-01").kind == "undecided"
 
 
@@ -169,7 +173,7 @@ def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Pat
     folder.write(batch)
     assert folder.read() == batch
     reason = "gain not confirmed: the recommendation misses the bound in the usual states"
-    write_index(folder, batch)
+    write_batch(folder, batch)
     assert reason in folder.index.read_text()
     assert reason in junit(batch).decode()
     console = Console(width=200, record=True)
@@ -213,7 +217,7 @@ def test_an_entry_that_passed_with_less_than_the_search_measured_has_a_note(
     batch = replace(mixed, entries=(passed,))
     folder.write(batch)
     assert folder.read() == batch
-    write_index(folder, batch)
+    write_batch(folder, batch)
     console = Console(width=200, record=True)
     with console.capture() as captured:
         print_batch(console, batch, folder)
@@ -285,7 +289,7 @@ def test_an_error_rate_of_zero_is_a_result(tmp_path: Path, folder: BatchFolder) 
     batch = replace(batch, entries=(described,))
     folder.write(batch)
     assert folder.read() == batch
-    write_index(folder, batch)
+    write_batch(folder, batch)
     assert "0.00 %" in folder.index.read_text()
 
 
@@ -439,7 +443,7 @@ def test_batches_of_one_second_are_listed_by_their_numbers(tmp_path: Path) -> No
     for name in names:
         (tmp_path / "batches/nightly" / name).mkdir(parents=True)
         BatchFolder(tmp_path / "batches/nightly" / name).write(record)
-    listed = [folder.path.name for folder in BatchFolder.all_of(str(tmp_path), "nightly")]
+    listed = [folder.path.name for folder in BatchFolder.all_in(tmp_path / "batches/nightly")]
     assert listed == [names[2], names[1], names[0], names[3]]
 
 
@@ -508,7 +512,7 @@ def test_a_recommended_baseline_has_no_gain_and_an_interrupted_run_no_verdict(mi
 
 
 def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, folder: BatchFolder) -> None:
-    write_index(folder, mixed)
+    write_batch(folder, mixed)
     page = folder.index.read_text()
     assert f'href="{mixed.entries[0].folder}/report.html"' in page
     assert (folder.path / mixed.entries[0].folder / "report.html").exists()
@@ -527,11 +531,12 @@ def test_markdown_has_the_table_and_the_remarks_of_the_terminal(mixed: BatchReco
     heading, _, totals, _, *table = markdown(mixed).splitlines()
     assert heading == "## nightly: 2 of 6 runs passed, 1 undecided, 1 found none, 1 failed, 1 regressed"
     assert totals.endswith("no earlier batch to compare with")
-    assert table[0] == "| model | bound | best | gain | verdict | before |"
+    assert table[0] == "| model | bound | best | measured | load | gain | verdict | before |"
     rows, remarks = table[2:8], table[9:]
     assert rows[0].startswith("| a | p95 \\<= 20 ms | 13,400 ± ")
-    assert {row.count(" | ") for row in rows} == {5}
-    assert [row.split(" | ")[4] for row in rows] == ["PASS", "failed", "found none", "PASS", "not begun", "UNDECIDED"]
+    assert re.search(r" \| p95 [\d.]+ ± [\d.]+ ms \| concurrency \d+ \| ", rows[0])
+    assert {row.count(" | ") for row in rows} == {7}
+    assert [row.split(" | ")[6] for row in rows] == ["PASS", "failed", "found none", "PASS", "not begun", "UNDECIDED"]
     assert rows[4].startswith(r"| \<i\>e\</i\> |")
     assert "- d · p95 \\<= 20 ms: lost 6 % since 2026-11-01" in remarks
     assert remarks[-1] == "- old: in the earlier batch, and no longer in the suite"
@@ -549,7 +554,7 @@ def test_an_undecided_entry_whose_test_is_complete_has_a_separate_test_as_the_ne
     with console.capture() as captured:
         print_batch(console, batch, folder)
     assert f"next    {command}" in captured.get().splitlines()
-    write_index(folder, batch)
+    write_batch(folder, batch)
     assert f"<code>{command}</code>" in folder.index.read_text()
 
 
@@ -563,7 +568,7 @@ def test_an_entry_without_a_recommendation_is_undecided_if_its_run_is(
     assert (exit_code(replace(batch, entries=(missed,))), exit_code(batch)) == (1, 4)
     (suite,) = ElementTree.fromstring(junit(batch))
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
-    write_index(folder, batch)
+    write_batch(folder, batch)
     assert '<td class="undecided">UNDECIDED</td>' in folder.index.read_text()
     assert folder.index.read_text().count("UNDECIDED, other processes took the CPUs") == 1
     console = Console(width=80, record=True)
@@ -605,9 +610,9 @@ def test_the_table_breaks_no_word_and_has_no_column_of_changes_without_an_earlie
         "./models/scaler  p95 <= 20 ms   13,400 ± 500 infer/s  not confirmed  PASS",
         "./models/scaler  p95 <= 0.5 ms                                       found none",
     ]
-    write_index(folder, batch)
+    write_batch(folder, batch)
     assert ">before<" not in folder.index.read_text()
-    write_index(folder, mixed)
+    write_batch(folder, mixed)
     assert ">before<" in folder.index.read_text()
 
 
@@ -620,7 +625,7 @@ def test_the_bounds_of_a_profile_are_shown(mixed: BatchRecord, folder: BatchFold
     first, second = captured.get().splitlines()[4:6]
     assert "  p95 <= 30 ms  " in first
     assert second.strip() == "and p99 <= 60 ms"
-    write_index(folder, batch)
+    write_batch(folder, batch)
     assert "p95 &lt;= 30 ms and p99 &lt;= 60 ms" in folder.index.read_text()
 
 

@@ -78,7 +78,7 @@ def test_the_newest_unfinished_batch_is_resumed(folder: Path) -> None:
         ("suite.yaml --against nowhere", "--against nowhere: no batch.json there"),
         (
             "suite.yaml --against suite.yaml",
-            "--against suite.yaml: its name is not batch.json; rename it, or give the folder of a batch",
+            "--against: give a batch.json, or the folder of a batch; suite.yaml: not the record of a batch",
         ),
         ("suite.yaml --resume nowhere", "--resume nowhere: no batch.json there"),
         ("suite.yaml --resume", "--resume: no unfinished batch of suite in results"),
