@@ -17,9 +17,8 @@ from optimizer.core.safe_text import is_file, named_file, one_line, quote, show_
 from optimizer.options.command_line import Parser, add_json
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
 from optimizer.store.run_folder import BATCH_FILE, RunFolder
-from optimizer.store.run_lookup import runs_in
+from optimizer.store.run_lookup import BATCHES, runs_in
 from optimizer.study.batch.record import (
-    BATCHES,
     RECORD,
     BatchFolder,
     BatchRecord,

@@ -289,13 +289,24 @@ def read_sweep_record(folder: Path) -> dict[str, Any]:
 
     Raises BadInputError if it is not the record of a sweep.
     """
-    path = folder / SWEEP_FILE
+    return _read_record(folder / SWEEP_FILE, "sweep", "options", dict)
+
+
+def read_batch_document(folder: Path) -> dict[str, Any]:
+    """Return batch.json in ``folder``, whose ``entries`` are a list; other keys are not checked.
+
+    Raises BadInputError if it is not the record of a batch.
+    """
+    return _read_record(folder / BATCH_FILE, "batch", "entries", list)
+
+
+def _read_record(path: Path, noun: str, key: str, key_type: type) -> dict[str, Any]:
     try:
-        record = json.loads(read_bytes(path, MAX_INFO_BYTES, "give the folder of a sweep"))
-        if not isinstance(record["options"], dict):
-            raise ValueError("options is not a mapping")
+        record = json.loads(read_bytes(path, MAX_INFO_BYTES, f"give the folder of a {noun}"))
+        if not isinstance(record[key], key_type):
+            raise ValueError(f"{key} has another type")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged_record(path, "sweep", error) from None
+        raise damaged_record(path, noun, error) from None
     return dict(record)
 
 

@@ -20,12 +20,14 @@ from optimizer.core.safe_text import exists, is_file, is_folder, one_line, quote
 from optimizer.options.run_options import DEFAULTS
 from optimizer.options.values import parse_path, parse_value
 from optimizer.store.run_folder import (
+    BATCH_FILE,
     RUN_FILE,
     STAMP,
     STAMP_FORMAT,
     SWEEP_FILE,
     WRITTEN_FORMAT,
     RunFolder,
+    read_batch_document,
     read_sweep_record,
 )
 
@@ -37,8 +39,9 @@ MAX_NAME_LENGTH = 100  # characters of a folder in a message that names a run to
 DELETE_FLAG = "--delete"
 MAX_TEXT_LENGTH = 100
 MAX_THROUGHPUT = 1e15
+BATCHES = "batches"  # the folder of results that holds the batches of suites
 _NOUNS = {RUN_FILE: "run", SWEEP_FILE: "sweep"}
-OTHER_RECORDS = ("batch.json", "verify.json")  # their folders are named by the time too, and are no runs
+OTHER_RECORDS = (BATCH_FILE, "verify.json")  # their folders are named by the time too, and are no runs
 
 
 def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
@@ -204,11 +207,12 @@ def _started(path: Path) -> tuple[float, int, float]:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run or a sweep in a folder of results. Texts of its record are on one line; unknown ones are empty.
+    """A run, sweep or batch in a folder of results. Texts of its record are on one line; unknown ones are empty.
 
     Attributes:
         folder: Its folder.
-        kind: ``run``, or ``sweep`` for what ``tune sweep`` measured.
+        kind: ``run``, or ``sweep`` and ``batch`` for what these commands measured.
+        model: The model of a run of a batch; for others the name of the parent folder, which is the model or suite.
         status: ``running`` while a process measures something for it, ``killed`` if its process ended without a
             result, ``damaged`` if its record cannot be read; otherwise the status in its record.
         verdict: ``PASS``, ``UNDECIDED`` or ``FAIL``.
@@ -221,7 +225,8 @@ class ListedRun:
     """
 
     folder: RunFolder
-    kind: Literal["run", "sweep"]
+    kind: Literal["run", "sweep", "batch"]
+    model: str
     status: str
     verdict: str
     throughput_infer_per_sec: float | None
@@ -232,9 +237,9 @@ class ListedRun:
     fault: str
 
     @property
-    def model(self) -> str:
-        """The name of the model's folder."""
-        return one_line(self.folder.path.parent.name)
+    def batch(self) -> str:
+        """The name of the batch that the run belongs to; empty for others."""
+        return one_line(self.folder.path.parent.name) if is_file(self.folder.path.parent / BATCH_FILE) else ""
 
     @property
     def name(self) -> str:
@@ -244,8 +249,9 @@ class ListedRun:
     def document(self) -> dict[str, object]:
         """Return the entry of ``tune runs --json``; unknown values are None."""
         return {
-            "model": self.model,
+            "model": (self.model or None) if self.kind != "batch" else None,
             "run": self.name,
+            "batch": self.batch or None,
             "folder": str(self.folder.path),
             "kind": self.kind,
             "status": self.status,
@@ -263,7 +269,7 @@ def list_runs(out: str, model: str | None = None) -> list[ListedRun]:
 
     What ``tune verify --fresh`` measured is part of its run. Raises BadInputError if ``model`` has no runs there.
     """
-    listed = [_describe(path) for path in newest_first(filter(_is_run, folders_in(out, model)))]
+    listed = [describe_run(path) for path in newest_first(filter(_is_run, folders_in(out, model)))]
     if model is not None and not listed:
         models = sorted({one_line(path.parent.name) for path in folders_in(out) if _is_run(path)})
         of_models = f"of {', '.join(models)}" if models else "of no model"
@@ -271,15 +277,22 @@ def list_runs(out: str, model: str | None = None) -> list[ListedRun]:
     return listed
 
 
-def find_deletable(run: str, out: str) -> ListedRun:
-    """Return the run to delete, given by its path, as ``<model>/<run>`` in ``out``, or as ``latest``.
+def list_batches(out: str) -> list[ListedRun]:
+    """Return the batches in ``out``, the newest first."""
+    folders = folders_in(str(Path(out) / BATCHES))
+    return [describe_run(path) for path in newest_first(path for path in folders if is_file(path / BATCH_FILE))]
 
-    Raises BadInputError if it is a link, is not the folder of one run, or leads out of ``out`` without being given by
-    its path; EnvironmentFault if a process uses it.
+
+def find_deletable(run: str, out: str) -> ListedRun:
+    """Return the run or batch to delete, given by its path, by its name in ``out``, or as ``latest``.
+
+    The name is ``<model>/<run>`` or ``<suite>/<batch>``. Raises BadInputError if it is a link, is not the folder of
+    one run or batch, or leads out of ``out`` without being given by its path; EnvironmentFault if a process uses it.
     """
     parse_value(DELETE_FLAG, run, parse_path)
     named = f"{DELETE_FLAG} {quote(run)}"
-    path = next((path for path in (Path(run), Path(out) / run) if _is_link(path) or exists(path)), None)
+    places = (Path(run), Path(out) / run, Path(out) / BATCHES / run)
+    path = next((path for path in places if _is_link(path) or exists(path)), None)
     if path is None or (run == LATEST and not _is_run(path)):
         path = find_run(run, out, DELETE_FLAG).path
     if _is_link(path):
@@ -287,9 +300,9 @@ def find_deletable(run: str, out: str) -> ListedRun:
     if path != Path(run) and not path.resolve().is_relative_to(Path(out).resolve()):
         raise BadInputError(f"{named}: leads out of {one_line(out)}; give the path of the folder to delete")
     _check_is_run(named, path, out)
-    if holder := RunFolder(path).user():
+    if holder := _user(path):
         raise _in_use(path, holder)
-    return _describe(path)
+    return describe_run(path)
 
 
 def delete_run(run: RunFolder) -> None:
@@ -298,7 +311,7 @@ def delete_run(run: RunFolder) -> None:
     Raises EnvironmentFault if a process uses the run, or the disk refuses.
     """
     path = run.path.resolve()
-    if holder := run.user():
+    if holder := _user(path):
         raise _in_use(run.path, holder)
     try:
         if _is_link(path / LOCK_FILE):  # to lock the folder would write the file that the link leads to
@@ -307,7 +320,7 @@ def delete_run(run: RunFolder) -> None:
             for entry in path.iterdir():
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
-                elif entry.name not in (RUN_FILE, SWEEP_FILE, LOCK_FILE):
+                elif entry.name not in (RUN_FILE, SWEEP_FILE, BATCH_FILE, LOCK_FILE):
                     entry.unlink()
             shutil.rmtree(path)
     except OSError as error:
@@ -316,7 +329,13 @@ def delete_run(run: RunFolder) -> None:
 
 
 def _in_use(path: Path, holder: str) -> EnvironmentFault:
-    return EnvironmentFault(f"{show_path(path)}: {holder} uses this run; wait until it ends, or stop it")
+    return EnvironmentFault(f"{show_path(path)}: {holder} uses this {_kind(path)}; wait until it ends, or stop it")
+
+
+def _user(path: Path) -> str | None:
+    """Return the name of the process that uses a run, a sweep or a batch, or a run of the batch; None if unused."""
+    folders = [path, *(subfolders(path) if _kind(path) == "batch" else ())]
+    return next(filter(None, (RunFolder(folder).user() for folder in folders)), None)
 
 
 def _is_link(path: Path) -> bool:
@@ -337,7 +356,15 @@ def _is_run(path: Path) -> bool:
 
 
 def _check_is_run(named: str, path: Path, out: str) -> None:
-    """Raise BadInputError unless ``path`` is certainly the folder of one run or sweep, and of nothing else."""
+    """Raise BadInputError unless ``path`` is certainly the folder of one run, sweep or batch, and of nothing else."""
+    if is_file(path / BATCH_FILE):
+        _, fault = _read_record(path)
+        is_listed = path.resolve().parent.parent == (Path(out) / BATCHES).resolve()
+        if not is_listed and (fault or STAMP.fullmatch(path.name) is None):
+            raise BadInputError(f"{named}: may be no batch, so remove it with rm{fault and f'; {fault}'}")
+        return
+    if batches := _recorded_inside(str(path), BATCH_FILE):
+        raise BadInputError(f"{named}: holds batches; give the folder of each, such as {show_path(batches[0])}")
     if runs := _recorded_inside(str(path), RUN_FILE):
         raise BadInputError(f"{named}: holds runs; give the folder of each, such as {show_path(runs[0])}")
     is_in_out = path.resolve().parent.parent == Path(out).resolve()
@@ -349,11 +376,14 @@ def _check_is_run(named: str, path: Path, out: str) -> None:
         raise BadInputError(f"{named}: may be no run, so remove it with rm; {fault}")
 
 
-def _kind(path: Path) -> Literal["run", "sweep"]:
-    return "sweep" if is_file(path / SWEEP_FILE) and not is_file(path / RUN_FILE) else "run"
+def _kind(path: Path) -> Literal["run", "sweep", "batch"]:
+    if is_file(path / RUN_FILE):
+        return "run"
+    return "sweep" if is_file(path / SWEEP_FILE) else "batch" if is_file(path / BATCH_FILE) else "run"
 
 
-def _describe(path: Path) -> ListedRun:
+def describe_run(path: Path) -> ListedRun:
+    """Return the run, sweep or batch in a folder, also if its record cannot be read."""
     folder, (info, fault) = RunFolder(path), _read_record(path)
     status = _text(info.get("status")) or "unknown"
     if folder.writer():
@@ -364,9 +394,13 @@ def _describe(path: Path) -> ListedRun:
         status = "killed"
     problem, result = _mapping(info.get("problem")), _mapping(info.get("result"))
     bounds = problem.get("constraints")
+    model = path.absolute().parent.name
+    if is_file(path.parent / BATCH_FILE):
+        model = _text(problem.get("model")) or _text(_mapping(info.get("options")).get("model"))
     return ListedRun(
         folder=folder,
         kind=_kind(path),
+        model=one_line(model),
         status=status,
         verdict=_text(info.get("verdict") or result.get("verdict")),
         throughput_infer_per_sec=_throughput(_mapping(result.get("recommended")).get("throughput_infer_per_sec")),
@@ -379,15 +413,17 @@ def _describe(path: Path) -> ListedRun:
 
 
 def _read_record(path: Path) -> tuple[Mapping[str, Any], str]:
-    """Return the record of a run or sweep, or why it cannot be read."""
+    """Return the record of a run, sweep or batch, or why it cannot be read."""
     try:
-        return (_read_run(RunFolder(path)) if _kind(path) == "run" else read_sweep_record(path)), ""
+        readers = {"run": _read_run, "sweep": read_sweep_record, "batch": read_batch_document}
+        return readers[_kind(path)](path), ""
     except BadInputError as error:
         return {}, str(error)
 
 
-def _read_run(folder: RunFolder) -> Mapping[str, Any]:
+def _read_run(path: Path) -> Mapping[str, Any]:
     """Return run.json. Raises BadInputError if it is not the record of a run."""
+    folder = RunFolder(path)
     info = folder.read_info()
     if not isinstance(info.get("options"), dict):
         raise folder.no_record("no 'options'")

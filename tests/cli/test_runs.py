@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from optimizer.cli.commands import version_line
 from optimizer.core.locks import LOCK_FILE, file_lock
+from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord
 from tests.command_fixtures import REPORT, RUN_SECONDS, TUNE, Sandbox, Tune
 from tests.run_folders import write_run
 
@@ -110,9 +112,49 @@ def test_runs_are_listed_the_newest_first(called_tune: Tune, sandbox: Sandbox, r
 def test_an_empty_folder_of_results_and_batches_are_named(called_tune: Tune, sandbox: Sandbox) -> None:
     assert called_tune("runs").stdout == "no runs in results; `tune models` lists what can be tuned\n"
     assert called_tune("runs", "--json").stdout == "[]\n"
-    (sandbox.working_folder / "results" / "batches" / "nightly").mkdir(parents=True)
+    batch = write_batch(sandbox, ["doubler", "nothing"])
     lines = called_tune("runs").stdout.splitlines()
-    assert lines[1:] == ["batches are in results/batches; --results results/batches/SUITE lists their runs"]
+    assert lines[0].split() == ["suite", "batch", "result", "size"]
+    assert lines[1].startswith("nightly  20261130-020000  1 of 2 runs passed, 1 failed  ")
+    assert lines[2:] == ["batches are in results/batches; --results results/batches/SUITE lists their runs"]
+    (document,) = json.loads(called_tune("runs", "--json").stdout)
+    assert [document[key] for key in ("kind", "model", "suite", "run", "status")] == [
+        "batch",
+        None,
+        "nightly",
+        "20261130-020000",
+        "finished",
+    ]
+    entries = [[entry[key] for key in ("entry", "model", "status", "fault")] for entry in document["entries"]]
+    assert entries == [["first", "doubler", "found", None], ["nothing", "nothing", "failed", "no such model"]]
+    shown = called_tune("runs", "--results", batch.parent).stdout.splitlines()[1]
+    assert shown.split()[:2] == ["doubler", "20261130-020000/first"]
+    assert called_tune("runs", "--delete", "nightly/20261130-020000", "--yes").code == 0
+    assert not batch.exists()
+
+
+def test_a_damaged_batch_is_listed(called_tune: Tune, sandbox: Sandbox) -> None:
+    batch = write_batch(sandbox, ["doubler"])
+    (batch / "batch.json").write_text("{}")
+    lines = called_tune("runs").stdout.splitlines()
+    assert lines[1].split()[:3] == ["nightly", "20261130-020000", "damaged"]
+    fault = "results/batches/nightly/20261130-020000/batch.json: not the record of a batch (no 'entries')"
+    assert lines[2].startswith(fault)
+    (document,) = json.loads(called_tune("runs", "--json").stdout)
+    assert (document["status"], document["entries"]) == ("damaged", [])
+
+
+def write_batch(sandbox: Sandbox, models: Sequence[str]) -> Path:
+    """Write a finished batch, whose second entry failed without a run, and return its folder."""
+    folder = BatchFolder(sandbox.working_folder / "results" / "batches" / "nightly" / "20261130-020000")
+    names = ("first", "second")[: len(models)]
+    entries = [EntryRecord(name, "", "", "tune", name, state="found", verdict="PASS") for name in names]
+    write_run(folder.path / "run").rename(folder.path / "first")
+    (folder.path / "run").rmdir()
+    if len(models) > 1:
+        entries[1] = replace(entries[1], model=models[1], state="failed", verdict="", reason="no such model")
+    folder.write(BatchRecord("nightly", "2026-11-30T02:00:00+0000", 60.0, tuple(entries), "finished"))
+    return folder.path
 
 
 def test_the_folder_of_a_model_or_a_batch_is_listed_too(called_tune: Tune, sandbox: Sandbox, results: Path) -> None:

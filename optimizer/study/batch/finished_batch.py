@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from optimizer.core.errors import BadInputError
 from optimizer.results.finished_run import read_run
+from optimizer.store.run_folder import WRITTEN_FORMAT
 from optimizer.study.batch.batch_runner import describe_entry
 from optimizer.study.batch.changes import compare_batches
 from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord, StoredBatch, read_record
@@ -32,14 +34,15 @@ def refresh(folder: BatchFolder, on_message: Callable[[str], None]) -> BatchReco
     An entry that failed or has not begun stays as it is. So does one whose run cannot be read; ``on_message`` gets a
     line for it. Raises BadInputError if batch.json cannot be read.
     """
-    batch = folder.read()
+    batch = stored = folder.read()
     batch = replace(batch, entries=tuple(_refresh_entry(folder, entry, on_message) for entry in batch.entries))
     earlier, previous = _earlier_batches(folder, batch), folder.path / batch.previous
     if batch.previous and not (earlier and earlier[0].path.resolve() == previous.resolve()):
         earlier = []
         with contextlib.suppress(BadInputError):  # it may have been deleted
             earlier = [StoredBatch(previous, read_record(previous))]
-    return _compare(folder, batch, earlier)
+    compared = _compare(folder, batch, earlier)
+    return compared if compared == stored else replace(compared, written=time.strftime(WRITTEN_FORMAT))
 
 
 def _earlier_batches(folder: BatchFolder, batch: BatchRecord) -> list[StoredBatch]:

@@ -18,10 +18,10 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
 from optimizer.core.safe_text import check_file_name, is_file, one_line, quote, read_bytes, show_path
-from optimizer.results.formatting import ComparedSide
+from optimizer.results.formatting import ComparedSide, count
 from optimizer.results.summary import UNKNOWN_TESTS, RemainingTests
 from optimizer.store.run_folder import BATCH_FILE, WRITTEN_FORMAT, FileIn, damaged_record, new_folder
-from optimizer.store.run_lookup import newest_first, subfolders
+from optimizer.store.run_lookup import BATCHES, newest_first, subfolders
 from optimizer.study.batch.suite import Suite
 
 MAX_NAME_LENGTH = 80  # limit for the name of a run's folder
@@ -184,6 +184,24 @@ class BatchRecord:
     gone: tuple[str, ...] = ()
 
     @property
+    def result(self) -> str:
+        """Return the number of runs with each result: ``2 of 4 runs passed, 1 undecided, 1 failed``."""
+        undecided = sum(entry.is_undecided for entry in self.entries)
+        passed = sum(entry.state == "found" and not entry.is_undecided for entry in self.entries)
+        missed = sum(entry.has_missed for entry in self.entries)
+        failed = sum(entry.state == "failed" for entry in self.entries)
+        regressed = sum(entry.regressed for entry in self.entries)
+        parts = [
+            f"{passed} of {count(len(self.entries), 'run')} passed",
+            f"{undecided} undecided" if undecided else "",
+            f"{missed} found none" if missed else "",
+            f"{failed} failed" if failed else "",
+            f"{regressed} regressed" if regressed else "",
+            {"running": "not finished", "interrupted": "interrupted"}.get(self.status, ""),
+        ]
+        return ", ".join(filter(None, parts))
+
+    @property
     def spent_seconds(self) -> float:
         """Return the time that all entries have used."""
         return sum(entry.seconds for entry in self.entries)
@@ -242,7 +260,6 @@ def _resumed_entry(entry: EntryRecord, *, has_more_time: bool) -> EntryRecord:
     return entry
 
 
-BATCHES = "batches"  # the folder of results that holds the folders of suites
 MAX_BYTES = 64 << 20
 
 

@@ -38,20 +38,7 @@ CHANGE_NAMES = {
 
 def title(batch: BatchRecord) -> str:
     """Return the result of the batch in one line."""
-    states = [entry.state for entry in batch.entries]
-    regressed = sum(entry.regressed for entry in batch.entries)
-    undecided = sum(entry.is_undecided for entry in batch.entries)
-    passed = sum(entry.state == "found" and not entry.is_undecided for entry in batch.entries)
-    missed = sum(entry.has_missed for entry in batch.entries)
-    parts = [
-        f"{passed} of {formatting.count(len(states), 'run')} passed",
-        f"{undecided} undecided" if undecided else "",
-        f"{missed} found none" if missed else "",
-        f"{states.count('failed')} failed" if "failed" in states else "",
-        f"{regressed} regressed" if regressed else "",
-        {"running": "not finished", "interrupted": "interrupted"}.get(batch.status, ""),
-    ]
-    return f"{batch.suite}: {', '.join(filter(None, parts))}"
+    return f"{batch.suite}: {batch.result}"
 
 
 def totals(batch: BatchRecord) -> str:

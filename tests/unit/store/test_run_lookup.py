@@ -20,6 +20,7 @@ from optimizer.store.run_lookup import (
     find_deletable,
     find_run,
     find_sweep,
+    list_batches,
     list_runs,
     newest_run,
     runs_in,
@@ -218,6 +219,7 @@ def test_a_run_is_listed_with_verdict_throughput_bound_and_size() -> None:
     assert listed.document() == {
         "model": "dlrm",
         "run": "20261121-072139",
+        "batch": None,
         "folder": "results/dlrm/20261121-072139",
         "kind": "run",
         "status": "found",
@@ -398,6 +400,9 @@ def test_what_is_not_certainly_one_run_is_not_deleted(here: Path) -> None:
     (verified / "verify.json").write_text("{}")
     record("batches/nightly/20261122-091502/dlrm")
     Path("results/batches/nightly/20261122-091502/batch.json").write_text("{}")
+    for kept, content in {"release": '{"entries": []}', "20261101-010000": "{}"}.items():
+        Path("ci", kept).mkdir(parents=True)
+        Path("ci", kept, "batch.json").write_text(content)
     Path("results/dlrm/link").symlink_to(run.path.resolve())
     Path("other").mkdir()
     Path("other/run.json").write_text('{"name": "another program"}')
@@ -408,7 +413,10 @@ def test_what_is_not_certainly_one_run_is_not_deleted(here: Path) -> None:
         "nowhere": "no run.json there nor in results/nowhere",
         "dlrm": "holds runs; give the folder of each, such as results/dlrm/",
         "results": "holds runs; give the folder of each",
-        "batches/nightly/20261122-091502": "holds runs; give the folder of each",
+        "nightly": "holds batches; give the folder of each, such as results/batches/nightly/20261122-091502",
+        "results/batches": "holds batches; give the folder of each",
+        "ci/release": "may be no batch, so remove it with rm",
+        "ci/20261101-010000": "may be no batch, so remove it with rm; ci/20261101-010000/batch.json: not the",
         "mixed/run": "holds runs; give the folder of each",
         "results/dlrm/20261121-072139/best": "no run.json there",
         "results/dlrm/20261121-072139/run.json": "no run.json there",
@@ -426,6 +434,21 @@ def test_what_is_not_certainly_one_run_is_not_deleted(here: Path) -> None:
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["nightly/20261122-091502", "results/batches/nightly/20261122-091502"])
+@pytest.mark.parametrize("content", ['{"entries": []}', "{"])
+def test_a_batch_is_deleted_with_its_runs(name: str, content: str) -> None:
+    run, other = record("batches/nightly/20261122-091502/dlrm"), record("batches/nightly/20261123-091502/dlrm")
+    (run.path.parent / "batch.json").write_text(content)
+    assert [(batch.kind, batch.model, batch.name) for batch in list_batches("results")] == [
+        ("batch", "nightly", "20261122-091502")
+    ]
+    with file_lock(run.path / LOCK_FILE, unexpected), pytest.raises(EnvironmentFault, match="uses this batch; wait"):
+        find_deletable(name, "results")
+    delete_run(find_deletable(name, "results").folder)
+    assert not run.path.parent.exists()
+    assert other.info.exists()
 
 
 @pytest.mark.parametrize("place", ["", "verify/20261122-010000", ".."])
