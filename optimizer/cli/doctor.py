@@ -14,6 +14,7 @@ from typing import Literal
 
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder, shipped_folder
+from optimizer.core.measuring_runs import other_runs
 from optimizer.core.safe_text import exists, is_file, is_folder
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import UNLIMITED_ADDRESS_SPACE, address_space_problem, stub_search_path
@@ -220,6 +221,14 @@ def check_cpu() -> Finding:
     return Finding("CPU", "ok", text)
 
 
+def check_other_runs() -> Finding:
+    """Name the runs that measure on this machine now, of all users."""
+    runs = "; ".join(f"process {run.pid} measures for {run.folder}" for run in other_runs())
+    if not runs:
+        return Finding("other runs", "ok", "no tune run measures on this machine")
+    return Finding("other runs", "warn", runs, "wait until they end: they change what another run measures")
+
+
 def check_ports() -> Finding:
     """Check that a port can be bound on the loopback address."""
     from optimizer.deploy.target_settings import free_port
@@ -269,6 +278,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_gpu,
     check_targets,
     check_cpu,
+    check_other_runs,
     check_ports,
     check_shared_memory,
     check_disk,

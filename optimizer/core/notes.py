@@ -318,6 +318,19 @@ class ClocksLowered(Note):
         return f"the GPU lowered its clocks in {self.lowered} of {self.measured} measurements: {reasons}"
 
 
+class OtherRun(Note):
+    """Another process, ``pid``, measured for the run in ``folder`` on this machine at the same time."""
+
+    pid: int
+    folder: str
+
+    def __str__(self) -> str:
+        return (
+            f"another tune run measures on this machine (process {self.pid}, {self.folder}), and both change the "
+            "results of each other: stop one of them, or repeat this one when the other has ended"
+        )
+
+
 class SpeedVaried(Note):
     """The slowest probe of the machine took ``factor`` times as long as the fastest."""
 
@@ -660,6 +673,7 @@ LASTING = (
     TransferLeftOut,
     FewerCpusThanRayCounts,
     CpusUsedByOthers,
+    OtherRun,
 )
 
 

@@ -16,12 +16,14 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SERVER_CPUS, FieldChoices
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Telemetry, TrialStore
+from optimizer.core.measuring_runs import mark_measuring, other_runs
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
     GpusNotRead,
     MigInstanceUsed,
     Note,
+    OtherRun,
     OutputsNotCompared,
     OwnBackend,
     RemoteServerUsed,
@@ -200,7 +202,7 @@ class Environment:
 
         Its log is in ``folder``. ``ports`` and ``arguments`` are those of its servers if clients of the user connect
         to them. The budget of the run limits the loading of a model. An error of closing is a note of the error that
-        ended the context, if there is one.
+        ended the context, if there is one. ``on_progress`` gets a warning for each other run that measures.
         """
         settings = TargetSettings(
             log=folder.server_log,
@@ -217,6 +219,10 @@ class Environment:
         target = make_target(task.source, task.problem.space, self.options, settings)
         with ExitStack() as opened:
             opened.callback(target.close)
+            if not ports:  # clients of the user measure nothing
+                opened.enter_context(mark_measuring(folder.path, self._shared_study))
+            for run in self.other_runs():
+                self.on_progress(f"WARNING: {run}")
             try:
                 yield target
             except TuneError as error:
@@ -320,6 +326,16 @@ class Environment:
     def remote_note(self) -> RemoteServerUsed | None:
         """Return a note that the measured server was not started by tune; None if it was."""
         return RemoteServerUsed(server_address(self.options.url).host_port) if self._is_remote else None
+
+    def other_runs(self) -> list[OtherRun]:
+        """Return a note for each other run that measures on this machine now. On a cluster, each node has others."""
+        return [] if self.options.cluster else other_runs(self._shared_study)
+
+    @property
+    def _shared_study(self) -> str:
+        """The name of the study that the workers of a shared one have in common; empty for a run of its own."""
+        name, storage = self.options.study_name, self.options.storage
+        return f"{name} in {Path(storage.partition('?')[0]).name}" if name and storage else ""
 
     def notes(self, task: Task) -> tuple[Note, ...]:
         """Return notes for the user on the conditions of the measurements."""

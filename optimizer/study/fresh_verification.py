@@ -55,6 +55,7 @@ def verify_fresh(
     TuneError as a run.
     """
     environment = Environment.detect(options, progress.on_progress)
+    other_runs = environment.other_runs()
     task = environment.make_task()
     problem = task.problem
     trials = _read_trials(run, task, has_same_files=options.target != "remote")
@@ -84,7 +85,10 @@ def verify_fresh(
         measured = confirmer.test_recommendation(before.recommended, server_plans[1:])
     verified = verification.judge_verification(measured, server_plans, problem)
     windows = [window.measurement for trial in measured for window in trial.confirmations]
-    shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])
+    other_runs += environment.other_runs()
+    shown = present(
+        [environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows), *other_runs]
+    )
     repetition = repetition_of(run, options, max(budget.seconds, _expected_seconds(server_plans)))
     result = VerificationResult(verified, before, problem, run, folder, repetition, shown)
     write_json(folder.path / verification.FILE, result.document())

@@ -20,7 +20,7 @@ from optimizer.core import interrupts
 from optimizer.core.budget import SpentTime
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import TuneError
-from optimizer.core.notes import Note, lasting_documents, present
+from optimizer.core.notes import Note, OtherRun, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.request_sizes import TokenRequests
 from optimizer.core.stopwatch import with_earlier_times
@@ -164,10 +164,11 @@ class RunRecord:
             raise self.folder.no_record(error) from None
 
     def write_plan(self, plan: ConfirmationPlan) -> None:
-        """Write ``plan`` to run.json, which keeps the status and the result of an earlier session.
+        """Write ``plan`` to run.json, which keeps the status and the result of an earlier session. Note other runs.
 
         Raises EnvironmentFault if it cannot be written, and BadInputError if another program has changed it.
         """
+        self.add_notes(self.environment.other_runs())
         self.planned.update(plan_document(plan))
         self.folder.update_info(
             {
@@ -260,6 +261,7 @@ class RunRecord:
                 "versions": self._all_versions(),
                 "notes": [*self.task.notes, *map(str, self.notes)],
                 "lasting_notes": lasting_documents(self.notes),
+                "other_runs": [vars(note) for note in self.notes if isinstance(note, OtherRun)],
                 "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
                 "commands": f"logs/{COMMAND_LOG}",
                 "times": self._times(),
@@ -355,6 +357,7 @@ KEYS: Final = {
     "image) if it measured or checked, and onnxruntime-openvino if a configuration names it.",
     "notes": "Notes for people; the facts in them are also keys of their own.",
     "lasting_notes": "Those notes that remain when another session continues the run: class (`note`) and fields.",
+    "other_runs": "Other runs that measured on this machine at the same time: process (`pid`) and `folder`.",
     "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
     "commands": "File with the commands of all processes that the run started.",
     "times": "Seconds by kind of work, of all sessions of the run together:",

@@ -263,6 +263,7 @@ class _SweepSession:
         cells = sweep_cells(self._plan, self._table.read(), self._failures)
         wall_seconds = round(self._environment.stopwatch.wall_seconds(), 3)
         times = with_earlier_times({"wall_seconds": wall_seconds}, self._earlier)
+        self._notes = present([*self._notes, *self._environment.other_runs()])
         notes = (*self._notes, *sweep_output.notes_on_cells(cells))
         document = sweep_output.sweep_document(status, self._facts, cells, notes, times)
         write_json(self._folder.path / SWEEP_FILE, document)

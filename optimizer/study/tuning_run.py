@@ -177,6 +177,7 @@ class _Session:
             trials = result.trials if result else table.read()
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)
             record.add_notes([*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)])
+            record.add_notes(environment.other_runs())  # those that began after this one
             if result is not None and not result.continued_by:
                 only_confirms = self.mode is RunMode.CONFIRM
                 record.add_notes([note_on_tests(result, record, outcome, only_confirms=only_confirms)])
@@ -224,6 +225,7 @@ class _Session:
         reason = choose_clients(self.environment.options, task).perf_analyzer_reason
         planned = earlier.get("confirmation_plan")
         notes = [*self.environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]
+        notes += self.environment.other_runs()
         return RunRecord(
             folder=folder,
             environment=self.environment,

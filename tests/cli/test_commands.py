@@ -32,6 +32,7 @@ CHECKS = (
     "GPU",
     "other targets",
     "CPU",
+    "other runs",
     "ports",
     "/dev/shm",
     "disk",

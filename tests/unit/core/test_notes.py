@@ -36,6 +36,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.LateRequests(0.01, 1.0, 21.0),
     notes.ClocksLowered(2, 4, ("power limit",)),
     notes.SpeedVaried(1.6),
+    notes.OtherRun(4711, "/home/a/results/dlrm/20261130-081015"),
     notes.DisturbedWindowsCounted(0.3),
     notes.UsualStatesJudged(0.2),
     notes.DisturbedWindowsLeftOut(0.12, ("p95 31.2 ms",)),
