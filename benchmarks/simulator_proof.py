@@ -629,13 +629,14 @@ def report(recorded: Mapping[Cell, Sequence[Measurement]], server: CalibratedSer
     )
     return f"""# The simulated batcher against the real server: latest measurement
 
+**Question:** Does the simulated batcher agree with the real server?
+
+**Answer:** In {len(held_out)} held-out cells: {Summary.of(held_out)}.
+
 `python benchmarks/simulator_proof.py`
 
 A Python model on the real tritonserver sleeps {FIXED_MS:g} ms + {PER_SAMPLE_MS:g} ms per sample.
-The result for {len(held_out)} held-out cells, each the median of {fewest} recordings of {SECONDS:.1f} s:
-
-**{Summary.of(held_out)}**
-
+Each cell is the median of {fewest} recordings of {SECONDS:.1f} s. MAPE is the mean absolute percentage error.
 The agreement is over bounds of {", ".join(map(str, BOUNDS_MS))} ms on the p95 of every cell. {on}
 
 ## Held-out cells
