@@ -1,9 +1,9 @@
 """Values of each of several models under load, as text.
 
-The text of a model is ``model:requests:infer_per_sec:avg:p50:p90:p95:p99:over:sketch``, and models are separated by
-spaces. This is the form of ``Measurement.by_model`` and of the column ``by_model``. Latencies are in ms. The last two
-values are ``requests_over_ms`` and ``latency_sketch``. An unknown value is empty. The name and the last two values
-are quoted as in a URL.
+The text of a model has the values of FORM, and models are separated by spaces. This is the form of
+``Measurement.by_model`` and of the column ``by_model``. Latencies and the times of a request on the server are in ms.
+The last three values are ``requests_over_ms``, ``latency_sketch`` and ``batch_stats``. An unknown value is empty. The
+name and the last three values are quoted as in a URL.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-from objectives import latency_sketch
+from objectives import batch_stats, latency_sketch
 from objectives.metrics import LATENCY, STATISTICS, Measurement
 
-FIELDS = ("requests", "throughput_infer_per_sec", *map(LATENCY.field_of, STATISTICS))
+FORM = "model:requests:infer_per_sec:avg:p50:p90:p95:p99:queue:input:infer:output:over:sketch:batches"
+FIELDS = (
+    *("requests", "throughput_infer_per_sec", *map(LATENCY.field_of, STATISTICS)),
+    *("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
+)
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,6})?"
-_MODEL = re.compile(rf"([^:]+):([0-9]{{1,12}})?((?::(?:{_NUMBER})?){{{len(FIELDS) - 1}}}):([^:]*):([^:]*)", re.ASCII)
+_MODEL = re.compile(rf"([^:]+):([0-9]{{1,12}})?((?::(?:{_NUMBER})?){{{len(FIELDS) - 1}}})" + 3 * ":([^:]*)", re.ASCII)
 
 
 def to_text(by_model: Mapping[str, Measurement]) -> str:
@@ -30,6 +34,7 @@ def to_text(by_model: Mapping[str, Measurement]) -> str:
                 *(_write(getattr(measurement, field)) for field in FIELDS),
                 quote(measurement.requests_over_ms, safe=""),
                 quote(measurement.latency_sketch, safe=""),
+                quote(measurement.batch_stats, safe=""),
             )
         )
         for name, measurement in by_model.items()
@@ -54,14 +59,15 @@ def from_text(text: str) -> dict[str, Measurement]:
     for word in text.split():
         match = _MODEL.fullmatch(word)
         if match is None:
-            raise ValueError("not a list of model:requests:infer_per_sec:avg:p50:p90:p95:p99:over:sketch")
+            raise ValueError(f"not a list of {FORM}")
         numbers = [float(number) if number else None for number in match[3].split(":")[1:]]
         values: dict[str, Any] = dict(zip(FIELDS[1:], numbers, strict=True))
-        over, sketch = map(unquote, match.group(4, 5))
+        over, sketch, batches = map(unquote, match.group(4, 5, 6))
         latency_sketch.parse_counts(over)
         latency_sketch.check_sketch(sketch)
+        batch_stats.from_text(batches)
         requests = int(match[2]) if match[2] else None
         by_model[unquote(match[1])] = Measurement(
-            requests=requests, requests_over_ms=over, latency_sketch=sketch, **values
+            requests=requests, requests_over_ms=over, latency_sketch=sketch, batch_stats=batches, **values
         )
     return by_model

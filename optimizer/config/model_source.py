@@ -200,7 +200,14 @@ def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate
 
 def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) -> Candidate:
     """Return the candidate that ``config`` describes, with ``fields`` in place of its settings."""
-    candidate = model_config.candidate_of(config, keep_counts=True)
+    return candidate_with_fields(name, model_config.candidate_of(config, keep_counts=True), fields)
+
+
+def candidate_with_fields(name: str, candidate: Candidate, fields: Mapping[str, FieldValue]) -> Candidate:
+    """Return ``candidate`` of the model ``name`` with ``fields``, see ``fields_of_model``, in place of its settings.
+
+    Raises DeploymentError for preferred batch sizes that do not fit.
+    """
     candidate = replace(
         candidate,
         fields=tuple(sorted((path, value) for path, value in fields.items() if path not in SPACE_KEYS)),

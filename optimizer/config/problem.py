@@ -10,6 +10,7 @@ from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from optimizer.config.queue_policy import Fields, may_refuse
 from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.options.run_options import SIMULATED_OBJECTIVES
@@ -21,6 +22,19 @@ class ModelKind(Enum):
     BATCHED = "batched"  # one response to each request; the requests are independent of each other
     STREAMING = "streaming"  # any number of responses to a request
     STATEFUL = "stateful"  # sequences of requests; the model keeps state between them
+
+
+@dataclass(frozen=True)
+class ConcurrentModel:
+    """Another model that gets load at the same time.
+
+    ``share`` is its load as a multiple of that of the tuned model. ``candidate`` is its own configuration, which its
+    fields in a candidate of the tuned model change.
+    """
+
+    name: str
+    share: float
+    candidate: Candidate
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,8 @@ class Problem:
         tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
         priorities: Shares of the priorities of the requests; None if all have the default one or a trace has them.
         queue: Settings of the batcher's queue in config.pbtxt. Those in the space replace them.
+        concurrent: The other models that get load at the same time, to simulate each of them. Empty if there are
+            none, or if one of them is an ensemble.
     """
 
     model: str
@@ -64,6 +80,7 @@ class Problem:
     tokens: TokenRequests | None = None
     priorities: SizeDistribution | None = None
     queue: Fields = ()
+    concurrent: tuple[ConcurrentModel, ...] = ()
 
     @property
     def may_refuse(self) -> bool:

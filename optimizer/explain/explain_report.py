@@ -22,6 +22,7 @@ from optimizer.results.recommendation import Outcome
 from optimizer.results.request_steps import HEADERS, step_rows
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 from optimizer.results.terminal_output import plain_table, print_table, wrap
+from optimizer.simulator import concurrent_models
 
 WIDTH = 80
 LARGE_ERROR = 0.25  # median relative error in throughput of a model whose forecasts are only hints
@@ -232,11 +233,15 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
     is_simulated = explanation.run.problem.is_simulated
     _heading(console, "What would help")
     _sentences(console, _origin(changes, is_simulated=is_simulated))
-    if explanation.step_advice is not None and explanation.subject.is_limited_by_another:
+    is_of_each = concurrent_models.applies(explanation.run.problem)
+    if explanation.step_advice is not None and explanation.subject.is_limited_by_another and not is_of_each:
         model = explanation.step_advice.step.model
         _sentences(console, f"{model} has to serve more before these gains are possible: its limit is not simulated.")
     if explanation.forecast_checks.throughput:
         _sentences(console, str(explanation.forecast_checks))
+    if explanation.run.concurrent_models:
+        model = explanation.run.tuned_model
+        _sentences(console, f"The changes are those of {model}; the throughput is that of all models together.")
     for remedy in changes.remedies:
         if remedy.kind == "no_copying" and explanation.shared_memory is not None:
             continue  # it is measured

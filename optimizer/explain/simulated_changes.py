@@ -26,8 +26,7 @@ from optimizer.explain.forecaster import (
 from optimizer.results import configuration_text
 from optimizer.results.outcome_values import OTHER_MODELS
 from optimizer.simulator.compilation import SIMULATION_THREADS
-from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
-from optimizer.simulator.fitted_parameters import MIN_TIME_S, ExecutionSettings
+from optimizer.simulator.performance_model import PerformanceModel, fit_simulator
 from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     as_closed_loop,
@@ -39,7 +38,6 @@ from optimizer.simulator.predicted_metrics import (
     log_measurements,
     log_predictions,
 )
-from optimizer.simulator.scenario import ServiceTimes
 
 LOADS, FINE_LOADS = 20, 12  # simulated concurrencies of each configuration, and around its best one
 MAX_POINTS = 500  # points of other candidates to which the simulation is fitted
@@ -70,7 +68,7 @@ class SimulatedForecaster:
         self.measurement_count = len(points)
         self._request_batch_size = problem.space.request_batch_size
         self._max_concurrency = max(problem.max_concurrency, *(point.load.concurrency for point in points))
-        self._model = fit(points, _with_larger_batches(problem, subject.candidate), self.latency, seed)
+        self._model = fit_simulator(points, _with_larger_batches(problem, subject.candidate), self.latency, seed)
         self.model_name = self._model.name
         loads = configuration_loads(points)
         simulated = log_predictions(self._model.simulate(loads, SIMULATION_THREADS), self.latencies)
@@ -88,7 +86,7 @@ class SimulatedForecaster:
 
         ``time_share`` is a factor on the time of a batch, ``network_share`` on the time between client and server.
         """
-        model = self._scaled_model(time_share, network_share)
+        model = self._model.at_speed(time_share, network_share)
         concurrencies = np.geomspace(1, self._max_concurrency, LOADS)
         grid = list(dict.fromkeys(round(concurrency) for concurrency in concurrencies.tolist()))
         loads = [(candidate, concurrency) for candidate in candidates for concurrency in grid]
@@ -106,7 +104,7 @@ class SimulatedForecaster:
         return {name: min(forecast.latencies_ms[name] for forecast in forecasts) for name in self.latencies}
 
     def _best_within(
-        self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad], sla: Sla
+        self, model: PerformanceModel, loads: Sequence[ConfigurationLoad], sla: Sla
     ) -> CandidateForecast | None:
         """Return the forecast of ``loads`` with the most throughput within the bounds; None if none meets them."""
         bounds_ms = {name: sla.latency_bound_ms(name) for name in self.latencies}
@@ -117,7 +115,7 @@ class SimulatedForecaster:
         ]
         return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
-    def _forecasts(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> list[CandidateForecast]:
+    def _forecasts(self, model: PerformanceModel, loads: Sequence[ConfigurationLoad]) -> list[CandidateForecast]:
         """Return the simulation of each of ``loads`` by ``model``, corrected by the measurements."""
         corrections = [self._corrections.get(candidate, self._default_correction) for candidate, _ in loads]
         logs = self._simulate(model, loads) + np.array(corrections)
@@ -130,7 +128,7 @@ class SimulatedForecaster:
             for (candidate, load), log_throughput, row in zip(loads, logs[:, 0], latencies_ms.tolist(), strict=True)
         ]
 
-    def _simulate(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+    def _simulate(self, model: PerformanceModel, loads: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail ratios [loads, 1 + latencies]."""
         logs = log_predictions(model.simulate(loads, SIMULATION_THREADS), self.latencies)
         return as_tail_ratios(logs, loads, self._request_batch_size)
@@ -145,21 +143,6 @@ class SimulatedForecaster:
         for (candidate, _), residual in zip(loads, measured - self._simulate(self._model, loads), strict=True):
             by_candidate.setdefault(candidate, []).append(residual)
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
-
-    def _scaled_model(self, time_share: float, network_share: float) -> DynamicBatchingModel:
-        """Return the fitted model with its batch times and the times outside the server multiplied by the shares."""
-        times, overheads = self._model.times, self._model.overheads
-
-        def scaled_times(settings: ExecutionSettings) -> ServiceTimes:
-            unscaled = times(settings)
-            return replace(unscaled, seconds=time_share * unscaled.seconds)
-
-        scaled_overheads = replace(
-            overheads,
-            network_s=max(MIN_TIME_S, network_share * overheads.network_s),
-            gap_s=max(MIN_TIME_S, network_share * overheads.gap_s),
-        )
-        return replace(self._model, times=scaled_times, overheads=scaled_overheads)
 
 
 def _with_larger_batches(problem: Problem, subject: Candidate) -> Problem:

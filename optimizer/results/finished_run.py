@@ -13,7 +13,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.field_path import normalize_value
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.problem import ConcurrentModel, ModelKind, Problem
 from optimizer.config.queue_policy import Fields, is_queue_field
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SETTING_COLUMNS, Candidate
@@ -107,8 +107,7 @@ class FinishedRun:
     @property
     def concurrent_models(self) -> dict[str, float]:
         """Return the shares of the load of the models that got load at the same time, by model."""
-        text = self.info["problem"].get("concurrent_models")
-        return load_shares(text.split(",")) if isinstance(text, str) else {}
+        return _read_shares(self.info["problem"])
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -284,7 +283,18 @@ def _read_problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         tokens=_read_token_requests(info.get("tokens")),
         priorities=parse_priorities(str(info["priorities"])) if info.get("priorities") else None,
         queue=_read_queue(info.get("queue", {})),
+        concurrent=tuple(
+            ConcurrentModel(name, share, _read_candidate(info["concurrent_candidates"][name]))
+            for name, share in _read_shares(info).items()
+            if name in info.get("concurrent_candidates", {})
+        ),
     )
+
+
+def _read_shares(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares of the load by model in the problem of run.json; empty with one model."""
+    text = info.get("concurrent_models")
+    return load_shares(text.split(",")) if isinstance(text, str) else {}
 
 
 def _check_problem(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.search.optuna_encoding import TrialScore, score_trial
 from optimizer.search.simulation_error import SimulationErrorModel, compute_residuals
 from optimizer.simulator.compilation import SIMULATION_THREADS
-from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
+from optimizer.simulator.performance_model import PerformanceModel, fit_simulator
 from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     as_closed_loop,
@@ -73,7 +73,7 @@ class SourceMachine:
 
     def __init__(self, points: Sequence[Point], problem: Problem, latencies: tuple[str, ...], seed: int) -> None:
         self._problem, self._latencies, self._seed = problem, latencies, seed
-        self._model = fit(points, problem, latencies[0], seed)
+        self._model = fit_simulator(points, problem, latencies[0], seed)
         residuals = compute_residuals(self._model, points, problem, latencies, NO_CORRECTION).residuals
         self.error_model = SimulationErrorModel(residuals, self._model.errors)
         self._cache: dict[ConfigurationLoad, FloatArray] = {}
@@ -89,7 +89,7 @@ class SourceMachine:
         ]
         if not any(point.measurement.compute_infer_ms for point in measured):
             points = [replace(point, measurement=_without_server_statistics(point.measurement)) for point in points]
-        reduced = fit(points, self._problem, self._latencies[0], self._seed)
+        reduced = fit_simulator(points, self._problem, self._latencies[0], self._seed)
         return lambda loads: self._simulate(loads) - self._simulate_with(reduced, loads)
 
     def _simulate(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
@@ -98,7 +98,7 @@ class SourceMachine:
         self._cache.update(zip(missing, self._simulate_with(self._model, missing), strict=True))
         return np.array([self._cache[load] for load in loads]).reshape(-1, 1 + len(self._latencies))
 
-    def _simulate_with(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+    def _simulate_with(self, model: PerformanceModel, loads: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail ratios [loads, 1 + latencies] according to ``model``."""
         metrics = log_predictions(model.simulate(loads, SIMULATION_THREADS), self._latencies)
         return as_tail_ratios(metrics, loads, self._problem.space.request_batch_size)

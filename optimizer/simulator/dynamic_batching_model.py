@@ -29,6 +29,7 @@ from optimizer.simulator.calibration import Observation, observe_point
 from optimizer.simulator.fitted_parameters import (
     DEFAULT_GAP_S,
     FITTED_POINTS,
+    MIN_TIME_S,
     ExecutionSettings,
     FittedOverheads,
     estimate_network_s,
@@ -150,6 +151,21 @@ class DynamicBatchingModel:
             simulated_measurement(result, executions, self.overheads.network_s)
             for result, executions in zip(self.simulate(loads), traces, strict=True)
         ]
+
+    def at_speed(self, time_share: float, network_share: float) -> DynamicBatchingModel:
+        """Return the model with its batch times and the times outside the server multiplied by the shares."""
+        times, overheads = self.times, self.overheads
+
+        def scaled_times(settings: ExecutionSettings) -> ServiceTimes:
+            unscaled = times(settings)
+            return replace(unscaled, seconds=time_share * unscaled.seconds)
+
+        scaled_overheads = replace(
+            overheads,
+            network_s=max(MIN_TIME_S, network_share * overheads.network_s),
+            gap_s=max(MIN_TIME_S, network_share * overheads.gap_s),
+        )
+        return replace(self, times=scaled_times, overheads=scaled_overheads)
 
     def _random_rings(self) -> tuple[FloatArray, FloatArray]:
         return (

@@ -7,8 +7,9 @@ from typing import Protocol, TypeAlias
 
 from optimizer.config.problem import Problem
 from optimizer.core.trial import Point
-from optimizer.simulator import closed_network, continuous_batching_model, dynamic_batching_model
+from optimizer.simulator import closed_network, concurrent_models, continuous_batching_model, dynamic_batching_model
 from optimizer.simulator.closed_network import ClosedNetwork
+from optimizer.simulator.concurrent_models import ConcurrentServerModel
 from optimizer.simulator.continuous_batching import compile_continuous_batching
 from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
@@ -35,8 +36,15 @@ class PerformanceModel(Protocol):
 ModelFitter: TypeAlias = Callable[[Sequence[Point]], PerformanceModel | None]
 
 
-def model_type(problem: Problem) -> type[DynamicBatchingModel] | type[ContinuousBatchingModel] | type[ClosedNetwork]:
+ModelType: TypeAlias = (
+    type[DynamicBatchingModel] | type[ConcurrentServerModel] | type[ContinuousBatchingModel] | type[ClosedNetwork]
+)
+
+
+def model_type(problem: Problem) -> ModelType:
     """Return the kind of model that describes the server of ``problem`` best."""
+    if concurrent_models.applies(problem):
+        return ConcurrentServerModel
     if problem.is_simulated:
         return DynamicBatchingModel
     return ContinuousBatchingModel if continuous_batching_model.applies(problem) else ClosedNetwork
@@ -47,7 +55,7 @@ def compile_model(problem: Problem, on_progress: Callable[[str], None]) -> None:
 
     ``on_progress`` gets a line if it has to be compiled first.
     """
-    if model_type(problem) is DynamicBatchingModel:
+    if problem.is_simulated:
         compile_simulator(on_progress)
     elif model_type(problem) is ContinuousBatchingModel:
         compile_continuous_batching(on_progress)
@@ -59,12 +67,20 @@ def fit_model(points: Sequence[Point], problem: Problem, latencies: Sequence[str
     Raises:
         ValueError: ``points`` is empty.
     """
-    kind = model_type(problem)
-    if kind is DynamicBatchingModel:
-        return dynamic_batching_model.fit(points, problem, latencies[0], seed)
-    if kind is ContinuousBatchingModel:
+    if problem.is_simulated:
+        return fit_simulator(points, problem, latencies[0], seed)
+    if model_type(problem) is ContinuousBatchingModel:
         return continuous_batching_model.fit(points, problem, latencies, seed)
     return closed_network.fit(points, problem, latencies, seed)
+
+
+def fit_simulator(
+    points: Sequence[Point], problem: Problem, latency: str, seed: int = 0
+) -> DynamicBatchingModel | ConcurrentServerModel:
+    """Return the simulator of dynamic batching that is closest to ``points``; see ``dynamic_batching_model.fit``."""
+    if concurrent_models.applies(problem):
+        return concurrent_models.fit(points, problem, latency, seed)
+    return dynamic_batching_model.fit(points, problem, latency, seed)
 
 
 def sample_models(
@@ -73,5 +89,7 @@ def sample_models(
     """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latencies``."""
     if isinstance(model, ClosedNetwork | ContinuousBatchingModel):
         return model.samples(count)
+    if isinstance(model, ConcurrentServerModel):
+        return concurrent_models.sample_models(model, points, problem, latencies[0], count)
     assert isinstance(model, DynamicBatchingModel), "fit_model returns one of them"
     return dynamic_batching_model.sample_models(model, points, problem, latencies[0], count)

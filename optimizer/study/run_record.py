@@ -37,6 +37,7 @@ from optimizer.results import result_document, summary
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
 from optimizer.simulator.closed_network import ClosedNetwork
+from optimizer.simulator.concurrent_models import ConcurrentServerModel
 from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.performance_model import model_type
@@ -58,6 +59,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "model": problem.model,
         "batcher": task.source.tuned_model,
         "concurrent_models": write_load_shares(task.source.concurrent) or None,
+        "concurrent_candidates": {other.name: candidate_document(other.candidate) for other in problem.concurrent},
         "facts": task.source.facts,
         "constraints": list(map(str, problem.sla)),
         "objectives": [metric.name for metric in problem.objectives],
@@ -319,6 +321,8 @@ KEYS: Final = {
     "problem.batcher": "Name of the model whose batches are tuned and counted: that model, or one that it calls.",
     "problem.concurrent_models": "Models that get load at the same time, with their load as a multiple of the "
     "model's, as text such as `encoder=1,ranker=3`; null without any.",
+    "problem.concurrent_candidates": "The configurations of these models as given, by model; empty if one of them is "
+    "an ensemble.",
     "problem.facts": "Facts about the model, such as its size and the SHA-256 of its files.",
     "problem.constraints": "Bounds, such as `p95 <= 20 ms`.",
     "problem.objectives": "Names of the objectives, the most important one first.",
@@ -332,7 +336,10 @@ KEYS: Final = {
     "problem.max_concurrency": "The most requests in flight that the search may try.",
     "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
     "problem.server_model": "Model of the server that the search `simulated` fits: "
-    + ", ".join(f"`{model.name}`" for model in (DynamicBatchingModel, ContinuousBatchingModel, ClosedNetwork))
+    + ", ".join(
+        f"`{model.name}`"
+        for model in (DynamicBatchingModel, ConcurrentServerModel, ContinuousBatchingModel, ClosedNetwork)
+    )
     + ".",
     "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
     "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",

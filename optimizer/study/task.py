@@ -10,10 +10,11 @@ from objectives.metrics import METRICS, QUANTILES
 from objectives.sla import Sla
 from objectives.units import parse_rate
 from optimizer.config import model_config
-from optimizer.config.backends import backend_of
+from optimizer.config.backends import backend_of, is_ensemble
+from optimizer.config.gpu_placement import instance_total
 from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.config.ort_settings import check_ort_settings
-from optimizer.config.problem import Problem
+from optimizer.config.problem import ConcurrentModel, Problem
 from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
 from optimizer.config.search_space import INSTANCE_COUNT, SearchSpace
 from optimizer.core.candidate import Candidate, FieldChoices, FieldValue, model_of_field
@@ -209,7 +210,20 @@ def _make_problem(
         tokens=token_requests(named, request_options(named, options), options),
         priorities=request_priorities(named, fields, options, arrivals),
         queue=_common_queue(source),
+        concurrent=_concurrent_models(source),
     )
+
+
+def _concurrent_models(source: ModelSource) -> tuple[ConcurrentModel, ...]:
+    """Return the other models that get load, with their configuration; none if one of them is an ensemble."""
+    configs = {name: source.composing[name] for name in source.concurrent}
+    if any(map(is_ensemble, configs.values())):
+        return ()
+    candidates = {name: model_config.candidate_of(config, keep_counts=True) for name, config in configs.items()}
+    for name, candidate in candidates.items():
+        if not candidate.instance_count:  # its groups have different counts, which no candidate changes
+            candidates[name] = replace(candidate, instance_count=instance_total(configs[name]))
+    return tuple(ConcurrentModel(name, share, candidates[name]) for name, share in source.concurrent.items())
 
 
 def _compared_candidates(source: ModelSource, fields: FieldChoices) -> tuple[Candidate, Candidate]:

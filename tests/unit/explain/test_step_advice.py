@@ -12,6 +12,7 @@ from objectives import model_stats
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.step_stats import StepStatistic, to_text
+from optimizer.config.problem import ConcurrentModel
 from optimizer.core.candidate import Candidate, FieldValue
 from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import break_down_stages, find_bottleneck
@@ -20,7 +21,7 @@ from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import Gain, Remedy
 from optimizer.explain.step_advice import StepAdvice, advise
 from optimizer.results import outcome_values
-from optimizer.results.finished_run import read_run
+from optimizer.results.finished_run import candidate_document, read_run
 from optimizer.results.report import tables
 from optimizer.results.report.content import report_section
 from optimizer.results.report.writer import html, markdown
@@ -157,15 +158,22 @@ def test_the_limiting_one_of_several_models_under_load_is_named(tmp_path: Path) 
             StepStatistic("other", 1, 900, 900, 5400 * MS, 1620 * MS, 900 * MS),
         ]
     )
-    counted = Measurement(2000.0, requests=1000, stable=True, by_model=by_model, step_stats=times)
+    counted = replace(MEASURED, throughput_infer_per_sec=2000.0, by_model=by_model, step_stats=times)
     run = write_run(tmp_path, "chain", fields={"other/instance_group_count": [1]}, measured=counted)
     explanation = explain(read_run(change_info(run, "problem", concurrent_models="other=9")))
     text = explanation_text(explanation)
     assert "What limits the throughput: other\n" in text
     assert "bottleneck is unknown" not in text
     assert "90 %     6.000       1.800\n" in text
-    assert "A higher other/instance_group_count than 1 would help" in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "A higher other/instance_group_count than 1 would help" in words
+    assert "other has to serve more before" in words
+    assert "The changes are those of chain; the throughput is that of all models together." in words
     assert document(explanation)["bottleneck"] == "other models"
+    candidates = {"other": candidate_document(Candidate(8))}
+    simulated = read_run(change_info(run, "problem", concurrent_candidates=candidates))
+    assert simulated.problem.concurrent == (ConcurrentModel("other", 9.0, Candidate(8)),)
+    assert "has to serve more" not in explanation_text(explain(simulated)), "the limit of each is simulated"
 
 
 def test_the_limiting_step_is_in_text_json_and_report(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, configured_candidate, served_models
+from optimizer.config.problem import ConcurrentModel
 from optimizer.core.candidate import VARIANT, Candidate, FieldValue
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.request_sizes import parse_size_distribution
@@ -19,6 +21,7 @@ from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.repository import read_repository_model, read_source
 from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import candidate_document
 from optimizer.study.run_record import problem_document
 from optimizer.study.task import prepare_task
 from tests.repositories import (
@@ -311,6 +314,20 @@ def test_without_a_profile_the_instances_and_batching_of_each_step_vary(tmp_path
         for parameter, choices in (("instance_group_count", (1, 2)), ("max_queue_delay_microseconds", ("off", 0)))
     }
     assert task.problem.space.parameter_values(task.baseline) is not None
+
+
+def test_each_model_under_load_is_simulated_unless_one_is_an_ensemble(tmp_path: Path) -> None:
+    write_ensemble(tmp_path / "models", milliseconds=5)
+    config = tmp_path / "models" / "second" / "config.pbtxt"
+    config.write_text(config.read_text() + "instance_group { count: 2 kind: KIND_CPU }\ndynamic_batching {}\n")
+    options = RunOptions("first", model_repository=str(tmp_path / "models"), concurrent_models=("second=3",))
+    task = prepare_task(options, LAPTOP, print)
+    other = ConcurrentModel("second", 3.0, Candidate(8, dynamic_batching=True, instance_count=3))
+    assert task.problem.concurrent == (other,)
+    assert problem_document(task)["concurrent_candidates"] == {"second": candidate_document(other.candidate)}
+    write_python_model(tmp_path / "models", "alone", sleeper_program(5))
+    options = replace(options, model="alone", concurrent_models=("first", "chain"))
+    assert prepare_task(options, LAPTOP, print).problem.concurrent == ()
 
 
 def test_a_model_that_is_served_alone_has_no_choices_of_others(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from objectives.pooled_windows import pool_measurements
 
 SKETCH = sketch_latencies(np.array([1.0, 2.0]))
 FAST = Measurement(30.5, latency_avg_ms=1.25, latency_p50_ms=1.0, latency_p95_ms=2.0, requests=300)
-SLOW = Measurement(10.0, latency_avg_ms=4.0, latency_p50_ms=3.0, latency_p95_ms=8.0, requests=100)
+SLOW = Measurement(10.0, queue_ms=2.0, latency_avg_ms=4.0, latency_p50_ms=3.0, latency_p95_ms=8.0, requests=100)
 BY_MODEL = {
-    "a b:c=é": replace(FAST, requests_over_ms="20:13 10:155", latency_sketch=SKETCH),
+    "a b:c=é": replace(FAST, requests_over_ms="20:13 10:155", latency_sketch=SKETCH, batch_stats="4:9:100 8:1:50"),
     "other": Measurement(),
 }
 
@@ -25,9 +25,11 @@ def test_text_and_values_are_the_same() -> None:
     assert from_text(to_text(BY_MODEL)) == BY_MODEL
     assert from_text("") == {}
     with pytest.raises(ValueError, match="not a list of bounds"):
-        from_text("a:1:2:3:4:5:6:7:20%3Ax:")
+        from_text("a:1:2:3:4:5:6:7:8:9:0:1:20%3Ax::")
     with pytest.raises(ValueError, match="sketch"):
-        from_text("a:1:2:3:4:5:6:7::AAAA")
+        from_text("a:1:2:3:4:5:6:7:8:9:0:1::AAAA:")
+    with pytest.raises(ValueError, match="size:executions"):
+        from_text("a:1:2:3:4:5:6:7:8:9:0:1:::4%3Ax")
 
 
 def test_windows_are_pooled_by_model() -> None:

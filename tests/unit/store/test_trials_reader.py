@@ -51,8 +51,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "not a list of priority:served:rejected:timed_out:failed:infer_per_sec:sketch",
     ),
     "by_model": (
-        ("a:1", "a:1:2:3:4:5:6:7:8::", ":1:2:3:4:5:6:7::", "a:1:2:3:4:5:6:-7::"),
-        "not a list of model:requests:infer_per_sec:avg:p50:p90:p95:p99:over:sketch",
+        ("a:1", "a:1:2:3:4:5:6:7::", ":1:2:3:4:5:6:7:8:9:0:1:::", "a:1:2:3:4:5:6:7:8:9:0:-1:::"),
+        "not a list of model:requests:infer_per_sec:avg:p50:p90:p95:p99:queue:input:infer:output:over:sketch:batches",
     ),
     **dict.fromkeys(("requests", "rejected_requests", "timed_out_requests", "failed_requests"), INT32),
     **dict.fromkeys(

@@ -1,0 +1,188 @@
+"""A model of a server whose models get load at the same time: each is simulated alone, with its share of the load.
+
+How much the models slow each other down is in the service times of each, which are fitted to its measurements under
+the load of all. How this depends on the configuration of the others is an error of the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from objectives import model_stats
+from objectives.metrics import LATENCY, STATISTICS, Measurement
+from optimizer.config.model_source import candidate_with_fields
+from optimizer.config.problem import ConcurrentModel, Problem
+from optimizer.config.search_space import INSTANCE_COUNT, MAX_BATCH_SIZE, PREFERRED_BATCH_SIZE, SearchSpace
+from optimizer.core.candidate import Candidate, fields_of_model, model_of_field
+from optimizer.core.errors import DeploymentError
+from optimizer.core.trial import LoadPoint, Point
+from optimizer.simulator import dynamic_batching_model
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, ModelErrors, six_digits
+from optimizer.simulator.scenario import SimulationResult
+from optimizer.simulator.speed_correction import at_other_speed
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedPerformance:
+    """The performance of all models together: the sum of the throughputs, and the largest latency.
+
+    The batch size is that of the tuned model, which is the first of ``by_model``.
+    """
+
+    by_model: tuple[SimulationResult, ...]
+
+    @property
+    def throughput_infer_per_sec(self) -> float:
+        return sum(result.throughput_infer_per_sec for result in self.by_model)
+
+    @property
+    def mean_batch_size(self) -> float:
+        return self.by_model[0].mean_batch_size
+
+    @property
+    def utilization(self) -> float:
+        return max(result.utilization for result in self.by_model)
+
+    def latency_s(self, metric: str) -> float:
+        """Return the largest latency of a metric such as ``latency-p95``."""
+        return max(result.latency_s(metric) for result in self.by_model)
+
+
+@dataclass(frozen=True, eq=False)
+class ConcurrentServerModel:
+    """The simulated server of each model; ``models`` are the tuned one and ``problem.concurrent``, in this order."""
+
+    problem: Problem
+    models: tuple[DynamicBatchingModel, ...]
+    name: ClassVar[str] = "simulator of the dynamic batcher of each model"
+
+    @property
+    def errors(self) -> ModelErrors:
+        """The expected errors: the largest ones of a model."""
+        errors = [model.errors for model in self.models]
+        return ModelErrors(max(error.throughput for error in errors), max(error.tail for error in errors))
+
+    def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> list[CombinedPerformance]:
+        """Return the simulated performance of each (candidate, concurrency)."""
+        by_model = [model.simulate(self._loads(i, loads), threads) for i, model in enumerate(self.models)]
+        return [CombinedPerformance(results) for results in zip(*by_model, strict=True)]
+
+    def measure(self, loads: Sequence[ConfigurationLoad]) -> list[Measurement]:
+        """Return the simulated report of the load generators for each (candidate, concurrency)."""
+        names = [self.problem.model, *(other.name for other in self.problem.concurrent)]
+        by_model = [model.measure(self._loads(i, loads)) for i, model in enumerate(self.models)]
+        return [
+            Measurement(
+                six_digits(result.throughput_infer_per_sec),
+                **{
+                    LATENCY.field_of(name): six_digits(1e3 * result.latency_s(LATENCY.metric(name)))
+                    for name in STATISTICS
+                },  # type: ignore[arg-type]
+                by_model=model_stats.to_text(dict(zip(names, measurements, strict=True))),
+                stable=True,
+            )
+            for result, measurements in zip(self.simulate(loads), zip(*by_model, strict=True), strict=True)
+        ]
+
+    def at_speed(self, time_share: float, network_share: float) -> ConcurrentServerModel:
+        """Return the model with other times, see ``DynamicBatchingModel.at_speed``; batch times of the tuned one."""
+        tuned, *others = self.models
+        scaled = (tuned.at_speed(time_share, network_share), *(m.at_speed(1.0, network_share) for m in others))
+        return replace(self, models=scaled)
+
+    def _loads(self, index: int, loads: Sequence[ConfigurationLoad]) -> list[ConfigurationLoad]:
+        """Return the configuration of one model and its load, for each of ``loads`` of all models."""
+        part = _parts(self.problem)[index]
+        own = [(_candidate_of(part, candidate), _load_of(part, LoadPoint(1, n))) for candidate, n in loads]
+        return [(candidate, load.concurrency) for candidate, load in own]
+
+
+def applies(problem: Problem) -> bool:
+    """Return whether each model of ``problem`` is simulated.
+
+    In an open loop they are simulated as one: the requests in flight to each follow from its latency.
+    """
+    return problem.is_simulated and bool(problem.concurrent) and not problem.open_loop
+
+
+def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> ConcurrentServerModel:
+    """Return the server model that is closest to the measured ``points``; see ``dynamic_batching_model.fit``.
+
+    Raises ValueError if ``points`` is empty.
+    """
+    models = [dynamic_batching_model.fit(*arguments, latency, seed) for arguments in _arguments(points, problem)]
+    return ConcurrentServerModel(problem, tuple(models))
+
+
+def sample_models(
+    model: ConcurrentServerModel, points: Sequence[Point], problem: Problem, latency: str, count: int
+) -> list[ConcurrentServerModel]:
+    """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latency``."""
+    samples = [
+        dynamic_batching_model.sample_models(one, *arguments, latency, count)
+        for one, arguments in zip(model.models, _arguments(points, problem), strict=True)
+    ]
+    return [replace(model, models=models) for models in zip(*samples, strict=True)]
+
+
+def _parts(problem: Problem) -> tuple[ConcurrentModel | None, ...]:
+    """Return the models under load; None for the tuned one."""
+    return (None, *problem.concurrent)
+
+
+def _arguments(points: Sequence[Point], problem: Problem) -> list[tuple[list[Point], Problem]]:
+    """Return the points and the problem of each model."""
+    return [(_points_of(part, points, problem), _problem_of(part, problem)) for part in _parts(problem)]
+
+
+def _candidate_of(part: ConcurrentModel | None, candidate: Candidate) -> Candidate:
+    """Return the configuration of one model in ``candidate``."""
+    if part is None:
+        own = tuple((path, value) for path, value in candidate.fields if not model_of_field(path))
+        return replace(candidate, fields=own)
+    fields = fields_of_model(candidate.fields, part.name)
+    try:
+        return candidate_with_fields(part.name, part.candidate, fields)
+    except DeploymentError:  # the deployment will fail, whatever is simulated
+        return candidate_with_fields(part.name, part.candidate, {**fields, PREFERRED_BATCH_SIZE: "none"})
+
+
+def _load_of(part: ConcurrentModel | None, load: LoadPoint) -> LoadPoint:
+    return load if part is None else load.scaled(part.share)
+
+
+def _points_of(part: ConcurrentModel | None, points: Sequence[Point], problem: Problem) -> list[Point]:
+    """Return ``points`` as measurements of one model, with the correction of the speed that they have."""
+    own = []
+    for point in points:
+        by_model = model_stats.from_text(point.measurement.by_model)
+        measured = by_model.get(part.name if part else problem.model)
+        throughput = sum(values.throughput_infer_per_sec or 0.0 for values in by_model.values())
+        if measured is None or not throughput:
+            continue
+        measured = at_other_speed(measured, point.throughput_infer_per_sec / throughput)
+        candidate, load = _candidate_of(part, point.candidate), _load_of(part, point.load)
+        own.append(replace(point, candidate=candidate, load=load, measurement=measured))
+    return own
+
+
+def _problem_of(part: ConcurrentModel | None, problem: Problem) -> Problem:
+    """Return the problem of one model alone."""
+    space = problem.space
+    if part is None:
+        fields = {path: values for path, values in space.fields.items() if not model_of_field(path)}
+        return replace(problem, space=replace(space, fields=fields), concurrent=())
+
+    def choices(parameter: str, configured: int) -> tuple[int, ...]:
+        return tuple(int(value) for value in space.fields.get(f"{part.name}/{parameter}", (configured,)))
+
+    own = SearchSpace(
+        choices(MAX_BATCH_SIZE, part.candidate.max_batch_size),
+        instance_count=choices(INSTANCE_COUNT, part.candidate.instance_count),
+        request_batch_size=space.request_batch_size,
+    )
+    most = _load_of(part, LoadPoint(1, problem.max_concurrency)).concurrency
+    return replace(problem, model=part.name, space=own, max_concurrency=most, queue=(), concurrent=())

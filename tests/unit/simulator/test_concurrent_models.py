@@ -1,0 +1,122 @@
+"""The simulator of a server whose models get load at the same time, fitted to what another such server measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from objectives import model_stats
+from objectives.metrics import METRICS
+from objectives.sla import Sla
+from optimizer.config.problem import ConcurrentModel, Problem
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.candidate import Candidate
+from optimizer.core.trial import LoadPoint, Point
+from optimizer.simulator.concurrent_models import ConcurrentServerModel
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
+from optimizer.simulator.fitted_parameters import FittedOverheads
+from optimizer.simulator.performance_model import fit_simulator, model_type, sample_models
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, log_measurements, log_predictions
+from tests.simulation import constant
+
+DELAY, COUNT, PREFERRED = (
+    f"second/{name}" for name in ("max_queue_delay_microseconds", "instance_group_count", "preferred_batch_size")
+)
+SPACE = SearchSpace((8,), ("off", 0), ("none",), (1, 2), fields={DELAY: ("off", 0), COUNT: (1, 2)})
+OTHER = ConcurrentModel("second", 3.0, Candidate(8))
+PROBLEM = Problem("first", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 150.0}), concurrent=(OTHER,))
+P95 = "latency-p95"
+
+
+def server(milliseconds: float) -> DynamicBatchingModel:
+    """Return a model that executes each batch in the same time."""
+    return DynamicBatchingModel(lambda _: constant(milliseconds / 1e3), 1, FittedOverheads(1e-3))
+
+
+SERVER = ConcurrentServerModel(PROBLEM, (server(8), server(16)))
+
+
+def candidate(batches: bool, instances: int, delay: str | int, count: int) -> Candidate:
+    return Candidate(8, batches, instance_count=instances, fields=((COUNT, count), (DELAY, delay)))
+
+
+def measured(loads: list[ConfigurationLoad]) -> list[Point]:
+    """Return what the load generators report of SERVER."""
+    measurements = SERVER.measure(loads)
+    return [Point(0, tried, LoadPoint(1, n), m) for (tried, n), m in zip(loads, measurements, strict=True)]
+
+
+def test_each_model_has_its_own_settings_and_its_share_of_the_load() -> None:
+    """One instance executes 125 and 62.5 requests a second, and a batch of eight in the same time."""
+    one_by_one, batched = SERVER.simulate([(candidate(False, 1, "off", 1), 32), (candidate(False, 1, 0, 2), 32)])
+    assert [r.throughput_infer_per_sec for r in one_by_one.by_model] == pytest.approx([125, 62.5], rel=0.05)
+    assert [r.throughput_infer_per_sec for r in batched.by_model] == pytest.approx([125, 1000], rel=0.05)
+    assert batched.throughput_infer_per_sec == pytest.approx(1125, rel=0.05)
+    assert one_by_one.latency_s(P95) == pytest.approx(3 * 32 / 62.5, rel=0.1), "the slower model has 96 in flight"
+    assert batched.latency_s(P95) == pytest.approx(32 / 125, rel=0.1)
+    assert batched.mean_batch_size == 1
+
+
+def test_an_untried_configuration_of_the_other_model_is_predicted() -> None:
+    """A single server would attribute the throughput of both models to the settings of the tuned one."""
+    tried = [candidate(*c) for c in ((False, 1, "off", 2), (True, 2, 0, 1))]
+    untried = [candidate(*c) for c in ((True, 1, 0, 2), (False, 2, "off", 1))]
+    points = measured([(one, n) for one in tried for n in (1, 4, 16, 64)])
+    loads = [(one, n) for one in untried for n in (1, 4, 16, 64)]
+    truth = log_measurements(measured(loads), [P95])
+    errors = {}
+    for problem in (PROBLEM, replace(PROBLEM, concurrent=())):
+        model = fit_simulator(points, problem, P95)
+        errors[model.name] = np.abs(np.expm1(log_predictions(model.simulate(loads), [P95]) - truth)).mean(axis=0)
+    of_each, of_one = errors.values()
+    assert (of_each < 0.1).all()
+    assert (of_one > 0.3).all()
+
+
+def test_samples_are_models_of_each_model() -> None:
+    points = measured([(candidate(False, 1, "off", 1), n) for n in (1, 4, 16)])
+    model = fit_simulator(points, PROBLEM, P95)
+    samples = sample_models(model, points, PROBLEM, [P95], 3)
+    throughputs = {s.simulate([(candidate(False, 2, 0, 2), 16)])[0].throughput_infer_per_sec for s in samples}
+    assert len(throughputs) == 3
+
+
+def test_the_correction_of_the_speed_is_that_of_each_model() -> None:
+    (point,) = measured([(candidate(False, 1, "off", 1), 4)])
+    faster = replace(point.measurement, throughput_infer_per_sec=2 * point.throughput_infer_per_sec)
+    model = fit_simulator([replace(point, measurement=faster)], PROBLEM, P95)
+    (result,) = model.simulate([(point.candidate, 4)])
+    assert result.throughput_infer_per_sec == pytest.approx(2 * point.throughput_infer_per_sec, rel=0.1)
+
+
+def test_faster_batches_are_those_of_the_tuned_model() -> None:
+    loads = [(candidate(False, 1, "off", 1), 16)]
+    (before,), (after,) = SERVER.simulate(loads), SERVER.at_speed(0.5, 1.0).simulate(loads)
+    ratios = [
+        faster.throughput_infer_per_sec / as_fast.throughput_infer_per_sec
+        for as_fast, faster in zip(before.by_model, after.by_model, strict=True)
+    ]
+    assert ratios == pytest.approx([2, 1], rel=0.05)
+
+
+def test_preferred_sizes_that_do_not_fit_are_simulated_without_them() -> None:
+    fields = ((DELAY, 0), (PREFERRED, "max/3"))
+    (result,) = SERVER.simulate([(Candidate(8, fields=fields), 8)])
+    assert result.throughput_infer_per_sec > 0
+
+
+def test_a_report_has_the_sum_and_the_values_of_each_model() -> None:
+    (point,) = measured([(candidate(False, 1, "off", 1), 4)])
+    by_model = model_stats.from_text(point.measurement.by_model)
+    assert list(by_model) == ["first", "second"]
+    total = sum(values.throughput_infer_per_sec or 0.0 for values in by_model.values())
+    assert point.throughput_infer_per_sec == pytest.approx(total, rel=1e-4)
+    assert METRICS[P95].value(point.measurement) == pytest.approx(by_model["second"].latency_p95_ms, rel=1e-4)
+    assert by_model["second"].batch_stats
+
+
+def test_an_open_loop_is_simulated_as_one_server() -> None:
+    assert model_type(PROBLEM) is ConcurrentServerModel
+    assert model_type(replace(PROBLEM, open_loop=True)) is DynamicBatchingModel
