@@ -2,6 +2,7 @@
 
     TuneError
     ├── BadInputError        2   a value, file or flag of the user is wrong
+    │   ├── ChangedRunError  2   a stored run was measured with another model, server or problem
     │   ├── OptionError      2   a value of an option (optimizer.options.values)
     │   └── ProfileError     2   a value of a profile (optimizer.model.profile)
     ├── EnvironmentFault     3   this machine lacks something
@@ -40,6 +41,10 @@ class BadInputError(TuneError):
     """A value, file or flag of the user is wrong."""
 
     exit_code = 2
+
+
+class ChangedRunError(BadInputError):
+    """A stored run was measured with another model, server or problem, so it cannot be continued."""
 
 
 class EnvironmentFault(TuneError):

@@ -20,7 +20,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optimizer.config.problem import Problem
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import BadInputError, ChangedRunError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.safe_text import one_line
 from optimizer.machine.hardware import Fingerprint, parse_fingerprint
@@ -303,7 +303,7 @@ def _problem_document(problem: Problem, conditions: Mapping[str, str | None]) ->
 def _refuse_other_problem(
     study: optuna.Study, problem: Problem, conditions: Mapping[str, str | None], shown: str
 ) -> None:
-    """Raise BadInputError if the study has another problem or other conditions, which give other values."""
+    """Raise ChangedRunError if the study has another problem or other conditions, which give other values."""
     stored = study.user_attrs.get(PROBLEM_ATTRIBUTE)
     if stored is None:
         return
@@ -313,7 +313,7 @@ def _refuse_other_problem(
     changed = [key for key in keys if current.get(key) != stored.get(key)]
     if changed:
         differences = " and ".join(f"{key} ({_difference(stored.get(key), current.get(key))})" for key in changed)
-        raise BadInputError(
+        raise ChangedRunError(
             f"{shown}: study {study.study_name!r} differs in {differences}; use the options that it "
             "was started with, or another study name"
         )
@@ -343,10 +343,10 @@ def _stored_fingerprint(study: optuna.Study) -> Fingerprint | None:
 
 
 def _refuse_other_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:
-    """Raise BadInputError if the study has another fingerprint, whose measurements differ."""
+    """Raise ChangedRunError if the study has another fingerprint, whose measurements differ."""
     stored = _stored_fingerprint(study)
     if fingerprint is not None and stored is not None and stored != fingerprint:
-        raise BadInputError(
+        raise ChangedRunError(
             f"{shown}: study {study.study_name!r} was measured with another device, server or perf_analyzer "
             f"({fingerprint.differences(stored)}), and the two are not ranked together; begin another run on this "
             "one, with --warm-start and that run"

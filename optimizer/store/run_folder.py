@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from objectives.sla import Sla
-from optimizer.core.errors import BadInputError, TuneError
+from optimizer.core.errors import BadInputError, ChangedRunError, TuneError
 from optimizer.core.files import DISK_FAULTS, write_atomically, write_error
 from optimizer.core.locks import LOCK_FILE, folder_lock, lock_holder
 from optimizer.core.safe_text import one_line, printable, read_bytes, show_path
@@ -183,23 +183,23 @@ class RunFolder:
         return is_signed(external_values(options), self._read_document().get("signature"))
 
     def refuse_other_bounds(self, bounds: list[str]) -> None:
-        """Raise BadInputError if the SLA of the run is not ``bounds``, in text form; also as ``read_info``."""
+        """Raise ChangedRunError if the SLA of the run is not ``bounds``, in text form; also as ``read_info``."""
         try:
             recorded = [str(bound) for bound in self.read_info()["problem"]["constraints"]]
         except (KeyError, TypeError) as error:
             raise self.no_record(error) from None
         if bounds != recorded:
             before = one_line(", ".join(recorded) or "no bounds", MAX_REASON_LENGTH)
-            raise BadInputError(
+            raise ChangedRunError(
                 f"{show_path(self.path)}: the run had {before}, but its profile now has "
                 f"{', '.join(bounds) or 'none'}; restore the profile, or run `tune` again"
             )
 
     def refuse_other_model(self, facts: Mapping[str, object]) -> None:
-        """Raise BadInputError if the run measured other model files than those with the ``facts`` of ModelSource."""
+        """Raise ChangedRunError if the run measured other model files than those with ``facts`` of ModelSource."""
         problem = self.read_info().get("problem")
         if change := describe_model_change(problem.get("facts") if isinstance(problem, dict) else None, facts):
-            raise BadInputError(
+            raise ChangedRunError(
                 f"{show_path(self.path)}: the files of the model have changed since the run ({change}), and the "
                 "measurements of both are not ranked together; restore the files, or run `tune` again"
             )
@@ -209,11 +209,11 @@ class RunFolder:
         return parse_fingerprint(self.read_info().get("fingerprint")) if self.info.exists() else None
 
     def refuse_other(self, fingerprint: Fingerprint) -> None:
-        """Raise BadInputError if the run was measured with another fingerprint."""
+        """Raise ChangedRunError if the run was measured with another fingerprint."""
         measured_on = self.fingerprint()
         if measured_on is not None and measured_on != fingerprint:
             path = show_path(self.path)
-            raise BadInputError(
+            raise ChangedRunError(
                 f"{path}: was measured with another device, server or perf_analyzer "
                 f"({fingerprint.differences(measured_on)}), and the two are not ranked together; begin a new run "
                 f"(--warm-start {path} learns from that one), or measure its recommendation here: "

@@ -52,3 +52,14 @@ def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) ->
     assert (run.parent / "trials.csv").read_bytes() == measured
     assert json.loads((folder / "batch.json").read_text()) == resumed
     assert f"{verdicts.count('PASS')} of 3 runs passed" in Path(folder / "index.html").read_text()
+
+    record = json.loads((folder / "batch.json").read_text())
+    record["entries"][0]["state"] = "failed"
+    (folder / "batch.json").write_text(json.dumps(record))
+    program = sandbox.working_folder / "models" / "sleeper" / "1" / "model.py"
+    program.write_text(sleeper_program(milliseconds=9))
+    corrected = tune("batch", "suite.yaml", "--resume", folder, "--json")
+    (entry, *_) = batch(corrected)["entries"]
+    assert (entry["state"], entry["folder"]) == ("found", f"{run.parent.name}-2"), corrected.stderr
+    assert f"measured anew in {entry['folder']}; {run.parent.name} keeps the earlier measurements" in corrected.stderr
+    assert (run.parent / "trials.csv").read_bytes() == measured

@@ -7,6 +7,7 @@ of the run are copied to the record of its entry.
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 import time
@@ -22,8 +23,8 @@ from optimizer.config.problem import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core import interrupts
 from optimizer.core.budget import CONFIRM_SHARE, RunMode
-from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
-from optimizer.core.safe_text import one_line
+from optimizer.core.errors import BadInputError, ChangedRunError, EnvironmentFault, TuneError
+from optimizer.core.safe_text import exists, one_line
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.options.addresses import redact
 from optimizer.options.run_options import RunOptions
@@ -235,9 +236,29 @@ class BatchRunner:
         max_seconds = search_seconds(self.record.budget_seconds) / len(self.record.entries)
         for index, entry in enumerate(self.record.entries):
             if entry.state == "waiting":
-                seconds = max(0.0, max_seconds - entry.seconds)
-                self.on_progress(f"{entry.label}: minimum search, at most {seconds:.0f} s")
-                self._step(index, seconds, max_trials=MINIMUM_TRIALS)
+                try:
+                    self._search_minimum(index, max_seconds)
+                except ChangedRunError:
+                    self._begin_new_run(index)
+                    self._search_minimum(index, max_seconds)
+
+    def _search_minimum(self, index: int, max_seconds: float) -> None:
+        entry = self.record.entries[index]
+        seconds = max(0.0, max_seconds - entry.seconds)
+        self.on_progress(f"{entry.label}: minimum search, at most {seconds:.0f} s")
+        self._step(index, seconds, max_trials=MINIMUM_TRIALS)
+
+    def _begin_new_run(self, index: int) -> None:
+        """Give an entry a new run, whose time counts from zero, because its present one cannot be continued."""
+        entry = self.record.entries[index]
+        names = (f"{entry.folder}-{number}" for number in itertools.count(2))
+        used = {other.folder for other in self.record.entries}
+        folder = next(name for name in names if name not in used and not exists(self.folder.path / name))
+        self.on_progress(
+            f"{entry.label}: its model, bounds or server have changed, so it is measured anew in {folder}; "
+            f"{entry.folder} keeps the earlier measurements"
+        )
+        self._update_entry(index, EntryRecord(entry.model, entry.sla, entry.target, entry.command, folder))
 
     def _allocate(self) -> None:
         """Give the rest of the search time to one entry after another, until no search can use it."""
@@ -285,7 +306,11 @@ class BatchRunner:
     def _step(
         self, index: int, seconds: float, mode: RunMode = RunMode.SEARCH, max_trials: int | None = None
     ) -> None:
-        """Run an entry for ``seconds`` more. Raises KeyboardInterrupt after recording the measurements."""
+        """Run an entry for ``seconds`` more.
+
+        Raises KeyboardInterrupt after recording the measurements. Raises ChangedRunError if the run of an entry that
+        has not been searched cannot be continued.
+        """
         entry, options = self.record.entries[index], self.suite.entries[index].options
         folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
         has_measured = run is not None and any(trial.measurements for trial in run.trials)
@@ -302,6 +327,8 @@ class BatchRunner:
             interrupts.acknowledge()
             status = "interrupted"
         except Exception as error:  # the other entries still run
+            if isinstance(error, ChangedRunError) and entry.state == "waiting":
+                raise
             reason = self._reason(error)
         is_interrupted, used_seconds = status == "interrupted", self.clock() - started
         try:

@@ -22,7 +22,7 @@ from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import make_progress
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import MODEL_HASH, RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner, describe_entry, expected_improvement
 from optimizer.study.batch.changes import compare_entries
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
@@ -337,6 +337,35 @@ def test_a_resume_repeats_failed_entries_only(tmp_path: Path, folder: BatchFolde
     assert {model for model, _, _ in sample_runs.calls} == {"b"}
     assert [entry.state for entry in after.entries] == ["found", "found"]
     assert after.entries[0] == before.entries[0]
+
+
+@dataclass
+class ChangedModels(SampleRuns):
+    """The models differ from those of the runs in the folders ``stale``."""
+
+    stale: tuple[str, ...] = ()
+
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode, seconds: float) -> str:
+        if folder.path.name in self.stale:
+            folder.refuse_other_model({MODEL_HASH: "b" * 64})
+        return super().__call__(options, folder, mode, seconds)
+
+
+def test_a_failed_entry_whose_model_has_changed_is_measured_in_a_new_run(tmp_path: Path, folder: BatchFolder) -> None:
+    suite = suite_of(tmp_path, "a", "b")
+    first = run(suite, FailAfterMeasuring(), folder)
+    failed = replace(first.entries[0], seconds=500.0)  # more than its share of the time
+    (folder.path / f"{failed.folder}-2").mkdir()
+    before = {path.name: path.read_bytes() for path in (folder.path / failed.folder).iterdir() if path.is_file()}
+    resumed = resumed_record(replace(first, entries=(failed, first.entries[1])), suite, None)
+    sample_runs = ChangedModels(stale=tuple(entry.folder for entry in first.entries))
+    again = run(suite, sample_runs, folder, resumed)
+    assert [entry.state for entry in again.entries] == ["found", "found"]
+    assert [entry.folder for entry in again.entries] == [f"{failed.folder}-3", f"{first.entries[1].folder}-2"]
+    assert sample_runs.calls[0][:2] == ("a", 180.0), "the time of the earlier run does not count"
+    assert again.entries[0].seconds < 500
+    after = {path.name: path.read_bytes() for path in (folder.path / failed.folder).iterdir() if path.is_file()}
+    assert after == before
 
 
 def test_an_interrupted_batch_is_resumed_where_it_stopped(tmp_path: Path, folder: BatchFolder) -> None:
