@@ -17,8 +17,14 @@ from optimizer.core.files import cache_folder, shipped_folder
 from optimizer.core.measuring_runs import other_runs
 from optimizer.core.safe_text import exists, is_file, is_folder
 from optimizer.deploy import perf_analyzer_release, runtime
-from optimizer.deploy.embedded_target import UNLIMITED_ADDRESS_SPACE, address_space_problem, stub_search_path
+from optimizer.deploy.embedded_target import (
+    UNLIMITED_ADDRESS_SPACE,
+    address_space_problem,
+    noexec_fault,
+    stub_search_path,
+)
 from optimizer.deploy.installed_server import INSTALL_STUB_SHELL, NO_STUB_SHELL, STUB_SHELL
+from optimizer.deploy.server_process import temporary_parent
 from optimizer.machine import hardware, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
 from optimizer.options.command_line import Parser
@@ -71,6 +77,8 @@ def check_server(unsupported: str | None = None) -> Finding:
     if installation is None:
         detail = f"not installed yet in {cache_folder()}"
         return Finding("tritonserver", "warn", detail, "tune setup (a run does it too)")
+    if fault := noexec_fault(installation.root, "TRITUNE_CACHE"):
+        return Finding("tritonserver", "fail", *fault)
     if not os.access(installation.tritonserver, os.X_OK):
         detail = f"{installation.tritonserver} cannot be run"
         return Finding("tritonserver", "fail", detail, f"rm -r {installation.root}; tune setup")
@@ -245,6 +253,14 @@ def check_shared_memory() -> Finding:
     return _check_space("/dev/shm", Path("/dev/shm"), 0.25, fix)
 
 
+def check_temporary_files() -> Finding:
+    """Check the folder for temporary files, which the server also runs programs from, and its free space."""
+    name, folder = "temporary files", temporary_parent()
+    if fault := noexec_fault(folder, "TMPDIR"):
+        return Finding(name, "fail", *fault)
+    return _check_space(name, folder, 0.05, "free space there or set TMPDIR")
+
+
 def check_disk() -> Finding:
     """Check the cache folder and the free space of its disk."""
     cache, fix = cache_folder(), "free space or set TRITUNE_CACHE"
@@ -281,6 +297,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_other_runs,
     check_ports,
     check_shared_memory,
+    check_temporary_files,
     check_disk,
     check_documentation,
 )

@@ -21,6 +21,7 @@ from optimizer.deploy.installed_server import (
     InstalledTarget,
 )
 from optimizer.deploy.runtime import Runtime
+from optimizer.deploy.server_process import temporary_parent
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.nvml import cuda_folders
 from optimizer.options.run_options import RunOptions
@@ -38,7 +39,8 @@ def server_environment(installed: Runtime, library_folders: Sequence[str | Path]
     """Return the environment of the server and its Python stubs.
 
     Python's shared library is searched in ``library_folders``, see ``libpython_folder``.
-    Raises EnvironmentFault if Python has no shared library, bash is missing or the address space is too small.
+    Raises EnvironmentFault if Python has no shared library, bash is missing, the address space is too small, or a
+    folder of the server's programs is mounted with ``noexec``.
     """
     libpython = runtime.libpython_folder(installed, library_folders)
     if libpython is None:
@@ -48,6 +50,9 @@ def server_environment(installed: Runtime, library_folders: Sequence[str | Path]
         raise EnvironmentFault(f"{NO_STUB_SHELL}; {INSTALL_STUB_SHELL}")
     if problem := address_space_problem():
         raise EnvironmentFault(f"{problem}; {UNLIMITED_ADDRESS_SPACE}")
+    for fault in (noexec_fault(temporary_parent(), "TMPDIR"), noexec_fault(installed.root, "TRITUNE_CACHE")):
+        if fault is not None:
+            raise EnvironmentFault("; ".join(fault))
     packages = [path for path in sys.path if path.endswith("site-packages")]
     # a libpython needs the standard library of its own build: distributions build different modules into theirs
     own_python = {"PYTHONHOME": str(installed.stub_python)} if libpython.parent == installed.stub_python else {}
@@ -74,6 +79,13 @@ def address_space_problem() -> str:
         return ""
     needed = MIN_ADDRESS_SPACE >> 30
     return f"the address space is limited to {soft / 2**30:.1f} GiB, and the server needs {needed} GiB"
+
+
+def noexec_fault(folder: Path, variable: str) -> tuple[str, str] | None:
+    """Return why no program of the server can run in ``folder``, which ``variable`` names, and the fix; else None."""
+    if not os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return None
+    return f"{folder} is mounted with noexec, and the server runs programs in it", f"set {variable} to another folder"
 
 
 def stub_search_path() -> str:

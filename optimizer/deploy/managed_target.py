@@ -23,7 +23,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
-from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
+from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders, temporary_parent
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.measure.server_errors import (
@@ -113,7 +113,7 @@ def _disk_errors() -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or "it cannot be written"
         raise EnvironmentFault(
-            f"no temporary folder for the server: {reason}; free space there or set TMPDIR"
+            f"no temporary folder for the server in {temporary_parent()}: {reason}; free space there or set TMPDIR"
         ) from error
 
 

@@ -318,6 +318,8 @@ def too_old_for_http(program: str) -> BadInputError:
 LOG_BYTES = 2**16  # bytes that are read from the end of the log
 # A server without a GPU logs these as errors, the second one for each loaded ensemble, and serves nevertheless.
 _HARMLESS = re.compile("CudaDriverHelper has not been initialized|unable to create stream for ")
+# Lines of the server: its log and tables, and after a crash a signal and a stack trace
+_SERVER_OUTPUT = re.compile(r"[IWE]\d{4} |[|+]|Signal \(\d+\) received| *\d+# ")
 _UNREADABLE = re.compile("Poll failed for model directory '(.+?)': (.+?)\"?$")
 
 
@@ -342,8 +344,11 @@ def unreadable_model(log: Path, start: int = 0) -> str:
 
 
 def last_output(log: Path, start: int = 0) -> str:
-    """Return the last line of the log from byte ``start`` on that a model's process wrote; empty if there is none."""
-    lines = [line for line in _lines(log, start) if not re.match(r"[IWE]\d{4} |[|+]", line)]
+    """Return the last line of the log from byte ``start`` on that a model's process or a C++ exception wrote.
+
+    The result is an empty string if there is none.
+    """
+    lines = [line for line in _lines(log, start) if not _SERVER_OUTPUT.match(line)]
     return shorten(lines[-1]) if lines else ""
 
 

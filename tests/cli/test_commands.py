@@ -35,6 +35,7 @@ CHECKS = (
     "other runs",
     "ports",
     "/dev/shm",
+    "temporary files",
     "disk",
     "documentation",
 )
@@ -206,6 +207,24 @@ def test_a_small_address_space_is_reported(sandbox: Sandbox) -> None:
     run = sandbox.start("--sla-p95", "20ms", "mlp", under=limited)
     _, stderr = run.communicate(timeout=RUN_SECONDS)
     assert (run.returncode, stderr) == (3, f"tune: {problem}; ulimit -v unlimited\n")
+
+
+def test_a_folder_that_programs_cannot_run_in_is_reported(sandbox: Sandbox) -> None:
+    """A namespace of mounts has a folder for temporary files with noexec, as on many hardened machines."""
+    runtime.ensure(print)
+    mount = 'mount -t tmpfs -o noexec tritune "$TMPDIR" && exec "$@"'
+    namespace = ("unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+    variables = {**os.environ, "TMPDIR": str(sandbox.temporary)}
+    if subprocess.run([*namespace, "true"], env=variables, check=False).returncode:
+        pytest.skip("this machine permits no namespace of mounts")
+    problem = f"{sandbox.temporary} is mounted with noexec, and the server runs programs in it"
+    check = sandbox.start("doctor", under=namespace)
+    stdout, _ = check.communicate(timeout=RUN_SECONDS)
+    assert check.returncode == 3
+    assert findings(stdout)["temporary files"] == ("fail", problem, "set TMPDIR to another folder")
+    run = sandbox.start("--sla-p95", "20ms", "mlp", under=namespace)
+    _, stderr = run.communicate(timeout=RUN_SECONDS)
+    assert (run.returncode, stderr) == (3, f"tune: {problem}; set TMPDIR to another folder\n")
 
 
 def test_doctor_before_setup_suggests_setup_and_downloads_nothing(called_tune: Tune, sandbox: Sandbox) -> None:

@@ -202,6 +202,16 @@ def test_the_last_output_is_that_of_a_models_process(tmp_path: Path) -> None:
     assert last_output(log) == "bash: line 1: stub: No such file"
 
 
+def test_the_last_output_of_a_crashed_server_is_the_exception_above_its_stack_trace(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    exception = ["terminate called after throwing an instance of 'E'", "  what():  basic_string::append"]
+    crash = ["Signal (6) received.", " 0# 0x55D57748 in /opt/tritonserver", "26# 0x00007FC2 in /usr/lib/libc.so.6"]
+    log.write_text("\n".join([*exception, *crash, ""]))
+    assert last_output(log) == "what(): basic_string::append"
+    log.write_text("\n".join([*crash, ""]))
+    assert last_output(log) == ""
+
+
 def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_path: Path) -> None:
     """A failed start of a single server with the usual options ends the run."""
     backend = tmp_path / "backends" / "onnxruntime"
