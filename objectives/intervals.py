@@ -33,8 +33,11 @@ UNBOUNDED = ConfidenceInterval(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughputRatio:
-    """The ratio of two throughputs on fresh servers, with its confidence interval."""
+class GainRatio:
+    """How many times better a metric is on fresh servers of one configuration than of another.
+
+    It is the value of the first one over that of the other, or its inverse if lower values of the metric are better.
+    """
 
     estimate: float
     interval: ConfidenceInterval
@@ -46,8 +49,30 @@ class ThroughputRatio:
 
     @property
     def is_measurable(self) -> bool:
-        """Whether the throughputs differ by more than chance: the interval does not contain 1."""
+        """Whether the values differ by more than chance: the interval does not contain 1."""
         return not self.interval.low <= 1 <= self.interval.high
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveGain:
+    """The gain in an objective on fresh servers of one configuration over another.
+
+    Attributes:
+        metric: Name of the objective.
+        value: The value of the first configuration, in the unit of the metric.
+        compared_value: That of the other one.
+        ratio: How many times better it is; None if ratios of the metric have no meaning, see ``Metric.has_ratio``.
+    """
+
+    metric: str
+    value: float
+    compared_value: float
+    ratio: GainRatio | None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible values: a batch.json may come from anywhere."""
+        if self.metric not in METRICS or (self.ratio and not min(self.ratio.estimate, *self.ratio.bounds) > 0):
+            raise ValueError(f"{self.metric} {self.ratio} is not a gain")
 
 
 def throughput_interval(
@@ -68,32 +93,35 @@ def throughput_interval(
     return ConfidenceInterval(math.exp(low) if len(served) == len(logs) else 0.0, math.exp(high))
 
 
-def throughput_ratio(
-    ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float
-) -> ThroughputRatio | None:
-    """Return the ratio of our throughput to theirs on fresh servers.
+def gain_ratio(
+    ours: ServerWindows, theirs: ServerWindows, metric: str, spread: ServerSpread, confidence: float
+) -> GainRatio | None:
+    """Return how many times better ``metric`` is at ours than at theirs on fresh servers.
 
-    It is None if one of them is unknown or a server served nothing. It is the ratio at the same speed of the machine,
-    see ``confidence.difference_bounds``. The estimate is the middle of the interval on the log scale.
+    It is None if one of them is unknown, or 0 on a server, such as the throughput of one that served nothing. It is
+    the ratio at the same speed of the machine, see ``confidence.difference_bounds``. The estimate is the middle of
+    the interval on the log scale. Of a percentile it is the ratio of the geometric means of the windows' percentiles:
+    that of all requests together depends on how many windows were slow by chance.
 
     Args:
         ours: The windows of each server of one configuration at one load.
         theirs: The same of the other configuration.
-        spread: The variance of the log of the throughput between servers, as ``server_spreads`` returns it.
+        metric: Name of the metric.
+        spread: The variance of its log between servers, as ``server_spreads`` returns it.
         confidence: One-sided confidence of each end of the interval.
     """
-    ours, theirs = (
-        [server for server in servers if metric_logs([server], "throughput")] for servers in (ours, theirs)
-    )
-    if not ours or not theirs or not all(has_log(server, "throughput") for server in (*ours, *theirs)):
+    ours, theirs = ([server for server in servers if metric_logs([server], metric)] for servers in (ours, theirs))
+    if not ours or not theirs or not all(has_log(server, metric) for server in (*ours, *theirs)):
         return None
     probe_difference = statistics.fmean(map(log_probe, ours)) - statistics.fmean(map(log_probe, theirs))
     if not math.isfinite(probe_difference):
         probe_difference = 0.0
-    our_logs, their_logs = metric_logs(ours, "throughput"), metric_logs(theirs, "throughput")
-    bounds = difference_bounds(our_logs, their_logs, probe_difference, spread, 1 - confidence)
-    low, high = (min(max(bound, -MAX_LOG), MAX_LOG) for bound in bounds)
-    return ThroughputRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
+    our_logs, their_logs = metric_logs(ours, metric), metric_logs(theirs, metric)
+    low, high = difference_bounds(our_logs, their_logs, probe_difference, spread, 1 - confidence)
+    if METRICS[metric].better == "lower":
+        low, high = -high, -low
+    low, high = (min(max(bound, -MAX_LOG), MAX_LOG) for bound in (low, high))
+    return GainRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
 
 
 def latency_interval_ms(

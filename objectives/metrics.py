@@ -307,6 +307,11 @@ class Metric:
         return self.timing is not None or self.counted_requests is not None
 
     @property
+    def has_ratio(self) -> bool:
+        """Whether the ratio of two values has a meaning: an error rate may be 0, and a score has any scale."""
+        return bool(self.unit) and self.counted_requests is None
+
+    @property
     def nearest_reported(self) -> str:
         """The metric that perf_analyzer reports and that is nearest to this one, such as p99 for p99.9."""
         level = self.quantile

@@ -46,19 +46,18 @@ class ServerSpread:
     excludes_disturbance: bool = False
 
 
-def server_spreads(groups: Sequence[ServerWindows], latencies: Sequence[str] = ()) -> dict[str, ServerSpread]:
-    """Return the variance of the log between servers, of the throughput and of ``latencies``, by metric.
+def server_spreads(groups: Sequence[ServerWindows], metrics: Sequence[str] = ()) -> dict[str, ServerSpread]:
+    """Return the variance of the log between servers, of the throughput and of ``metrics``, by metric.
 
     A model that streams has that of its output throughput too.
 
     Args:
         groups: The windows of each configuration and load that was confirmed.
-        latencies: Latency metrics: those that are judged.
+        metrics: The latencies that are judged, and the metric that configurations are compared by.
     """
-    metrics = ["throughput", *latencies]
-    if any(window.output_tokens_per_sec for servers in groups for server in servers for window in server):
-        metrics.append("output-throughput")
-    return {metric: _metric_spread(groups, metric) for metric in metrics}
+    is_streamed = any(window.output_tokens_per_sec for servers in groups for server in servers for window in server)
+    names = dict.fromkeys(("throughput", *metrics, *(["output-throughput"] if is_streamed else [])))
+    return {metric: _metric_spread(groups, metric) for metric in names}
 
 
 def pool_server_spread(

@@ -103,6 +103,14 @@ class Problem:
         return any(metric.name in SIMULATED_OBJECTIVES for metric in self.objectives)
 
     @property
+    def keeps_best_load(self) -> bool:
+        """Whether a configuration is confirmed only at its best load in the search.
+
+        A higher load would have a higher latency, which is the first objective, or serve more than needed.
+        """
+        return self.objectives[0].timing is not None or not self.maximizes_throughput
+
+    @property
     def unreported_goal(self) -> Metric | None:
         """The first goal that perf_analyzer does not report; None if it reports all."""
         metrics = (*(METRICS[bound.metric] for bound in self.sla), *self.objectives)

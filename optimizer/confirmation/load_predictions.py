@@ -261,7 +261,7 @@ def _interpolate(
 def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list[LoadPoint]:
     """Return the loads at which the candidate of ``point`` can be tested, ascending; that of ``point`` is one."""
     load = point.load
-    if not problem.sla.latencies:
+    if not problem.sla.latencies or problem.keeps_best_load:
         return [load]
     loads = _rates_around(load) if load.request_rate else _concurrencies(point, problem, every_load=every_load)
     if problem.sla.permitted_failures or METRICS["goodput"] in problem.objectives:

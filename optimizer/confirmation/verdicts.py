@@ -10,12 +10,12 @@ from objectives.agreement import Agreement, ServerPair, compare_load_generators
 from objectives.confidence import SequentialTest, servers_missing
 from objectives.intervals import (
     ConfidenceInterval,
-    ThroughputRatio,
+    GainRatio,
+    gain_ratio,
     latency_interval_ms,
     throughput_interval,
-    throughput_ratio,
 )
-from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
+from objectives.metrics import METRICS, TIMINGS, Measurement, Timing, four_digits
 from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
@@ -227,16 +227,18 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem, latency_rise
     )
 
 
-def compare_throughput(
-    ours: ConfirmedLoad, theirs: ConfirmedLoad, trials: Sequence[Trial], problem: Problem
-) -> ThroughputRatio | None:
-    """Return the throughput of ``ours`` relative to that of ``theirs``, both confirmed in ``trials``.
+def compare_metric(
+    ours: ConfirmedLoad, theirs: ConfirmedLoad, trials: Sequence[Trial], problem: Problem, metric: str
+) -> GainRatio | None:
+    """Return how many times better ``metric`` is at ``ours`` than at ``theirs``, both confirmed in ``trials``.
 
-    It is None if one of them served nothing.
+    It is None if ratios of the metric have no meaning, or if one of them served nothing.
     """
+    if not METRICS[metric].has_ratio:
+        return None
     windows = windows_of(ours.point, trials), windows_of(theirs.point, trials)
-    spread = confirmed_spreads(trials, problem, [*windows[0], *windows[1]])["throughput"]
-    return throughput_ratio(*windows, spread, problem.confidence)
+    spread = confirmed_spreads(trials, problem, [*windows[0], *windows[1]], metric)[metric]
+    return gain_ratio(*windows, metric, spread, problem.confidence)
 
 
 def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> ConfirmedLoad:

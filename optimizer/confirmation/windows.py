@@ -68,9 +68,11 @@ def pooled_point(trial: Trial, load: LoadPoint) -> Point:
 
 
 def confirmed_spreads(
-    trials: Sequence[Trial], problem: Problem, counted: Sequence[Sequence[Measurement]]
+    trials: Sequence[Trial], problem: Problem, counted: Sequence[Sequence[Measurement]], *metrics: str
 ) -> dict[str, ServerSpread]:
     """Return the variance between servers by metric, pooled over all candidates and loads that were confirmed.
+
+    It has the throughput, the bounded latencies and ``metrics``.
 
     It is that of the conditions of ``counted``, the windows of one candidate and load that count. A disturbance makes
     servers differ more, so disturbed windows of the others count only if one of these was disturbed as well. Lost
@@ -81,7 +83,7 @@ def confirmed_spreads(
         groups = [counted_server_windows(trial, load) for trial, load in confirmed_loads(trials)]
     else:
         groups = undisturbed_windows(trials)
-    return server_spreads(groups, problem.sla.bounded_latencies)
+    return server_spreads(groups, (*problem.sla.bounded_latencies, *metrics))
 
 
 def tested_spreads(

@@ -18,7 +18,7 @@ from optimizer.core.notes import SettingsUnread, SeveralModelsLoaded
 from optimizer.core.safe_text import one_line, quote
 from optimizer.emit.recommended import Recommendation
 from optimizer.options.server_options import QUANTILE_COST
-from optimizer.results import autoscaling, formatting, summary
+from optimizer.results import autoscaling, formatting, outcome_values, summary
 
 Scheme: TypeAlias = Literal["s3", "gs", "as", "https", "pvc", "path"]
 MAX_NAME_CHARACTERS = 50  # what Kubernetes and KServe add to it stays within 63
@@ -201,12 +201,14 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
     )
     memory = f", memory {formatting.size(recommendation.memory_bytes)}" if recommendation.memory_bytes else ""
     measured = formatting.performance(recommendation.point, recommendation.sla.judged_latency)
+    gain = outcome_values.gain_over(recommendation.outcome, recommendation.outcome.baseline)
     verdicts = (summary.verdict(recommendation.outcome), recommendation.separate_pass)
     lines = [
         f"{recommendation.model}, as tuned by tritune {metadata.version('tritune')}: run {run.name}, written "
         f"{run.info.get('written', '')}",
         f"measured: {measured} ({samples}){memory}",
         *_load_shape_line(recommendation),
+        f"gain over the current configuration: {gain}",
         f"bound: {formatting.bounds(recommendation.sla) or 'none'}",
         f"verdict: {'; '.join(filter(None, verdicts))}",
         f"on: {_hardware(recommendation)}, Triton {recommendation.triton_version}",

@@ -16,7 +16,7 @@ from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.problem import Problem
 from optimizer.confirmation.plan import finalists
-from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput
+from optimizer.confirmation.verdicts import ConfirmedLoad, compare_metric
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Point, latest_points
@@ -97,7 +97,7 @@ def find_runner_up(run: FinishedRun) -> RunnerUp | None:
         point = next(iter(finalists(searched, run.problem, 1)), None)
         return None if point is None else RunnerUp(point, None, _throughput_loss(best, point), UNKNOWN_INTERVAL, "")
     missed = "" if second.judged.verdict is Verdict.PASS or not second.error else second.judged.reason
-    gain = compare_throughput(best_load, second, run.trials, run.problem) if best_load else None
+    gain = compare_metric(best_load, second, run.trials, run.problem, "throughput") if best_load else None
     if gain is None:
         return RunnerUp(second.point, second, _throughput_loss(best, second.point), UNKNOWN_INTERVAL, missed)
     low, loss, high = (1 - 1 / ratio for ratio in (gain.interval.low, gain.estimate, gain.interval.high))

@@ -1,4 +1,4 @@
-"""The comparison of two finished runs: the ratio of their throughputs, other differences, sentences and JSON."""
+"""The comparison of two finished runs: the gain of one over the other, other differences, sentences and JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from objectives.intervals import ThroughputRatio, throughput_ratio
+from objectives.intervals import GainRatio, ObjectiveGain, gain_ratio
+from objectives.metrics import METRICS
 from objectives.server_spread import server_spreads
 from objectives.sla import Verdict
 from optimizer.confirmation.verdicts import ConfirmedLoad
@@ -41,7 +42,7 @@ REQUEST_OPTIONS = (
 COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime", "perf_analyzer")
 MAX_VALUE_LENGTH, MAX_NUMBER = 200, 1e18  # limits of values in run.json, which may come from anywhere
 MAX_INTERVAL_RATIO = 100.0  # the upper end of an interval over its lower end; a wider one says nothing
-MAX_RATIO = 1e6  # one throughput over another
+MAX_RATIO = 1e6  # one value over another
 
 
 def is_regression(share: float, high: float, limit: float) -> bool:
@@ -145,10 +146,11 @@ class Comparison:
 
     Attributes:
         a: The run that the other one is compared with.
-        b: The run whose throughput is the numerator of the ratio.
-        mismatch: Why the throughputs are not comparable at all; empty if they are.
-        ratio: Throughput of the recommendation of B relative to that of A on fresh servers; None without one.
-        no_ratio: Why there is no ratio, also because of a mismatch; empty if there is one.
+        b: The run whose gain is shown.
+        mismatch: Why the runs are not comparable at all; empty if they are.
+        metric: Name of the compared metric: the first objective of both runs, or the throughput if these differ.
+        gain: By how much the recommendation of B is better than that of A on fresh servers; None if it is unknown.
+        no_gain: Why it is unknown, also because of a mismatch; empty if it is known.
         confidence: One-sided confidence of each end of the ratio's interval.
         aspects: Machine, server, versions, model, requests and objective.
     """
@@ -156,8 +158,9 @@ class Comparison:
     a: ComparedRun
     b: ComparedRun
     mismatch: str
-    ratio: ThroughputRatio | None
-    no_ratio: str
+    metric: str
+    gain: ObjectiveGain | None
+    no_gain: str
     confidence: float
     aspects: tuple[Aspect, ...]
 
@@ -165,6 +168,11 @@ class Comparison:
     def runs(self) -> tuple[ComparedRun, ComparedRun]:
         """Both runs, A first."""
         return self.a, self.b
+
+    @property
+    def ratio(self) -> GainRatio | None:
+        """How many times better B is; None without a gain, or if ratios of the metric have no meaning."""
+        return self.gain.ratio if self.gain else None
 
     def has_regressed(self, limit: float) -> bool | None:
         """Return whether B lost the share ``limit`` or more, see ``is_regression``; None without a ratio."""
@@ -185,12 +193,16 @@ def compare_runs(first: FinishedRun, second: FinishedRun) -> Comparison:
     mismatch = _mismatch(first, second)
     confidence = max(first.problem.confidence, second.problem.confidence)
     is_same_machine = next(aspect for aspect in aspects if aspect.name == "machine").is_same is not False
-    ratio, no_ratio = None, mismatch or _why_no_ratio(a) or _why_no_ratio(b)
-    if not no_ratio:
-        ratio = _ratio(a, b, confidence, is_same_machine=is_same_machine)
-        if ratio is None:
-            no_ratio = "the speed of the machine differed too much between A and B"
-    return Comparison(a, b, mismatch, ratio, no_ratio, confidence, aspects)
+    objectives = {run.problem.objectives[0].name for run in (first, second)}
+    metric = objectives.pop() if len(objectives) == 1 else "throughput"
+    gain, no_gain = None, mismatch or _why_no_gain(a) or _why_no_gain(b)
+    if not no_gain:
+        ratio = _ratio(a, b, metric, confidence, is_same_machine=is_same_machine)
+        value, compared_value = (METRICS[metric].value(side.recommended.measurement) or 0.0 for side in (b, a))
+        gain = ObjectiveGain(metric, value, compared_value, ratio)
+        if ratio is None and METRICS[metric].has_ratio:
+            gain, no_gain = None, "the speed of the machine differed too much between A and B"
+    return Comparison(a, b, mismatch, metric, gain, no_gain, confidence, aspects)
 
 
 def _compared(label: str, run: FinishedRun) -> ComparedRun:
@@ -214,7 +226,7 @@ def run_path(run: FinishedRun) -> str:
 
 
 def _mismatch(first: FinishedRun, second: FinishedRun) -> str:
-    """Return why the throughputs of two runs are not comparable; empty if they are."""
+    """Return why two runs are not comparable; empty if they are."""
     bounds = [formatting.bounds(run.problem.sla) or "none" for run in (first, second)]
     if bounds[0] != bounds[1]:
         return f"the bounds differ ({bounds[0]}, {bounds[1]})"
@@ -222,27 +234,33 @@ def _mismatch(first: FinishedRun, second: FinishedRun) -> str:
     return f"the kinds of load differ ({loads[0]}, {loads[1]})" if loads[0] != loads[1] else ""
 
 
-def _why_no_ratio(side: ComparedRun) -> str:
-    """Return why the throughput of a run has no usable confirmation; empty if it has one."""
+def _why_no_gain(side: ComparedRun) -> str:
+    """Return why a run has no usable confirmation; empty if it has one."""
     if side.confirmed is None:
         return f"{side.label} was not measured on fresh servers"
     disturbance = side.confirmed.disturbance
     return f"the confirmation of {side.label} was disturbed ({disturbance})" if disturbance else ""
 
 
-def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine: bool) -> ThroughputRatio | None:
-    """Return the throughput of ``b`` relative to that of ``a``; None if the interval says nothing.
+def _ratio(
+    a: ComparedRun, b: ComparedRun, metric: str, confidence: float, *, is_same_machine: bool
+) -> GainRatio | None:
+    """Return how many times better ``metric`` is at ``b`` than at ``a``.
+
+    It is None if the interval says nothing, or if ratios of the metric have no meaning.
 
     On one machine it is the ratio at the same speed of the machine. If the speed hardly varied within the runs, but
     differed between them, its effect is not known, and the interval is extremely wide. The speeds of two machines are
     part of the ratio, so the speed probe is no covariate there.
     """
+    if not METRICS[metric].has_ratio:
+        return None
     groups = [*undisturbed_windows(a.run.trials), *undisturbed_windows(b.run.trials)]
-    spread = server_spreads(groups)["throughput"]
+    spread = server_spreads(groups, [metric])[metric]
     if not is_same_machine:
         spread = replace(spread, slope=0.0, slope_variance=0.0)
     windows_b, windows_a = (windows_of(side.confirmed.point, side.run.trials) for side in (b, a) if side.confirmed)
-    ratio = throughput_ratio(windows_b, windows_a, spread, confidence)
+    ratio = gain_ratio(windows_b, windows_a, metric, spread, confidence)
     if ratio is None or not 1 / MAX_RATIO < ratio.estimate < MAX_RATIO:
         return None
     return ratio if ratio.interval.high <= MAX_INTERVAL_RATIO * ratio.interval.low else None
@@ -338,19 +356,30 @@ def answer(comparison: Comparison) -> str:
     if comparison.mismatch:
         return f"not comparable: {comparison.mismatch}"
     if undecided := [side.label for side in comparison.runs if side.outcome.verdict is Verdict.UNDECIDED]:
-        whose = "its throughput is" if len(undecided) == 1 else "their throughputs are"
+        whose = f"its {_name(comparison)} is" if len(undecided) == 1 else f"their {_plural(comparison)} are"
         return f"{' and '.join(undecided)} ended UNDECIDED, so {whose} not confirmed"
-    return ratio_sentence(comparison)
+    return gain_sentence(comparison)
 
 
-def ratio_sentence(comparison: Comparison) -> str:
-    """Return the ratio of the throughputs in one sentence, or why there is none."""
-    if comparison.ratio is None:
-        return f"no ratio of the throughputs: {comparison.no_ratio}"
-    factor = formatting.factor(comparison.ratio)
-    if comparison.ratio.is_measurable:
-        return f"The recommendation of B serves {factor} the throughput of A"
-    return f"no measurable difference: {factor}"
+def _name(comparison: Comparison) -> str:
+    return formatting.goal_label(comparison.metric)
+
+
+def _plural(comparison: Comparison) -> str:
+    return "throughputs" if comparison.metric == "throughput" else f"values of {_name(comparison)}"
+
+
+def gain_sentence(comparison: Comparison) -> str:
+    """Return the gain in one sentence, or why it is unknown."""
+    if comparison.gain is None:
+        return f"no ratio of the {_plural(comparison)}: {comparison.no_gain}"
+    ratio = comparison.ratio
+    if ratio and not ratio.is_measurable:
+        of_what = "" if comparison.metric == "throughput" else f" of {_name(comparison)}"
+        return f"no measurable difference{of_what}: {formatting.factor(ratio)}"
+    if ratio and comparison.metric == "throughput":
+        return f"The recommendation of B serves {formatting.factor(ratio)} the throughput of A"
+    return f"The recommendation of B compared with that of A: {formatting.gain(comparison.gain)}"
 
 
 def difference_warning(comparison: Comparison) -> str:
@@ -362,7 +391,7 @@ def difference_warning(comparison: Comparison) -> str:
     ]
     if not different:
         return ""
-    compares = "the ratio compares" if comparison.ratio else "the throughputs compare"
+    compares = "the ratio compares" if comparison.ratio else f"the {_plural(comparison)} compare"
     return f"The {_listed(different)} differ, so {compares} these as well as the configurations."
 
 
@@ -374,9 +403,12 @@ def regression_sentence(comparison: Comparison, limit: float) -> str:
     """Return whether B lost ``limit`` or more, in one sentence without a full stop."""
     percent = f"{100 * limit:.3g} %"
     if comparison.ratio is None:
-        return "not judged, because there is no ratio of the throughputs"
+        return f"not judged, because there is no ratio of the {_plural(comparison)}"
     if comparison.has_regressed(limit):
-        return f"B serves {100 * (1 - comparison.ratio.estimate):.3g} % less than A (limit: {percent})"
+        loss = f"{100 * (1 - comparison.ratio.estimate):.3g} %"
+        if comparison.metric == "throughput":
+            return f"B serves {loss} less than A (limit: {percent})"
+        return f"the {_name(comparison)} of B is {loss} worse than that of A (limit: {percent})"
     return f"none: B shows no measurable loss of {percent} or more"
 
 
@@ -388,11 +420,11 @@ def document(comparison: Comparison, limit: float | None = None) -> dict[str, An
     }
     return {
         "answer": answer(comparison),
-        "ratio": ratio.estimate if ratio else None,
-        "ratio_interval": list(ratio.bounds) if ratio else None,
+        "objective": {"metric": comparison.metric, "better": METRICS[comparison.metric].better},
+        **result_document.gain_entry("ratio", comparison.gain),
         "confidence": comparison.confidence,
         "is_measurable": ratio.is_measurable if ratio else None,
-        "no_ratio": comparison.no_ratio or None,
+        "no_ratio": comparison.no_gain or None,
         "is_regression": None if limit is None else comparison.has_regressed(limit),
         "same_machine": is_same["machine"],
         "same": is_same,
@@ -420,6 +452,5 @@ def _run_document(side: ComparedRun) -> dict[str, Any]:
         "recommended": result_document.judged_entry(outcome, side.recommended),
         "confirmation": result_document.confirmation(side.confirmed) if side.confirmed else None,
         "baseline": result_document.judged_entry(outcome, baseline.point),
-        "speedup": outcome.speedup,
-        "speedup_interval": list(baseline.gain.bounds) if baseline.gain else None,
+        **result_document.gain_entry("speedup", baseline.gain),
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from objectives.intervals import ConfidenceInterval, ThroughputRatio
+from objectives.intervals import ConfidenceInterval, GainRatio, ObjectiveGain
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla, Verdict
 from optimizer.confirmation.verdicts import ConfirmedLoad
@@ -181,23 +181,37 @@ def _ends(low: float, high: float, max_decimals: int = MAX_DECIMALS) -> str:
     return f"{_rounded(low, below)} to {_rounded(high, decimals)}"
 
 
-def factor(ratio: ThroughputRatio) -> str:
-    """Return a ratio with its interval, such as ``1.62x (1.49 to 1.77)``."""
+def factor(ratio: GainRatio, direction: str = "") -> str:
+    """Return a ratio with its interval, such as ``1.62x (1.49 to 1.77)``, or ``1.62x lower (1.49 to 1.77)``."""
     low, high = ratio.bounds
     width = (high - low) / 2
     decimals = min(_decimals(width), RATIO_DECIMALS) if 0 < width < math.inf else RATIO_DECIMALS
-    return f"{_rounded(ratio.estimate, decimals)}x ({_ends(low, high, RATIO_DECIMALS)})"
+    return f"{_rounded(ratio.estimate, decimals)}x{direction and ' '}{direction} ({_ends(low, high, RATIO_DECIMALS)})"
 
 
-def gain(ratio: ThroughputRatio | None, missed: ComparedSide | None = None, compared: str = "it") -> str:
-    """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)`` or ``none (0.96 to 1.12)``.
+def gain(gain: ObjectiveGain | None, missed: ComparedSide | None = None, compared: str = "it") -> str:
+    """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)`` or ``none (0.96 to 1.12)`` of the throughput.
 
-    ``missed`` is the result of ``Outcome.missed_in_usual_states``, and ``compared`` the other configuration's name.
+    Another objective is named: ``p95 4.3x lower (3.8 to 4.9)``, or ``score 0.93 instead of 0.9`` if ratios of it have
+    no meaning. ``missed`` is the result of ``Outcome.missed_in_usual_states``, and ``compared`` the other
+    configuration's name.
     """
-    if ratio is None:
+    if gain is None:
         subject = compared if missed == "compared" else "the recommendation"
         return f"not confirmed{f': {subject} misses the bound in the usual states' if missed else ''}"
-    return factor(ratio) if ratio.is_measurable else f"none ({_ends(*ratio.bounds, RATIO_DECIMALS)})"
+    metric, ratio = METRICS[gain.metric], gain.ratio
+    name = "" if metric.name == "throughput" else f"{goal_label(metric.name)} "
+    if ratio is None:
+        return f"{name}{quantity(metric, gain.value)} instead of {quantity(metric, gain.compared_value)}"
+    if not ratio.is_measurable:
+        return f"{name and f'{name}gain '}none ({_ends(*ratio.bounds, RATIO_DECIMALS)})"
+    if not name:
+        return factor(ratio)
+    is_lower = metric.better == "lower"
+    if ratio.estimate < 1:  # it is worse
+        low, high = ratio.bounds
+        is_lower, ratio = not is_lower, GainRatio(1 / ratio.estimate, ConfidenceInterval(1 / high, 1 / low))
+    return name + factor(ratio, "lower" if is_lower else "higher")
 
 
 def value_of(point: Point, metric: str) -> str:
@@ -250,17 +264,17 @@ def gpu(measurement: Measurement) -> str:
     return " · ".join(parts)
 
 
+def goal_label(metric: str) -> str:
+    """Return the name of an objective or bound in a sentence: ``p95``, ``TTFT p95`` or ``GPU memory``."""
+    return short_metric(metric) if METRICS[metric].timing else metric_label(metric)
+
+
 def bound(constraint: Constraint) -> str:
     """Return a constraint with its unit: ``p95 <= 20 ms``."""
     metric = METRICS[constraint.metric]
     relation = ">=" if metric.better == "higher" else "<="
     value = size(constraint.bound) if metric.unit == "bytes" else f"{exact(constraint.bound)} {metric.unit}"
-    return f"{bounded_metric(metric.name)} {relation} {value.rstrip()}"
-
-
-def bounded_metric(metric: str) -> str:
-    """Return the name of a metric in a bound: ``p95``, or ``GPU memory``."""
-    return short_metric(metric) if METRICS[metric].timing else metric_label(metric)
+    return f"{goal_label(metric.name)} {relation} {value.rstrip()}"
 
 
 def bounds(sla: Sla) -> str:

@@ -198,6 +198,8 @@ def memory_of(measurement: Measurement) -> str:
 def header(metric: str) -> str:
     """Return the header of a column with values of ``metric``: ``infer/s``, ``p95 ms`` or ``TTFT p95 ms``."""
     unit, is_rate = METRICS[metric].unit, metric in ("throughput", formatting.OUTPUT_THROUGHPUT)
+    if unit in ("", "bytes"):  # its values have their own units
+        return formatting.metric_label(metric)
     return unit if is_rate else f"{formatting.short_metric(metric)} {unit}"
 
 
@@ -205,9 +207,10 @@ def header(metric: str) -> str:
 
 
 def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
-    """Return the metrics in ``comparisons``: all bounded latencies and, for a model that streams, output tokens."""
+    """Return the metrics in ``comparisons``: the objective, bounded latencies and, if it streams, output tokens."""
     tokens = [formatting.OUTPUT_THROUGHPUT] if outcome.is_streamed else []
-    return ["throughput", *counted_goals(problem), *tokens, *problem.sla.bounded_latencies]
+    metrics = ("throughput", *counted_goals(problem), *tokens, *problem.sla.bounded_latencies, outcome.objective.name)
+    return list(dict.fromkeys(metrics))
 
 
 def counted_goals(problem: Problem) -> list[str]:
@@ -249,6 +252,20 @@ def _baseline_row(outcome: Outcome, problem: Problem, name: str, compared: Basel
     return _comparison_row(outcome, problem, name, compared.point, gain_over(outcome, compared), reason)
 
 
+def compared_loads(problem: Problem) -> str:
+    """Return at which load each configuration is compared, as a sentence."""
+    floor = problem.sla.throughput_floor
+    if not problem.keeps_best_load:
+        load = "its highest load that met the SLA" if problem.sla else "its best load"
+    elif problem.maximizes_throughput:
+        load = f"the load with its best {formatting.goal_label(problem.objectives[0].name)} in the search"
+    elif floor:
+        load = f"the lowest load that served {formatting.quantity(METRICS['throughput'], floor)} in the search"
+    else:
+        load = "one request rate" if problem.open_loop else "the lowest load, because latency rises with it"
+    return f"Each at {load}."
+
+
 def gain_over(outcome: Outcome, compared: BaselineResult) -> str:
     """Return the gain over ``compared``; ``same`` if that is the recommendation.
 
@@ -267,7 +284,9 @@ def _comparison_row(
     if point is None:
         return name, *("–" for _ in metrics), "–", reason
     values = [
-        formatting.estimate(METRICS[metric].value(point.measurement), interval(outcome, point, metric))
+        estimate(outcome, point, metric)
+        if METRICS[metric].unit == "bytes"
+        else formatting.estimate(METRICS[metric].value(point.measurement), interval(outcome, point, metric))
         for metric in metrics
     ]
     if not problem.sla.is_met(point.measurement):

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from objectives import pareto
-from objectives.intervals import ConfidenceInterval, ThroughputRatio
+from objectives.intervals import ConfidenceInterval, GainRatio, ObjectiveGain
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Sla, Verdict
 from objectives.verdict import is_disturbed
 from optimizer.config.problem import Problem
-from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations
+from optimizer.confirmation.verdicts import ConfirmedLoad, compare_metric, judge_confirmations
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.results.formatting import ComparedSide
 from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
 from optimizer.simulator.speed_correction import NO_CORRECTION, fit_speed_correction
 
-RATIO_TO_ITSELF = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
+RATIO_TO_ITSELF = GainRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class BaselineResult:
     Attributes:
         point: The configuration at the highest load that met the constraints on fresh servers; otherwise at the
             closest load measured there; without fresh servers, at the best load of the search. None if it meets the
-            constraints nowhere.
-        gain: The throughput of the recommendation relative to its own; None unless both met the constraints on fresh
-            servers, in the usual states of the run.
+            constraints nowhere. With a latency objective fresh servers get the best load of the search only.
+        gain: By how much the first objective of the recommendation is better than its own; None unless both met the
+            constraints on fresh servers, in the usual states of the run, and the objective is known.
         is_tried: Whether it was reached before the run ended.
         failure: Why it could not be served or measured at all; empty if it was measured.
     """
 
     point: Point | None
-    gain: ThroughputRatio | None
+    gain: ObjectiveGain | None
     is_tried: bool
     failure: str = ""
 
@@ -87,6 +87,7 @@ class Outcome:
         measurements: Number of measurements of the search.
         confirmations: Number of measurements on fresh servers.
         sla: The constraints.
+        objective: The first objective, in which the recommendation is compared.
         crashes: Errors of the servers of the recommended configuration that died or hung, except in the test of the
             recommended load, whose ``ConfirmedLoad`` has one.
     """
@@ -104,6 +105,7 @@ class Outcome:
     measurements: int
     confirmations: int
     sla: Sla
+    objective: Metric
     crashes: tuple[str, ...]
 
     @property
@@ -133,8 +135,9 @@ class Outcome:
 
     @property
     def speedup(self) -> float | None:
-        """Return the estimated gain over the baseline."""
-        return self.baseline.gain.estimate if self.baseline.gain else None
+        """Return how many times better the objective is than with the baseline, as estimated; None if unknown."""
+        gain = self.baseline.gain
+        return gain.ratio.estimate if gain and gain.ratio else None
 
     @property
     def confirmed(self) -> ConfirmedLoad | None:
@@ -214,6 +217,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         measurements=count_measurements(trials),
         confirmations=count_confirmations(trials),
         sla=problem.sla,
+        objective=problem.objectives[0],
         crashes=() if recommended is None else _crashes_outside_test(recommended, trials),
     )
 
@@ -350,16 +354,23 @@ class _Choice:
             or self._problem.best_point(searched, unstable=True)
         )
 
-    def gain(self, recommended: Point | None, compared: Point | None) -> ThroughputRatio | None:
-        """Return the throughput of the recommendation relative to ``compared``, see ``BaselineResult.gain``."""
-        if recommended is not None and compared is recommended:
-            return RATIO_TO_ITSELF
-        numerator, denominator = self._confirmation_of(recommended), self._confirmation_of(compared)
-        if numerator is None or denominator is None:
+    def gain(self, recommended: Point | None, compared: Point | None) -> ObjectiveGain | None:
+        """Return by how much the recommendation is better than ``compared``, see ``BaselineResult.gain``."""
+        if recommended is None or compared is None:
             return None
-        if not (numerator.meets_sla and denominator.meets_sla):
+        metric = self._problem.objectives[0]
+        value, compared_value = metric.value(recommended.measurement), metric.value(compared.measurement)
+        if value is None or compared_value is None:
             return None
-        return compare_throughput(numerator, denominator, self._trials, self._problem)
+        if compared is recommended:
+            return ObjectiveGain(metric.name, value, value, RATIO_TO_ITSELF)
+        ours, theirs = self._confirmation_of(recommended), self._confirmation_of(compared)
+        if ours is None or theirs is None or not (ours.meets_sla and theirs.meets_sla):
+            return None
+        ratio = compare_metric(ours, theirs, self._trials, self._problem, metric.name)
+        if ratio is None and metric.has_ratio:
+            return None
+        return ObjectiveGain(metric.name, value, compared_value, ratio)
 
     def _confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
         return _confirmation_of(point, self.confirmed)

@@ -13,12 +13,13 @@ from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, Measurem
 from objectives.verdict import estimand
 from optimizer.core.candidate import SETTING_COLUMNS
 from optimizer.core.files import write_csv
+from optimizer.results import formatting
 from optimizer.results.outcome_values import STREAMED_TIMINGS
 from optimizer.results.summary import undecided_cause
 from optimizer.store.trials_reader import ENERGY, LOAD_COLUMNS
 
 if TYPE_CHECKING:
-    from objectives.intervals import ConfidenceInterval, ThroughputRatio
+    from objectives.intervals import ConfidenceInterval, ObjectiveGain
     from optimizer.confirmation.verdicts import ConfirmedLoad
     from optimizer.core.trial import Point
     from optimizer.results.no_recommendation import InconclusiveResult
@@ -68,11 +69,19 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
     "baseline": "The configuration as given, in the same form; null if it meets the bounds nowhere.",
     "dynamic_batching": "Plain `dynamic_batching {}`, in the same form; null also if the model cannot have it.",
-    "speedup": "Throughput of the recommendation relative to the baseline's; null if one was not confirmed or missed "
-    "its bounds on fresh servers, as `misses_in_usual_states` may say.",
+    "objective": "The first objective, which the gains are about: `metric` is its name, and `better` is `higher` or "
+    "`lower`.",
+    "speedup": "How many times better the objective is with the recommendation than with the baseline: its value "
+    "divided by the baseline's, or the inverse if lower is better. It is null if one was not confirmed or missed its "
+    "bounds on fresh servers, as `misses_in_usual_states` may say, and for `error-rate` and `score`, whose ratios "
+    "have no meaning.",
     "speedup_interval": "Interval of it.",
-    "speedup_over_dynamic_batching": "Throughput of the recommendation relative to that of `dynamic_batching {}`.",
+    "speedup_values": "Values of the objective of the recommendation and of the baseline, in the unit of the metric.",
+    "speedup_text": "The gain in words, such as `p95 4.3x lower (3.8 to 4.9)`.",
+    "speedup_over_dynamic_batching": "The same relative to `dynamic_batching {}`.",
     "speedup_over_dynamic_batching_interval": "Interval of it.",
+    "speedup_over_dynamic_batching_values": "Values of the objective of both.",
+    "speedup_over_dynamic_batching_text": "This gain in words.",
     "pareto": "Points of the Pareto front, in the form of `recommended`.",
     "dominated_by": "Point of the search that dominates the recommendation; null if there is none.",
     "closest": "Without a recommendation, an unstable point that meets the bounds, or the one closest to them.",
@@ -103,8 +112,9 @@ def document(
         "confirmation": confirmation(outcome.confirmed) if outcome.confirmed else None,
         "baseline": judged_entry(outcome, outcome.baseline.point),
         "dynamic_batching": judged_entry(outcome, dynamic.point if dynamic else None),
-        **_gain("speedup", outcome.baseline.gain),
-        **_gain("speedup_over_dynamic_batching", dynamic.gain if dynamic else None),
+        "objective": {"metric": outcome.objective.name, "better": outcome.objective.better},
+        **gain_entry("speedup", outcome.baseline.gain),
+        **gain_entry("speedup_over_dynamic_batching", dynamic.gain if dynamic else None),
         "pareto": [judged_entry(outcome, point) for point in outcome.front.points],
         "dominated_by": judged_entry(outcome, outcome.front.dominating),
         "closest": judged_entry(outcome, outcome.closest),
@@ -180,8 +190,15 @@ def judged_entry(outcome: Outcome, point: Point | None) -> dict[str, object] | N
     }
 
 
-def _gain(name: str, gain: ThroughputRatio | None) -> dict[str, object]:
-    return {name: gain.estimate if gain else None, f"{name}_interval": list(gain.bounds) if gain else None}
+def gain_entry(name: str, gain: ObjectiveGain | None) -> dict[str, object]:
+    """Return the keys of a gain whose first one is ``name``: the ratio, its interval, both values and the text."""
+    ratio = gain.ratio if gain else None
+    return {
+        name: ratio.estimate if ratio else None,
+        f"{name}_interval": list(ratio.bounds) if ratio else None,
+        f"{name}_values": [json_value(gain.value), json_value(gain.compared_value)] if gain else None,
+        f"{name}_text": formatting.gain(gain) if gain else None,
+    }
 
 
 def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from objectives.intervals import ConfidenceInterval, ThroughputRatio
+from objectives.intervals import ConfidenceInterval, GainRatio
 from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
@@ -48,7 +48,7 @@ class SharedMemoryEffect:
     measured: str
 
     @property
-    def ratio(self) -> ThroughputRatio:
+    def ratio(self) -> GainRatio:
         """The throughput with shared memory relative to that without."""
         return paired_ratio(self.pairs, self.confidence)
 
@@ -91,7 +91,7 @@ class SharedMemoryEffect:
         )
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> ThroughputRatio:
+def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> GainRatio:
     """Return the mean ratio of the second to the first throughput of each pair, with its confidence interval.
 
     The interval is that of Student's t on the mean of the log ratios. A pair is measured within seconds, so a slow
@@ -102,7 +102,7 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> Thr
     logs = np.log([second / first for first, second in pairs])
     mean, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(len(logs))
     margin = float(special.stdtrit(len(logs) - 1, confidence)) * error
-    return ThroughputRatio(math.exp(mean), ConfidenceInterval(math.exp(mean - margin), math.exp(mean + margin)))
+    return GainRatio(math.exp(mean), ConfidenceInterval(math.exp(mean - margin), math.exp(mean + margin)))
 
 
 def write_effect(folder: Path, effect: SharedMemoryEffect) -> None:

@@ -52,13 +52,12 @@ def _answer(outcome: Outcome, problem: Problem) -> str:
     throughput = outcome_values.estimate(outcome, best, "throughput")
     if best.measurement.output_tokens_per_sec is not None:
         throughput += f", {outcome_values.estimate(outcome, best, formatting.OUTPUT_THROUGHPUT)}"
-    if not goal:
-        return throughput
-    latencies = (
-        f", {formatting.short_metric(bound.metric)} {outcome_values.estimate(outcome, best, bound.metric)}"
-        for bound in problem.sla.latencies
-    )
-    return f"{outcome.verdict.value} at {throughput}{''.join(latencies)} (SLA: {goal})"
+    shown = dict.fromkeys(bound.metric for bound in problem.sla.latencies)
+    if outcome.objective.name not in ("throughput", formatting.OUTPUT_THROUGHPUT):
+        shown[outcome.objective.name] = None
+    values = [f"{formatting.goal_label(metric)} {outcome_values.estimate(outcome, best, metric)}" for metric in shown]
+    measured = ", ".join([throughput, *values])
+    return f"{outcome.verdict.value} at {measured} (SLA: {goal})" if goal else measured
 
 
 def cause(outcome: Outcome) -> str:
@@ -250,8 +249,8 @@ def is_disturbed_test(confirmed: ConfirmedLoad | None) -> bool:
     return judged.counts_disturbed or has_usual_states or lost_cpu_to_others(confirmed.point.measurement)
 
 
-def _served_more(outcome: Outcome) -> str:
-    """Return the name of a compared configuration that served measurably more than the recommendation; else nothing.
+def _better_comparison(outcome: Outcome) -> str:
+    """Return which compared configuration was measurably better than the recommendation, as a clause; else nothing.
 
     The test of the recommendation may have ended at a low load, because one of its servers was slow.
     """
@@ -260,7 +259,14 @@ def _served_more(outcome: Outcome) -> str:
         "the current configuration": outcome.baseline.gain,
         "dynamic_batching {}": dynamic.gain if dynamic else None,
     }
-    return next((name for name, gain in gains.items() if gain is not None and gain.interval.high < 1), "")
+    objective = outcome.objective
+    is_what = (
+        "served more"
+        if objective.name == "throughput"
+        else f"had a {objective.better} {formatting.goal_label(objective.name)}"
+    )
+    ratios = {name: gain.ratio for name, gain in gains.items() if gain is not None}
+    return next((f"{name} {is_what}" for name, ratio in ratios.items() if ratio and ratio.interval.high < 1), "")
 
 
 def _only_baseline_measured(outcome: Outcome) -> bool:
@@ -373,10 +379,8 @@ def next_step(
     if outcome.crashes:
         cause = "the crash" if len(outcome.crashes) == 1 else "the crashes"
         return NextStep(f"find the cause of {cause} in {run}/logs before you deploy it", f"tune emit {run}")
-    if (name := _served_more(outcome)) and not tests.is_complete:
-        advice = (
-            f"{name} served more, but no test has confirmed that it meets the SLA at that load; continue the tests"
-        )
+    if (better := _better_comparison(outcome)) and not tests.is_complete:
+        advice = f"{better}, but no test has confirmed that it meets the SLA at that load; continue the tests"
         return NextStep(advice, verify_command(folder, tests))
     if outcome.recommended is outcome.baseline.point:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")

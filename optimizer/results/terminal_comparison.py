@@ -21,7 +21,7 @@ from optimizer.results.comparison import (
     answer,
     difference_warning,
     different_settings,
-    ratio_sentence,
+    gain_sentence,
     regression_sentence,
 )
 from optimizer.results.recommendation import Outcome
@@ -40,7 +40,7 @@ COLUMN_GAP = 2  # columns between two columns of the table
 
 def print_comparison(console: Console, comparison: Comparison, limit: float | None = None) -> None:
     """Print ``comparison``, with the answer on the first line. ``limit`` is that of ``--fail-on-regression``."""
-    headline, ratio = answer(comparison), ratio_sentence(comparison)
+    headline, ratio = answer(comparison), gain_sentence(comparison)
     for line in wrap(headline, console.width):
         print_line(console, line, "bold")
     if not comparison.mismatch and ratio != headline:
@@ -107,7 +107,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, value) of one run, with the fields of its candidate that are named in ``fields``."""
     outcome, point, confirmed = side.outcome, side.recommended, side.confirmed
-    latency = outcome.sla.judged_latency
+    latency, objective = outcome.sla.judged_latency, outcome.objective.name
     yield "verdict", outcome.verdict.value
     yield "model", side.run.problem.model
     yield "bound", formatting.bounds(outcome.sla) or NO_VALUE
@@ -115,8 +115,9 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "throughput", outcome_values.estimate(outcome, point, "throughput") + searched
     yield "output", outcome_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
     bounded = outcome.sla.bounded_latencies
-    yield "latency", _latency_text(outcome, point, latency)
-    other_latencies = (_latency_text(outcome, point, name) for name in bounded if name != latency)
+    yield "latency", _metric_text(outcome, point, latency)
+    other_latencies = (_metric_text(outcome, point, name) for name in bounded if name != latency)
+    yield "objective", formatting.UNKNOWN if objective == "throughput" else _metric_text(outcome, point, objective)
     yield "other bounds", ", ".join(other_latencies) or formatting.UNKNOWN
     load = formatting.load(point.load)
     yield "load", load if point.load.request_rate else f"concurrency {load}"
@@ -136,12 +137,13 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
         yield "baseline", "not measured"
     else:
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
-        yield "baseline", outcome_values.estimate(outcome, baseline, "throughput") + missed
+        name = "" if objective == "throughput" else f"{formatting.goal_label(objective)} "
+        yield "baseline", name + outcome_values.estimate(outcome, baseline, objective) + missed
     yield "gain over it", "the same" if baseline is point else outcome_values.gain_over(outcome, outcome.baseline)
 
 
-def _latency_text(outcome: Outcome, point: Point, metric: str) -> str:
-    return f"{formatting.short_metric(metric)} {outcome_values.estimate(outcome, point, metric)}"
+def _metric_text(outcome: Outcome, point: Point, metric: str) -> str:
+    return f"{formatting.goal_label(metric)} {outcome_values.estimate(outcome, point, metric)}"
 
 
 def _aspect_text(aspect: Aspect) -> str:

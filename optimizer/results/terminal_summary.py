@@ -171,7 +171,8 @@ def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> 
     for cells in rows:
         table.add_row(*map(Text, cells))
     print_table(console, table)
-    print_line(console, "\n".join(wrap(summary.evidence(outcome), console.width)), "dim")
+    loads = f"{outcome_values.compared_loads(problem)} " if problem.keeps_best_load else ""
+    print_line(console, "\n".join(wrap(loads + summary.evidence(outcome), console.width)), "dim")
     print_line(console)
 
 

@@ -158,7 +158,12 @@ def _passed(outcome: Outcome) -> Point | None:
 
 
 def notes_on_throughput(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> tuple[Note, ...]:
-    """Return notes if the recommendation passed with clearly less throughput than the search measured."""
+    """Return notes if the recommendation passed with clearly less throughput than the search measured.
+
+    There are none if a high throughput is not sought.
+    """
+    if problem.keeps_best_load:
+        return ()
     return present([_less_than_in_search(outcome, trials, problem), _untested_served_more(outcome, trials, problem)])
 
 

@@ -164,7 +164,6 @@ def report_section(run: FinishedRun) -> ReportSection:
     best_loads = tables.best_loads(run)
     samples = parameter_samples(run, best_loads)
     neighbours = one_step_off(run, samples)
-    chosen_load = "highest load that met the SLA" if problem.sla else "best load"
     lines = outcome_values.point_lines(outcome, shown, problem) if shown else []
     return ReportSection(
         name=run.name,
@@ -181,7 +180,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         comparisons=ReportTable(
             outcome_values.comparison_headers(outcome, problem),
             outcome_values.comparisons(outcome, problem) if recommends else [],
-            f"Each at its {chosen_load}. {summary.evidence(outcome)}",
+            f"{outcome_values.compared_loads(problem)} {summary.evidence(outcome)}",
             best=0,
         ),
         diff=config_diff(run),

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from objectives.intervals import ObjectiveGain
 from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
@@ -91,8 +92,7 @@ class EntryRecord:
         headline: The result in one sentence.
         verdict: PASS, FAIL or UNDECIDED; empty before the first step.
         remaining_tests: The tests on fresh servers that `tune verify` can continue.
-        speedup: Gain in throughput over the baseline on fresh servers; None if it is unknown.
-        speedup_interval: Interval of the gain.
+        gain: Gain in the first objective over the baseline on fresh servers; None if it is unknown.
         missed_in_usual_states: Which of the recommendation and the baseline (``compared``) is the reason of a missing
             gain: it meets the bounds as measured, but not in the usual states of the run. None for another reason.
         throughput_notes: Notes that the recommendation passed with clearly less throughput than the search measured.
@@ -122,8 +122,7 @@ class EntryRecord:
     headline: str = ""
     verdict: str = ""
     remaining_tests: RemainingTests = UNKNOWN_TESTS
-    speedup: float | None = None
-    speedup_interval: tuple[float, float] | None = None
+    gain: ObjectiveGain | None = None
     missed_in_usual_states: ComparedSide | None = None
     throughput_notes: tuple[str, ...] = ()
     configuration: str = ""

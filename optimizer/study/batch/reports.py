@@ -11,12 +11,13 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from rich.console import Console
 from rich.text import Text
 
-from objectives.intervals import ConfidenceInterval, ThroughputRatio
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line, show_path
 from optimizer.core.trial import LoadPoint
 from optimizer.results import formatting, summary
+from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.results.report.writer import markdown_text, template_environment
 from optimizer.results.terminal_output import plain_table, print_table, print_unbroken, wrap
 from optimizer.store.run_folder import BATCH_FILE, RunFolder
@@ -69,7 +70,7 @@ def estimate_words(estimate: Estimate | None) -> str:
 
 def bounded_words(entry: EntryRecord) -> str:
     """Return the bounded values of the recommendation, such as ``p95 17.3 ± 0.4 ms``; empty without one."""
-    return ", ".join(f"{formatting.bounded_metric(one.metric)} {estimate_words(one)}" for one in entry.bounded)
+    return ", ".join(f"{formatting.goal_label(one.metric)} {estimate_words(one)}" for one in entry.bounded)
 
 
 def load_words(entry: EntryRecord) -> str:
@@ -91,11 +92,8 @@ def gain_words(entry: EntryRecord) -> str:
     """Return the gain over the baseline with its interval; empty without a recommendation."""
     if entry.recommended is None:
         return ""
-    if entry.speedup is None or entry.speedup_interval is None:
-        return formatting.gain(None)
-    if entry.speedup_interval == (1.0, 1.0):  # only a ratio to itself has no uncertainty
-        return "same"
-    return formatting.gain(ThroughputRatio(entry.speedup, ConfidenceInterval(*entry.speedup_interval)))
+    is_same = entry.gain is not None and entry.gain.ratio == RATIO_TO_ITSELF
+    return "same" if is_same else formatting.gain(entry.gain)
 
 
 def missing_gain_words(entry: EntryRecord) -> str:

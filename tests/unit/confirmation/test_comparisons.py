@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from objectives.intervals import ObjectiveGain
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
@@ -24,7 +25,7 @@ from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial, latest_points
-from optimizer.results import outcome_values
+from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.recommendation import assess
 from tests.conftest import known_problem, measurement
 from tests.curve_model import CurveModel
@@ -85,7 +86,73 @@ def test_a_comparison_is_made_at_its_own_highest_safe_load(
     assert point.measurement.latency_p95_ms <= BOUND_MS  # type: ignore[operator]
     assert len(server.loads[FAST]) <= COMPARED_LOADS
     assert gain is not None
-    assert gain.estimate == pytest.approx(1.2, rel=0.01)
+    assert gain.ratio is not None
+    assert gain.ratio.estimate == pytest.approx(1.2, rel=0.01)
+
+
+def test_with_a_latency_objective_all_are_confirmed_at_their_loads_in_the_search(
+    problem: Problem, tmp_path: Path
+) -> None:
+    """A higher load that meets the bound would have a higher latency."""
+    server = LoadRecordingServer()
+    problem = replace(problem, objectives=(METRICS["latency-p95"],))
+    trials = confirm(server, searched(server, dict.fromkeys(LOADS, 1)), problem, tmp_path)
+    assert server.loads == {FASTER: [1], BASELINE: [1], FAST: [1]}
+    outcome = assess(trials, problem, BASELINE, FAST)
+    gain = outcome.baseline.gain
+    assert gain is not None
+    assert gain.ratio is not None
+    assert outcome.recommended is not None
+    assert outcome.baseline.point is not None
+    values = [point.measurement.latency_p95_ms for point in (outcome.recommended, outcome.baseline.point)]
+    assert [gain.value, gain.compared_value] == values
+    assert gain.ratio.estimate == pytest.approx(gain.compared_value / gain.value, rel=0.01)
+    assert gain.ratio.interval.low < SERVED[FASTER] / SERVED[BASELINE] < gain.ratio.interval.high
+    rows = {name: cells for name, *cells in outcome_values.comparisons(outcome, problem)}
+    assert rows["current (baseline)"][-1] == "p95 3.89x lower (3.59 to 4.21)"
+    assert outcome_values.compared_loads(problem) == "Each at the lowest load, because latency rises with it."
+    assert "p95 1.20 ± 0.06 ms" in summary.answer(outcome, replace(problem, sla=Sla())), "the objective has no bound"
+    document = result_document.document(outcome, wall_seconds=1, results_dir="r")
+    assert document["objective"] == {"metric": "latency-p95", "better": "lower"}
+    assert document["speedup"] == gain.ratio.estimate
+    assert document["speedup_values"] == values
+    assert document["speedup_text"] == rows["current (baseline)"][-1]
+
+
+@pytest.mark.parametrize(
+    ("objectives", "sla", "load"),
+    [
+        (("throughput",), {"p95": 20.0}, "its highest load that met the SLA"),
+        (("throughput",), {}, "its best load"),
+        (("latency-p95", "throughput"), {}, "the load with its best p95 in the search"),
+        (("memory",), {"throughput": 400.0}, "the lowest load that served 400 infer/s in the search"),
+    ],
+)
+def test_the_load_of_comparisons_follows_from_the_objectives(
+    objectives: tuple[str, ...], sla: dict[str, float], load: str, problem: Problem
+) -> None:
+    chosen = replace(problem, objectives=tuple(METRICS[name] for name in objectives), sla=Sla.from_bounds(sla))
+    assert outcome_values.compared_loads(chosen) == f"Each at {load}."
+
+
+def test_an_objective_whose_ratios_have_no_meaning_has_both_values(problem: Problem, tmp_path: Path) -> None:
+    server = RandomServer()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    scores = {BASELINE: 0.9, FAST: 0.9, FASTER: 0.93}
+    scored = [
+        replace(
+            trial,
+            confirmations=tuple(
+                replace(window, measurement=replace(window.measurement, score=scores[trial.candidate]))
+                for window in trial.confirmations
+            ),
+        )
+        for trial in trials
+    ]
+    outcome = assess(scored, replace(problem, objectives=(METRICS["score"],)), BASELINE, FAST)
+    assert outcome.baseline.gain == ObjectiveGain("score", 0.93, 0.9, None)
+    assert outcome.speedup is None
+    assert outcome_values.gain_over(outcome, outcome.baseline) == "score 0.930 instead of 0.900"
 
 
 def test_a_configuration_that_missed_the_sla_is_compared_at_its_closest_load(problem: Problem) -> None:

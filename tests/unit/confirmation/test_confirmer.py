@@ -88,9 +88,10 @@ def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: 
     assert outcome.recommended.measurement.latency_p95_ms <= outcome.confirmed.latency_ms.high <= BOUND_MS  # type: ignore[operator]
     gain = outcome.baseline.gain
     assert gain is not None
-    assert outcome.speedup == gain.estimate == pytest.approx(4, rel=0.01)
-    assert gain.interval.low < 4 < gain.interval.high
-    assert gain.is_measurable
+    assert gain.ratio is not None
+    assert outcome.speedup == gain.ratio.estimate == pytest.approx(4, rel=0.01)
+    assert gain.ratio.interval.low < 4 < gain.ratio.interval.high
+    assert gain.ratio.is_measurable
     compared_loads = [confirmed_load for confirmed_load in outcome.confirmed_loads if not confirmed_load.error]
     assert {confirmed_load.point.candidate for confirmed_load in compared_loads} == {FAST, BASELINE}
     assert all(confirmed_load.servers == COMPARED_SERVERS for confirmed_load in compared_loads)

@@ -275,9 +275,10 @@ def test_every_file_names_its_run(tmp_path: Path) -> None:
     header = [line for line in emitted(SAMPLE, tmp_path)["config.pbtxt"].splitlines() if line.startswith("#")]
     assert re.match(r"# dlrm, as tuned by tritune .*: run dlrm/sample, written 2026-11-21", header[0])
     assert "13,444 infer/s, p95 18.5 ms, concurrency 47 (4 samples a request), memory 643 MB" in header[1]
-    assert header[2] == "# bound: p95 <= 20 ms"
-    assert header[3].startswith("# verdict: PASS: the SLA is met at 99 % confidence")
-    assert header[4] == "# on: Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs, Triton 2.51.0"
+    assert header[2] == "# gain over the current configuration: 2.86x (2.62 to 3.11)"
+    assert header[3] == "# bound: p95 <= 20 ms"
+    assert header[4].startswith("# verdict: PASS: the SLA is met at 99 % confidence")
+    assert header[5] == "# on: Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs, Triton 2.51.0"
     assert not any("WARNING" in line for line in header)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from objectives.confidence import UNSERVED_EXCESS, SequentialTest, fewest_requests
-from objectives.intervals import throughput_interval, throughput_ratio
+from objectives.intervals import gain_ratio, throughput_interval
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
@@ -186,7 +186,7 @@ def test_windows_that_served_nothing_lower_the_throughput() -> None:
     assert judge_sla(half, sla, spreads, test).verdict is Verdict.FAIL
     interval = throughput_interval(half, spreads["throughput"], DEFAULT_CONFIDENCE)
     assert interval.low < 50 < interval.high < 90
-    ratio = throughput_ratio(half, [[served_window] * 8] * 6, spreads["throughput"], DEFAULT_CONFIDENCE)
+    ratio = gain_ratio(half, [[served_window] * 8] * 6, "throughput", spreads["throughput"], DEFAULT_CONFIDENCE)
     assert ratio is not None
     assert ratio.estimate == pytest.approx(0.5)
 
@@ -228,7 +228,7 @@ def test_a_throughput_fails_only_if_its_interval_is_below_the_bound(
     interval = throughput_interval(servers, spreads["throughput"], DEFAULT_CONFIDENCE)
     assert interval.low == 0
     assert interval.high < bound or verdict is Verdict.UNDECIDED
-    assert throughput_ratio(servers, servers, spreads["throughput"], DEFAULT_CONFIDENCE) is None
+    assert gain_ratio(servers, servers, "throughput", spreads["throughput"], DEFAULT_CONFIDENCE) is None
 
 
 def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:

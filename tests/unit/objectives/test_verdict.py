@@ -18,11 +18,11 @@ from objectives.confidence import SequentialTest
 from objectives.intervals import (
     UNBOUNDED,
     ConfidenceInterval,
-    ThroughputRatio,
+    GainRatio,
+    gain_ratio,
     latency_interval_ms,
     order_statistic_levels,
     throughput_interval,
-    throughput_ratio,
 )
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
@@ -431,13 +431,13 @@ def test_an_interval_is_unknown_or_shows_a_difference(
 ) -> None:
     interval = ConfidenceInterval(low, high)
     assert interval.is_unknown is is_unknown
-    assert ThroughputRatio(1.0, interval).is_measurable is is_measurable
+    assert GainRatio(1.0, interval).is_measurable is is_measurable
 
 
 def test_an_unknown_throughput_has_no_ratio_and_no_log() -> None:
     unknown, spread = [[replace(window(9.0, 0), throughput_infer_per_sec=None)]], ServerSpread(0.01, 9.0)
-    assert throughput_ratio(servers(9.0), unknown, spread, DEFAULT_CONFIDENCE) is None
-    assert throughput_ratio(unknown, servers(9.0), spread, DEFAULT_CONFIDENCE) is None
+    assert gain_ratio(servers(9.0), unknown, "throughput", spread, DEFAULT_CONFIDENCE) is None
+    assert gain_ratio(unknown, servers(9.0), "throughput", spread, DEFAULT_CONFIDENCE) is None
     assert not has_log(unknown[0], "throughput")
     assert has_log(servers(9.0)[0], "throughput")
 
@@ -494,3 +494,27 @@ def test_order_statistics_bound_the_quantile() -> None:
     true = -math.log(0.05)
     assert np.mean(samples[:, math.ceil(400 * low) - 1] > true) <= 0.02
     assert np.mean(samples[:, math.ceil(400 * high) - 1] < true) <= 0.02
+
+
+@pytest.mark.parametrize("burst_share", [0.0, 0.1], ids=["steady", "a tenth of the windows is twice as slow"])
+def test_the_interval_of_a_ratio_of_percentiles_holds_the_true_ratio(burst_share: float) -> None:
+    """The other configuration has four times the p95, so ours is four times better. Few ends are beyond the truth."""
+    random = np.random.default_rng(5)
+
+    def drawn(scale: float, count: int) -> list[list[Measurement]]:
+        return [
+            [
+                Measurement(100.0, latency_p95_ms=scale * speed * (1 + (random.random() < burst_share)) * error)
+                for error in np.exp(random.normal(0, 0.05, 8))
+            ]
+            for speed in np.exp(random.normal(0, 0.05, count))
+        ]
+
+    misses, runs = 0, 200
+    for _ in range(runs):
+        ours, theirs = drawn(1.0, 4), drawn(4.0, 2)
+        spread = server_spreads([ours, theirs], ["latency-p95"])["latency-p95"]
+        ratio = gain_ratio(ours, theirs, "latency-p95", spread, DEFAULT_CONFIDENCE)
+        assert ratio is not None
+        misses += not ratio.interval.low < 4 < ratio.interval.high
+    assert misses <= 0.04 * runs

@@ -27,6 +27,7 @@ from optimizer.results.comparison import (
     difference_warning,
     document,
     is_regression,
+    regression_sentence,
 )
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import RATIO_TO_ITSELF
@@ -108,6 +109,37 @@ def test_the_ratio_of_the_exchanged_runs_is_the_inverse(a: Path, tmp_path: Path)
     assert back.interval.low == pytest.approx(1 / there.interval.high)
 
 
+@pytest.mark.parametrize(
+    ("objective", "sentence"),
+    [
+        ("latency-p95", "The recommendation of B compared with that of A: p95 2.00x lower (1.89 to 2.12)"),
+        ("score", "The recommendation of B compared with that of A: score 0.930 instead of 0.900"),
+    ],
+)
+def test_runs_are_compared_in_their_objective(objective: str, sentence: str, tmp_path: Path) -> None:
+    a, b = (
+        change_info(
+            write_run(tmp_path / name, measured=replace(measurement(1000, p95_ms), score=score)),
+            "problem",
+            objectives=[objective],
+        )
+        for name, p95_ms, score in (("a", 10.0, 0.9), ("b", 5.0, 0.93))
+    )
+    comparison = compared(a, b)
+    assert answer(comparison).startswith(sentence)
+    printed = document(comparison, 0.05)
+    assert printed["objective"]["metric"] == objective
+    assert printed["is_regression"] is (False if objective == "latency-p95" else None)
+    if objective == "latency-p95":
+        assert regression_sentence(compared(b, a), 0.05) == "the p95 of B is 50 % worse than that of A (limit: 5 %)"
+        assert printed["ratio_text"].startswith("p95 2.00x lower")
+
+
+def test_runs_with_other_objectives_are_compared_in_throughput(a: Path, tmp_path: Path) -> None:
+    b = change_info(run_at(tmp_path / "b", 1200.0), "problem", objectives=["latency-p95"])
+    assert compared(a, b).metric == "throughput"
+
+
 def test_a_difference_within_the_interval_is_not_measurable(a: Path, tmp_path: Path) -> None:
     comparison = compared(a, run_at(tmp_path / "b", 1010.0))
     assert comparison.ratio is not None
@@ -169,7 +201,7 @@ def test_a_disturbed_confirmation_gives_no_ratio(a: Path, tmp_path: Path) -> Non
         table.append(Trial(0, CANDIDATE), CLOSED, disturbed, FreshServer(server, 0.01))
     comparison = compared(a, b)
     assert comparison.ratio is None
-    assert comparison.no_ratio == "the confirmation of B was disturbed (100 % of its windows were disturbed)"
+    assert comparison.no_gain == "the confirmation of B was disturbed (100 % of its windows were disturbed)"
 
 
 def test_without_bounds_a_run_that_was_not_confirmed_has_no_ratio(tmp_path: Path) -> None:
@@ -202,7 +234,7 @@ def test_probes_that_hardly_vary_within_the_runs_cannot_correct_a_large_differen
     with_servers(a, [(1000.0, 20.0), (1100.0, 20.0001), (1000.0, 20.0), (1100.0, 20.0001)])
     with_servers(b, [(1000.0, 60.0)] * 4)
     comparison = compared(a, b)
-    assert comparison.no_ratio == "the speed of the machine differed too much between A and B"
+    assert comparison.no_gain == "the speed of the machine differed too much between A and B"
     json.dumps(document(comparison), allow_nan=False)
 
 

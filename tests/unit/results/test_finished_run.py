@@ -126,8 +126,9 @@ def test_gains_of_the_recorded_run_are_from_fresh_servers(run: Path) -> None:
     assert outcome is not None
     gain = outcome.baseline.gain
     assert gain is not None
-    assert gain.is_measurable
-    assert gain.bounds[0] < 2.86 < gain.bounds[1]
+    assert gain.ratio is not None
+    assert gain.ratio.is_measurable
+    assert gain.ratio.interval.low < 2.86 < gain.ratio.interval.high
     assert outcome.dynamic_batching is not None
     assert outcome.dynamic_batching.point is not None
     assert outcome.confirmation_of(outcome.dynamic_batching.point) is None

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf import text_format
 
-from objectives.intervals import ConfidenceInterval, ThroughputRatio
+from objectives.intervals import ConfidenceInterval, GainRatio, ObjectiveGain
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.model_config_proto import ModelConfig
@@ -123,8 +123,25 @@ class TestWords:
         ],
     )
     def test_a_gain_has_its_interval_or_is_none(self, interval: tuple[float, float], text: str) -> None:
-        assert formatting.gain(ThroughputRatio(1.62, ConfidenceInterval(*interval))) == text
+        ratio = GainRatio(1.62, ConfidenceInterval(*interval))
+        assert formatting.gain(ObjectiveGain("throughput", 162.0, 100.0, ratio)) == text
         assert formatting.gain(None) == "not confirmed"
+
+    @pytest.mark.parametrize(
+        ("metric", "ratio", "text"),
+        [
+            ("latency-p95", GainRatio(4.3, ConfidenceInterval(3.8, 4.9)), "p95 4.3x lower (3.8 to 4.9)"),
+            ("ttft-p95", GainRatio(0.5, ConfidenceInterval(0.4, 0.625)), "TTFT p95 2.0x higher (1.6 to 2.5)"),
+            ("goodput", GainRatio(1.62, ConfidenceInterval(1.49, 1.77)), "goodput 1.62x higher (1.49 to 1.77)"),
+            ("memory", GainRatio(1.1, ConfidenceInterval(0.9, 1.3)), "memory gain none (0.90 to 1.30)"),
+            ("error-rate", None, "error-rate 0.00 % instead of 1.50 %"),
+            ("score", None, "score 0.00 instead of 1.50"),
+        ],
+    )
+    def test_the_gain_of_another_objective_names_it_and_its_direction(
+        self, metric: str, ratio: GainRatio | None, text: str
+    ) -> None:
+        assert formatting.gain(ObjectiveGain(metric, 0.0, 1.5, ratio)) == text
 
     @pytest.mark.parametrize(
         ("value", "bounds", "text"),

@@ -123,10 +123,12 @@ class TestDocument:
             "confirmation",
             "baseline",
             "dynamic_batching",
-            "speedup",
-            "speedup_interval",
-            "speedup_over_dynamic_batching",
-            "speedup_over_dynamic_batching_interval",
+            "objective",
+            *(
+                f"{name}{suffix}"
+                for name in ("speedup", "speedup_over_dynamic_batching")
+                for suffix in ("", "_interval", "_values", "_text")
+            ),
             "pareto",
             "dominated_by",
             "closest",

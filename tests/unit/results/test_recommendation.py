@@ -17,7 +17,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial, latest_points
 from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import outcome_values
-from optimizer.results.recommendation import FRONT_METRICS, assess
+from optimizer.results.recommendation import FRONT_METRICS, RATIO_TO_ITSELF, assess
 
 CANDIDATES = [Candidate(64, True, delay, instance_count=count) for delay in (0, 500, 2000) for count in (1, 2)]
 BASELINE, PLAIN = CANDIDATES[:2]
@@ -92,10 +92,11 @@ def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) ->
         both = [outcome.confirmation_of(point) for point in (outcome.recommended, other)]
         if other is not None and other is outcome.recommended:
             assert gain is not None
-            assert gain.bounds == (1, 1)
+            assert gain.ratio == RATIO_TO_ITSELF
         elif all(judgement is not None and judgement.meets_sla for judgement in both):
             assert gain is not None
-            assert gain.interval.low < gain.estimate < gain.interval.high
+            assert gain.ratio is not None
+            assert gain.ratio.interval.low < gain.ratio.estimate < gain.ratio.interval.high
         else:
             assert gain is None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from objectives.intervals import ConfidenceInterval, ThroughputRatio
+from objectives.intervals import ConfidenceInterval, GainRatio, ObjectiveGain
 from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
@@ -350,7 +350,8 @@ def test_a_compared_configuration_that_served_more_is_tested_next(
     interval = ConfidenceInterval(ratio - 0.1, ratio + 0.1)
     result = outcome(*[10.0] * LOOKS[0])
     assert result.dynamic_batching is not None
-    served = replace(result.dynamic_batching, gain=ThroughputRatio(ratio, interval))
+    gain = ObjectiveGain("throughput", 1000.0 * ratio, 1000.0, GainRatio(ratio, interval))
+    served = replace(result.dynamic_batching, gain=gain)
     result = replace(result, dynamic_batching=served)
     step = summary.next_step(result, "r", "tune known", tests=tests)
     assert step.command == command

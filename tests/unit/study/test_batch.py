@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from objectives.intervals import ConfidenceInterval, GainRatio, ObjectiveGain
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.cli.batch import exit_code
@@ -22,6 +23,7 @@ from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import make_progress
+from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.store.run_folder import MODEL_HASH, RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner, describe_entry, expected_improvement
 from optimizer.study.batch.changes import compare_entries
@@ -130,7 +132,9 @@ def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> 
     assert [bounded.low, bounded.high] == pytest.approx(result["confirmation"]["latency_ms"])
     assert (first.concurrency, first.request_rate) == (result["recommended"]["concurrency"], None)
     assert first.verdict == "PASS"
-    assert first.speedup == pytest.approx(result["speedup"])
+    assert first.gain is not None
+    assert first.gain.ratio is not None
+    assert first.gain.ratio.estimate == pytest.approx(result["speedup"])
     assert first.trials == result["trials"]
     assert folder.read() == batch
     assert exit_code(batch) == 0
@@ -168,7 +172,7 @@ def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Pat
         row |= {"confirmation_latency_slope": "1.5"} if row["confirmation"] else {}
     write_rows(table, rows)
     entry = describe_entry(entry, read_run(folder.path / entry.folder))
-    assert (entry.verdict, entry.speedup, gain_words(entry)) == ("UNDECIDED", None, "not confirmed")
+    assert (entry.verdict, entry.gain, gain_words(entry)) == ("UNDECIDED", None, "not confirmed")
     batch = replace(batch, entries=(entry,))
     folder.write(batch)
     assert folder.read() == batch
@@ -183,7 +187,7 @@ def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Pat
 
 
 def test_a_passed_entry_has_the_reason_of_its_missing_gain(mixed: BatchRecord, folder: BatchFolder) -> None:
-    passed = replace(mixed.entries[0], speedup=None, missed_in_usual_states="compared")
+    passed = replace(mixed.entries[0], gain=None, missed_in_usual_states="compared")
     console = Console(width=200, record=True)
     with console.capture() as captured:
         print_batch(console, replace(mixed, entries=(passed,)), folder)
@@ -501,7 +505,7 @@ def mixed(tmp_path: Path, folder: BatchFolder) -> BatchRecord:
     )
     lost = Change("lost", "2026-11-01", "lost 6 % since 2026-11-01", -0.06)
     regressed_entry = replace(found_entry, model="d", change=lost, regressed=True)
-    waiting_entry = replace(found_entry, model="<i>e</i>", state="waiting", recommended=None, speedup=None)
+    waiting_entry = replace(found_entry, model="<i>e</i>", state="waiting", recommended=None, gain=None)
     undecided_entry = replace(
         found_entry, model="f", verdict="UNDECIDED", headline="UNDECIDED at 9 infer/s: the servers <differ>"
     )
@@ -533,9 +537,13 @@ def test_junit_has_a_case_for_each_entry(mixed: BatchRecord) -> None:
 
 
 def test_a_recommended_baseline_has_no_gain_and_an_interrupted_run_no_verdict(mixed: BatchRecord) -> None:
-    measured = replace(mixed.entries[0], state="searched", speedup=1.0, speedup_interval=(1.0, 1.0))
+    gain = ObjectiveGain("throughput", 1000.0, 1000.0, RATIO_TO_ITSELF)
+    measured = replace(mixed.entries[0], state="searched", gain=gain)
     assert gain_words(measured) == "same"
-    assert gain_words(replace(measured, speedup=1.01, speedup_interval=(0.97, 1.05))) == "none (0.97 to 1.05)"
+    noise = replace(gain, ratio=GainRatio(1.01, ConfidenceInterval(0.97, 1.05)))
+    assert gain_words(replace(measured, gain=noise)) == "none (0.97 to 1.05)"
+    lower = replace(gain, metric="latency-p95", ratio=GainRatio(4.3, ConfidenceInterval(3.8, 4.9)))
+    assert gain_words(replace(measured, gain=lower)) == "p95 4.3x lower (3.8 to 4.9)"
     ((case,),) = ElementTree.fromstring(junit(replace(mixed, status="interrupted", entries=(measured,))))
     assert case[0].get("message") == "the batch was interrupted before this run had ended"
 
@@ -629,7 +637,7 @@ def test_the_table_breaks_no_word_and_has_no_column_of_changes_without_an_earlie
     mixed: BatchRecord, folder: BatchFolder
 ) -> None:
     found_entry, _, unmet_entry, *_ = mixed.entries
-    long_named = replace(found_entry, model="./models/scaler", speedup=None)
+    long_named = replace(found_entry, model="./models/scaler", gain=None)
     long_named_unmet = replace(unmet_entry, model="./models/scaler", sla="p95 <= 0.5 ms")
     console, batch = Console(width=80), replace(mixed, entries=(long_named, long_named_unmet), gone=())
     with console.capture() as captured:
