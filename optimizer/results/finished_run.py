@@ -107,7 +107,7 @@ class FinishedRun:
     @property
     def concurrent_models(self) -> dict[str, float]:
         """Return the shares of the load of the models that got load at the same time, by model."""
-        return _read_shares(self.info["problem"])
+        return read_shares(self.info["problem"])
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -285,14 +285,14 @@ def _read_problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         queue=_read_queue(info.get("queue", {})),
         concurrent=tuple(
             ConcurrentModel(name, share, _read_candidate(info["concurrent_candidates"][name]))
-            for name, share in _read_shares(info).items()
+            for name, share in read_shares(info).items()
             if name in info.get("concurrent_candidates", {})
         ),
     )
 
 
-def _read_shares(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the shares of the load by model in the problem of run.json; empty with one model."""
+def read_shares(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares of the load of the other models, by model: in the problem of run.json, or in sweep.json."""
     text = info.get("concurrent_models")
     return load_shares(text.split(",")) if isinstance(text, str) else {}
 

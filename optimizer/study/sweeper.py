@@ -35,6 +35,7 @@ from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
+from optimizer.options.values import write_load_shares
 from optimizer.results import formatting
 from optimizer.store.run_folder import SWEEP_FILE, WRITTEN_FORMAT, RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -218,6 +219,7 @@ class _SweepSession:
             "options": request.given,
             "signature": sign(external_values(environment.options)),
             "model": {"name": task.source.name, **task.source.facts},
+            "concurrent_models": write_load_shares(task.source.concurrent) or None,
             "hardware": str(environment.hardware),
             "fingerprint": fingerprint.to_document(),
             "machine": machine_conditions(),

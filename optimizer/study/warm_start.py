@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.config.problem import Problem
-from optimizer.core.candidate import Candidate
+from optimizer.core.candidate import Candidate, model_of_field
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note, OtherModelTransferred, TransferLeftOut, WarmStarted, WarmStartMissing
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import DEFAULTS, RunOptions
+from optimizer.results.finished_run import read_shares
 from optimizer.store.recording import baselines, read_recording
-from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE, RunFolder
+from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE, RunFolder, read_sweep_record
 from optimizer.store.run_lookup import folder_of_runs_error, newest_run
 from optimizer.store.trials_table import RunTable, read_run_table
 from optimizer.study.task import Task
@@ -36,7 +37,8 @@ MAX_TRANSFERRED_CONCURRENCY = 1024  # limit of transferred measurements, unless 
 class WarmStartSource:
     """The trials of the study that ``--warm-start`` names. An unknown ``model`` is empty.
 
-    ``cpu_count`` is the number of the server's CPUs; None if it served on a GPU or the number is unknown.
+    ``cpu_count`` is the number of the server's CPUs; None if it served on a GPU or the number is unknown. ``shares``
+    are those of the load of other models, see ``ModelSource.concurrent``; None if they are unknown.
     """
 
     name: str
@@ -44,6 +46,7 @@ class WarmStartSource:
     model: str = ""
     fingerprint: Fingerprint | None = None
     cpu_count: int | None = None
+    shares: Mapping[str, float] | None = None
 
 
 def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> WarmStartSource:
@@ -69,16 +72,25 @@ def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> Wa
 
 
 def select_fitting(
-    source: WarmStartSource, problem: Problem, compared: Collection[Candidate]
+    source: WarmStartSource,
+    problem: Problem,
+    compared: Sequence[Candidate],
+    shares: Mapping[str, float] | None = None,
 ) -> tuple[TransferredStudy, tuple[Note, ...]]:
     """Return the trials of ``source`` that fit ``problem``, and notes on the rest.
 
-    A trial fits if its configuration is in the space or in ``compared``. Only its measurements with the same request
-    batch size count. Raises BadInputError if none fits.
+    A trial fits if its configuration is in the space or in ``compared``. Settings of other models that the study did
+    not vary, such as a sweep, are those of the first of ``compared``. Only measurements with the same request batch
+    size count. Raises BadInputError if none fits, or if other models have not the ``shares`` of the load; None means
+    that these are unknown.
     """
     from optimizer.search.transfer import TransferredStudy  # imports Optuna
 
+    if None not in (shares, source.shares) and shares != source.shares:
+        there, here = (_describe_load(problem.model, dict(loads or {})) for loads in (source.shares, shares))
+        raise BadInputError(f"{FLAG} {source.name}: its load is {there}, and here it is {here}; leave it out")
     space, fitting = problem.space, list[Trial]()
+    configured = {path: value for path, value in compared[0].fields if model_of_field(path)} if compared else {}
     baselines_here = {space.canonical(candidate) for candidate in compared}
     other_size = outside = 0
     for trial in source.trials:
@@ -87,7 +99,8 @@ def select_fitting(
         ]
         comparable = [(load, m) for load, m in measured if load.request_batch_size == problem.request_batch_size]
         other_size += len(measured) - len(comparable)
-        candidate = space.canonical(trial.candidate)
+        fields = {**configured, **dict(trial.candidate.fields)}
+        candidate = space.canonical(replace(trial.candidate, fields=tuple(sorted(fields.items()))))
         if comparable and (space.parameter_values(candidate) is not None or candidate in baselines_here):
             fitting.append(
                 replace(trial, candidate=candidate, measurements=tuple(comparable), confirmations=(), cross_checks=())
@@ -129,7 +142,20 @@ def _read_source(name: str, table: Path, folder: Path) -> WarmStartSource:
         fingerprint = RunFolder(folder).fingerprint()
     if cpu_count is None and fingerprint is not None and not fingerprint.gpus:
         cpu_count = fingerprint.cpu_count or None
-    return WarmStartSource(name, tuple(run_table.trials), run_table.model, fingerprint, cpu_count)
+    return WarmStartSource(name, tuple(run_table.trials), run_table.model, fingerprint, cpu_count, _shares_in(folder))
+
+
+def _shares_in(folder: Path) -> dict[str, float] | None:
+    """Return the shares of the load in the record of a run or a sweep; None if there is no intact one."""
+    with contextlib.suppress(BadInputError, KeyError):
+        is_sweep = is_file(folder / SWEEP_FILE)
+        return read_shares(read_sweep_record(folder) if is_sweep else RunFolder(folder).read_info()["problem"])
+    return None
+
+
+def _describe_load(model: str, shares: Mapping[str, float]) -> str:
+    """Return the proportion of the load of ``model`` and of others, such as ``first 1, second 3``."""
+    return ", ".join(f"{name} {share:g}" for name, share in {model: 1.0, **shares}.items())
 
 
 def _why_none_fits(problem: Problem, outside: int, other_size: int) -> str:
@@ -149,6 +175,7 @@ def _can_be_simulated(candidate: Candidate, load: LoadPoint, measurement: Measur
     return (
         load.concurrency <= max(problem.max_concurrency, MAX_TRANSFERRED_CONCURRENCY)
         and bool(measurement.throughput_infer_per_sec)
+        and (bool(measurement.by_model) or not problem.concurrent)
         and all(size <= largest for size, _, _ in batch_stats.from_text(measurement.batch_stats))
     )
 
@@ -166,7 +193,7 @@ def load_warm_start(
     compared = [candidate for _, candidate in task.comparisons()]
     try:
         source = read_warm_start(options.warm_start, options.out, task.problem.request_batch_size)
-        return select_fitting(source, task.problem, compared)
+        return select_fitting(source, task.problem, compared, task.source.concurrent)
     except BadInputError as error:
         if resumed is None or not is_file(resumed.info):
             raise

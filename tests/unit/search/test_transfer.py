@@ -182,6 +182,35 @@ def test_fitting_trials_are_used_and_notes_count_the_rest(problem: Problem) -> N
     ]
 
 
+def test_other_models_or_shares_of_the_load_are_refused(tmp_path: Path, problem: Problem) -> None:
+    """The throughputs and latencies are those of another load. A table without run.json or sweep.json has no shares."""
+    run, swept, table = tmp_path / "run", tmp_path / "swept", tmp_path / "table"
+    for folder in (run, swept, table):
+        folder.mkdir()
+        write(folder / "trials.csv", [trial(0, Candidate(16, True), 5.0)])
+    RunFolder(run).write_info(RunOptions("m"), {"problem": {"concurrent_models": "second=3"}})
+    (swept / "sweep.json").write_text('{"options": {}, "concurrent_models": "second=3"}')
+    for folder in (run, swept):
+        source = read_warm_start(str(folder), "", 1)
+        assert source.shares == {"second": 3.0}
+        for shares, here in (({}, ""), ({"second": 1.0}, ", second 1")):
+            name = problem.model
+            why = rf"^--warm-start .*: its load is {name} 1, second 3, and here it is {name} 1{here}; leave it out$"
+            with pytest.raises(BadInputError, match=why):
+                select_fitting(source, problem, (), shares)
+        assert select_fitting(source, problem, (), {"second": 3.0})[0].trials
+    assert select_fitting(read_warm_start(str(table), "", 1), problem, (), {"second": 1.0})[0].trials
+
+
+def test_settings_of_other_models_that_a_sweep_does_not_vary_are_as_given(problem: Problem) -> None:
+    fields = {"second/instance_group_count": (1, 2)}
+    problem = replace(problem, space=replace(problem.space, fields=fields))
+    given = Candidate(16, fields=(("second/instance_group_count", 2),))
+    source = WarmStartSource("r", (trial(0, Candidate(16, True), 5.0),))
+    (fitting,) = select_fitting(source, problem, (given,))[0].trials
+    assert fitting.candidate == replace(given, dynamic_batching=True)
+
+
 @pytest.mark.parametrize(
     ("trials", "why"),
     [

@@ -43,7 +43,7 @@ def candidate(batches: bool, instances: int, delay: str | int, count: int) -> Ca
 
 
 def measured(loads: list[ConfigurationLoad]) -> list[Point]:
-    """Return what the load generators report of SERVER."""
+    """Return the measurements of SERVER by its load generators."""
     measurements = SERVER.measure(loads)
     return [Point(0, tried, LoadPoint(1, n), m) for (tried, n), m in zip(loads, measurements, strict=True)]
 
