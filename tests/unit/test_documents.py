@@ -131,11 +131,13 @@ def printed_result(*, verbose: bool) -> list[str]:
     return text.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_the_page_on_results_shows_those_of_the_sample(verbose: bool) -> None:
-    command, *lines = blocks(READING, "text")[verbose].text.splitlines()
-    assert command == f"$ tune{' -v' if verbose else ''} --sla-p95 20ms dlrm"
-    assert lines == printed_result(verbose=verbose)
+def test_the_page_on_results_shows_those_of_the_sample() -> None:
+    result, details = (block.text.splitlines() for block in blocks(READING, "text")[:2])
+    short, verbose = printed_result(verbose=False), printed_result(verbose=True)
+    assert result == ["$ tune --sla-p95 20ms dlrm", *short]
+    (same,) = (number for number, line in enumerate(verbose) if line.startswith("throughput "))
+    assert verbose[:same] == short[:same]
+    assert details == ["$ tune -v --sla-p95 20ms dlrm", "…", *verbose[same:]]
 
 
 def test_the_readme_shows_the_first_lines_of_the_same_result() -> None:
