@@ -183,7 +183,7 @@ def test_fitting_trials_are_used_and_notes_count_the_rest(problem: Problem) -> N
 
 
 def test_other_models_or_shares_of_the_load_are_refused(tmp_path: Path, problem: Problem) -> None:
-    """The throughputs and latencies are those of another load. A table without run.json or sweep.json has no shares."""
+    """The measurements are those of another load. A table without run.json or sweep.json has no shares."""
     run, swept, table = tmp_path / "run", tmp_path / "swept", tmp_path / "table"
     for folder in (run, swept, table):
         folder.mkdir()
