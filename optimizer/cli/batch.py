@@ -52,6 +52,7 @@ completed), 4 a run is UNDECIDED, 130 interrupted. If several apply, it is the
 first of 130, 3, 1 and 4.
 
 examples:
+  tune batch nightly.yaml --dry-run
   tune batch nightly.yaml --budget 1h --fail-on-regression 5%
   tune batch nightly.yaml --resume
 """
@@ -64,6 +65,10 @@ def main(argv: list[str]) -> int:
     regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     suite = read_suite(named_file("suite", arguments.suite, "a YAML file such as the one in docs/batch.md"))
     against = None if arguments.against is None else _find_earlier(arguments.against, arguments.out, suite)
+    if arguments.dry_run:
+        if arguments.resume is not None:
+            raise BadInputError("--dry-run: shows a new batch, which --resume does not begin; leave one out")
+        return _preview(suite, budget or suite.budget_seconds, arguments.out, as_json=arguments.json)
     folder, record = _open_batch(suite, arguments.resume, arguments.out, budget)
     record = replace(record, regression_share=regression)
     from rich.console import Console
@@ -89,6 +94,20 @@ def main(argv: list[str]) -> int:
         reasons = f"{folder.path}/batch.json has the reasons, and `{again}` repeats what failed"
         fail(f"{failed} of {count(len(batch.entries), 'run')} failed; {reasons}", 0)
     return exit_code(batch)
+
+
+def _preview(suite: Suite, budget_seconds: float, out: str, *, as_json: bool) -> int:
+    """Print the preview of a batch and return the exit code: 2 or 3 if an entry cannot run."""
+    from rich.console import Console
+
+    from optimizer.study.batch.preview import preview_batch, print_batch_preview
+
+    shown = preview_batch(suite, budget_seconds, out, progress_on_terminal(with_time=True).on_progress)
+    if as_json:
+        print_json(shown.document())
+    else:
+        print_batch_preview(Console(), shown)
+    return shown.exit_code
 
 
 def exit_code(batch: BatchRecord) -> int:
@@ -138,6 +157,11 @@ def build_parser() -> Parser:
         "--fail-on-regression",
         metavar="SHARE",
         help="Return exit code 1 if the throughput of a run fell by this share: 5%%",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="Check the suite, show each run and whether the budget is enough for verdicts, and measure nothing",
     )
     parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
     for flag in ("--resume", AGAINST):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +11,7 @@ import pytest
 
 from optimizer.cli.batch import main
 from optimizer.core.errors import BadInputError
+from tests.repositories import doubler, serialized
 
 SUITE = "budget: 1m\nentries: [{model: [nowhere, nothing], sla: {p95: 20ms}}]\n"
 
@@ -66,6 +68,44 @@ def test_the_newest_unfinished_batch_is_resumed(folder: Path) -> None:
     assert json.loads((batch / "batch.json").read_text())["status"] == "finished"
 
 
+def test_a_dry_run_shows_the_runs_and_their_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(folder / "cache"))
+    (folder / "net.onnx").write_bytes(serialized(doubler()))
+    (folder / "nets.yaml").write_text("budget: 4m\nentries: [{model: ./net.onnx, sla: {p95: 20ms, p99: 1s}}]\n")
+    assert main(["nets.yaml", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "nets: 1 run in 4 min"
+    assert re.fullmatch(r"./net.onnx  p95 <= 20 ms +embedded +[\d,]+", lines[3])
+    assert lines[4].strip() == "and p99 <= 1,000 ms"
+    shown = " ".join(" ".join(lines).split())
+    assert (
+        "an equal share is 4 min for each run, of which 1 min 36 s are for tests on fresh servers: enough for"
+        in shown
+    )
+    assert lines[-1] == "No server was started, and nothing was measured."
+    assert main(["nets.yaml", "--dry-run", "--budget", "30s", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["sufficient_for_verdicts"] is False
+    assert document["sufficient_budget_seconds"] == pytest.approx(225)
+    assert document["entries"][0]["run"]["budget_seconds"] == 30
+    assert main(["nets.yaml", "--dry-run", "--budget", "30s"]) == 0
+    assert "so runs may stay UNDECIDED; --budget 4m is enough" in " ".join(capsys.readouterr().out.split())
+    assert not (folder / "results").exists()
+
+
+def test_a_dry_run_shows_each_entry_that_cannot_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suite.yaml", "--dry-run"]) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    for model in ("nowhere", "nothing"):
+        assert f"{model} p95 <= 20 ms embedded cannot run" in shown
+        assert f"{model} · p95 <= 20 ms: cannot run: no model '{model}'" in shown
+    assert main(["suite.yaml", "--dry-run", "--json"]) == 2
+    errors = [entry["error"] for entry in json.loads(capsys.readouterr().out)["entries"]]
+    assert all(error.startswith("no model 'no") for error in errors)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -80,6 +120,8 @@ def test_the_newest_unfinished_batch_is_resumed(folder: Path) -> None:
             "suite.yaml --against suite.yaml",
             "--against: give a batch.json, or the folder of a batch; suite.yaml: not the record of a batch",
         ),
+        ("suite.yaml --dry-run --resume nowhere", "--dry-run: shows a new batch, which --resume does not begin"),
+        ("suite.yaml --dry-run --against nowhere", "--against nowhere: no batch.json there"),
         ("suite.yaml --resume nowhere", "--resume nowhere: no batch.json there"),
         ("suite.yaml --resume", "--resume: no unfinished batch of suite in results"),
     ],
