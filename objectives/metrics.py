@@ -204,6 +204,11 @@ class Measurement:
     forecast: Forecast | None = None
 
     @property
+    def has_values(self) -> bool:
+        """Whether the measurement succeeded. ``reason`` says why it failed, and its values are unknown."""
+        return self.throughput_infer_per_sec is not None
+
+    @property
     def is_streamed(self) -> bool:
         """Whether the model streams its responses, so that the time to first response was measured."""
         return self.ttft_p50_ms is not None or self.output_tokens_per_sec is not None

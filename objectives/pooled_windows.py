@@ -42,7 +42,7 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         elif numbers:
             average = statistics.fmean if name in RATES else statistics.median
             values[name] = round(average(numbers), 4)
-    served = [window for window in windows if window.requests != 0 and window.throughput_infer_per_sec is not None]
+    served = [window for window in windows if window.requests != 0 and window.has_values]
     for timing in TIMINGS if served else ():
         values |= _pool_timing(served, timing)
     values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
@@ -52,7 +52,7 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
             latencies_ms = [getattr(model, name) for model in by_model.values()]
             values[name] = None if None in latencies_ms else max(latencies_ms)
     values["step_stats"] = step_stats.pool(window.step_stats for window in windows)
-    values["stable"] = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
+    values["stable"] = all(window.stable and window.has_values for window in windows)
     for name in ("overloaded", "disturbed", "server_crashed"):
         values[name] = any(getattr(window, name) for window in windows)
     values["reason"] = next((window.reason for window in windows if window.reason), "")

@@ -192,7 +192,7 @@ class Sla:
         Unstable points count only if no point is stable. Ties are broken by the objectives, then by the lower p95
         latency.
         """
-        measured = [p for p in points if p.measurement.throughput_infer_per_sec is not None or p.measurement.stable]
+        measured = [p for p in points if p.measurement.has_values or p.measurement.stable]
         usable = [point for point in measured if point.measurement.stable] or measured
         least = min((self.violation(point.measurement) for point in usable), default=0.0)
         nearest = [point for point in usable if self.violation(point.measurement) == least]

@@ -174,7 +174,7 @@ def judge_sla(
         queued: The load at a steady request rate, whose queue changes slowly; None for another load.
     """
     windows = [window for server in servers for window in server]
-    lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
+    lost = next((window for window in windows if not window.has_values), None)
     if lost is not None or not windows:
         reason = (
             f"a measurement was lost: {lost.reason or 'the load generator reported no throughput'}"

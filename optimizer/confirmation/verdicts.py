@@ -267,7 +267,7 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
         agreement=load_agreement(trial, load, problem, judged.latency_rise),
         other_intervals=_other_intervals(counted, judged, problem, spreads),
         sla=problem.sla,
-        has_lost=any(window.throughput_infer_per_sec is None for server in servers for window in server),
+        has_lost=not all(window.has_values for server in servers for window in server),
     )
 
 

@@ -83,7 +83,7 @@ class ConfirmationWindow:
     @property
     def is_lost(self) -> bool:
         """Whether the window has no values: the server crashed, or the load generator failed or sent too late."""
-        return self.measurement.throughput_infer_per_sec is None
+        return not self.measurement.has_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Trial:
     @property
     def has_served(self) -> bool:
         """Whether a measurement of the search has a throughput."""
-        return any(measurement.throughput_infer_per_sec is not None for _, measurement in self.measurements)
+        return any(measurement.has_values for _, measurement in self.measurements)
 
     def with_failure(self, error: DeploymentError) -> Trial:
         """Return the trial as failed with ``error``, without measurements."""

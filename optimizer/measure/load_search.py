@@ -201,7 +201,7 @@ class ConcurrencySearch:
         if any(map(is_comparable, met.values())):
             return None
         lowest = self.latest.get(1)
-        if not met and lowest and not is_comparable(lowest) and lowest.throughput_infer_per_sec is not None:
+        if not met and lowest and not is_comparable(lowest) and lowest.has_values:
             return 1  # a stable measurement shows how far the bound is out of reach
         return max(met, default=None)
 

@@ -182,7 +182,7 @@ class Measurer:
             measurement = Measurement(reason=str(crash), server_crashed=True)
             trial = replace(trial, crashes=(*trial.crashes, Crash(str(crash), load, fresh.error_probability)))
         measurement = self._with_deployment(measurement)
-        if measurement.throughput_infer_per_sec is not None:
+        if measurement.has_values:
             reason = describe_disturbance(measurement, self.disturbance_limit)
             measurement = replace(measurement, stable=not reason, disturbed=bool(reason), reason=reason)
         checked = replace(fresh, load_generator=CROSS_CHECK_GENERATOR)
@@ -205,7 +205,7 @@ class Measurer:
         """
         try:
             first = self._attempt(endpoint, load)
-            is_final = first.stable or first.overloaded or first.throughput_infer_per_sec is None
+            is_final = first.stable or first.overloaded or not first.has_values
             return first if is_final or lost_cpu_to_others(first) else self._attempt(endpoint, load)
         except ServerCrashed as error:
             self.table.append(trial, load, Measurement(reason=str(error), server_crashed=True))

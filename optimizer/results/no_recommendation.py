@@ -59,7 +59,7 @@ def inconclusive_result(
     """
     if closest is None:
         return None
-    measured = [point for point in points if point.measurement.throughput_infer_per_sec is not None]
+    measured = [point for point in points if point.measurement.has_values]
     disturbed = [point for point in measured if lost_cpu_to_others(point.measurement)]
     may_meet = [point for point in disturbed if may_meet_undisturbed(point.measurement, sla)]
     if may_meet and len(disturbed) > MAJORITY * len(measured):

@@ -105,7 +105,7 @@ class PlainObserver(QuietObserver):
         return "misses the bound" if len(self._problem.sla) == 1 else f"misses {formatting.bounds(missed)}"
 
     def _describe_point(self, point: Point) -> str:
-        if point.measurement.throughput_infer_per_sec is None:
+        if not point.measurement.has_values:
             return point.measurement.reason or NOTHING_MEASURED
         return formatting.performance(point, *self._problem.sla.bounded_latencies, *_goodput(self._problem))
 

@@ -67,7 +67,7 @@ def _has_succeeded(trial: Trial, bounds: Sla) -> bool | None:
     A trial without a measurement has not succeeded. The first window of a deployment that is given up for its latency
     has no other metric.
     """
-    measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
+    measured = [m for _, m in trial.measurements if m.has_values]
     if any(map(bounds.is_met, measured)):
         return True
     misses = any(0 < bound.violation(m) < math.inf for bound in bounds for m in measured)

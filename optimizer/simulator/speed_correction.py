@@ -72,7 +72,7 @@ def is_comparable(measurement: Measurement) -> bool:
     """Return whether the search may recommend the measurement: it is stable, or a disturbance explains why not."""
     if measurement.stable:
         return True
-    is_measured = measurement.throughput_infer_per_sec is not None and not measurement.overloaded
+    is_measured = measurement.has_values and not measurement.overloaded
     return is_measured and disturbance_noise(measurement) > 0
 
 

@@ -302,7 +302,7 @@ def _check_row(table: CsvTable, i: int, row: TrialRow) -> None:
         return
     if row.concurrency is None and row.request_rate is None:
         raise table.error(i, empty_but_not_failed("concurrency"))
-    if row.measurement.throughput_infer_per_sec is None:
+    if not row.measurement.has_values:
         raise table.error(i, empty_but_not_failed("throughput_infer_per_sec"))
 
 

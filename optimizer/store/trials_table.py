@@ -89,13 +89,12 @@ class TrialsTable:
 
         Raises EnvironmentFault if the file cannot be written.
         """
-        is_measured = measurement.throughput_infer_per_sec is not None
         server_cells = {} if fresh is None else _server_cells(fresh)
         self._write_row(
             self._trial_cells(trial)
             | _measurement_cells(load, measurement)
             | server_cells
-            | {"status": "ok" if is_measured else FAILED, "reason": measurement.reason}
+            | {"status": "ok" if measurement.has_values else FAILED, "reason": measurement.reason}
         )
 
     def append_failure(self, trial: Trial) -> None:

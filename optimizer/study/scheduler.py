@@ -223,7 +223,7 @@ class Scheduler:
 
     def with_forecast(self, candidate: Candidate, load: LoadPoint, measurement: Measurement) -> Measurement:
         """Return a new ``measurement`` with the searcher's forecast of it. One that failed gets none."""
-        if measurement.throughput_infer_per_sec is None:
+        if not measurement.has_values:
             return measurement
         with self.stopwatch.count("search"):
             forecast = self.searcher.forecast(candidate, load, measurement.speed_probe_ms)

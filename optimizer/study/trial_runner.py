@@ -68,7 +68,7 @@ class _TrialSteps:
         newest = trial.measurements[-1][1]
         # a rate may be too high for the load generator, and a concurrency for the model's queue
         may_serve_less = self.rules.open_loop or (load.concurrency > 1 and is_refused_by_queue(newest.reason))
-        self.served_nothing = newest.throughput_infer_per_sec is None and not may_serve_less
+        self.served_nothing = not newest.has_values and not may_serve_less
         return trial
 
     def is_worth_retrying(self) -> bool:

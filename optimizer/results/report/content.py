@@ -226,7 +226,7 @@ def _command(run: FinishedRun) -> str:
 
 def _measurement_quality(run: FinishedRun) -> list[tuple[str, str]]:
     """Return (label, text) of the unstable, overloaded, disturbed and late measurements."""
-    searched = [m for trial in run.trials for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
+    searched = [m for trial in run.trials for _, m in trial.measurements if m.has_values]
     windows = [window.measurement for trial in run.trials for window in trial.confirmations if not window.is_lost]
     measured = [*searched, *windows]
     unstable = sum(not (m.stable or m.overloaded) for m in searched)

@@ -56,7 +56,7 @@ def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
     A confirmation replaces the search's measurement at its load.
     """
     points = {point.load: point for point in run.measured.points if point.candidate == candidate}
-    measured = [p for _, p in sorted(points.items()) if p.measurement.throughput_infer_per_sec is not None]
+    measured = [p for _, p in sorted(points.items()) if p.measurement.has_values]
     return list(outcome_values.evenly_spread(measured, MAX_LOADS))
 
 
