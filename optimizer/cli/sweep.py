@@ -321,4 +321,4 @@ def main(argv: list[str]) -> int:
         print_sweep(Console(), result.cells, result.document)
     if result.status == "interrupted":
         return INTERRUPTED
-    return 0 if any(cell.is_measured for cell in result.cells) else 1
+    return 0 if any(cell.measurement.has_values for cell in result.cells) else 1

@@ -67,7 +67,7 @@ def sweep_document(
 
 def notes_on_cells(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     """Return notes for the user on the measurements."""
-    measured = [cell for cell in cells if cell.is_measured]
+    measured = [cell for cell in cells if cell.measurement.has_values]
     unstable = [cell for cell in measured if not cell.measurement.stable]
     disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in measured if lost_cpu_to_others(cell.measurement)]
     return present(
@@ -105,7 +105,10 @@ def refuse_other_model(folder: RunFolder, earlier: Mapping[str, Any], facts: Map
 
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:
     """Write one row for each cell, with the columns of trials.csv. Raises EnvironmentFault if the disk refuses it."""
-    rows = [{**entry(cell), **cell.load.cells(), "status": "ok" if cell.is_measured else FAILED} for cell in cells]
+    rows = [
+        {**entry(cell), **cell.load.cells(), "status": "ok" if cell.measurement.has_values else FAILED}
+        for cell in cells
+    ]
     for row, cell in zip(rows, cells, strict=True):
         for name, column in (("models", "by_model"), ("priorities", "by_priority")):
             if row.pop(name, None) is not None:  # a list for JSON
@@ -155,7 +158,7 @@ class SweepProgress:
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self._done += 1
         text = measurement.reason
-        if measurement.throughput_infer_per_sec is not None:
+        if measurement.has_values:
             candidate = self._plan.configurations[number]
             latency = "ttft-p95" if measurement.is_streamed else "latency-p95"
             text = formatting.performance(Point(number, candidate, load, measurement), latency)
@@ -171,14 +174,14 @@ def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[
     has_several_sizes = len({cell.load.request_batch_size for cell in cells}) > 1
     has_one_load = len({(cell.load.concurrency, cell.load.request_rate) for cell in cells}) == 1
     is_by_request = has_several_sizes and has_one_load  # the rows are request batch sizes
-    for _, group in groupby(cells, key=lambda cell: cell.number):
-        _print_configuration(console, list(group), is_by_request)
-    groups = [
+    groups = [  # the cells of one configuration, and of one request batch size unless the rows are these sizes
         list(group)
         for _, group in groupby(
             cells, key=lambda cell: (cell.number, None if is_by_request else cell.load.request_batch_size)
         )
     ]
+    for group in groups:
+        _print_group(console, group, is_by_request)
     if len(groups) > 1:
         _print_comparison(console, groups, with_batch_size=not is_by_request and has_several_sizes)
     for note in document["notes"]:
@@ -189,32 +192,31 @@ def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[
     print_unbroken(console, one_line(f"results  {document['results_dir']}"))
 
 
-def _print_configuration(console: Console, configuration_cells: Sequence[SweepCell], is_by_request: bool) -> None:
-    """Print the cells of one configuration: a table for each request batch size, or one by that size."""
-    for size, group in groupby(
-        configuration_cells, key=lambda cell: None if is_by_request else cell.load.request_batch_size
-    ):
-        cells = list(group)
-        print_line(console)
-        print_line(console, configuration_text.configuration(cells[0].candidate), "bold")
-        load = cells[0].load
+def _print_group(console: Console, cells: Sequence[SweepCell], is_by_request: bool) -> None:
+    """Print the cells of one configuration, and of one request batch size unless the rows are these sizes."""
+    load = cells[0].load
+    print_line(console)
+    print_line(console, configuration_text.configuration(cells[0].candidate), "bold")
+    about = f"requests of {formatting.count(load.request_batch_size, 'sample')}"
+    if is_by_request:
         about = f"concurrency {formatting.load(load)}" if load.concurrency else formatting.load(load)
-        rows = f"{about}, rows by request batch size"
-        print_line(console, rows if size is None else f"requests of {formatting.count(size, 'sample')}", "dim")
-        column = _load_column(cells[0], is_by_request)
-        if any(cell.is_measured for cell in cells):
-            _print_cells(console, cells, column)
-        for reason, failed in groupby((c for c in cells if not c.is_measured), key=lambda c: c.measurement.reason):
-            loads = ", ".join(map(column.text, failed))
-            name = column.header.lower().replace("\n", " ")
-            print_line(console, f"{name} {loads}: {reason}", "red")
+        about += ", rows by request batch size"
+    print_line(console, about, "dim")
+    column = _load_column(cells[0], is_by_request)
+    failed = [cell for cell in cells if not cell.measurement.has_values]
+    if len(failed) < len(cells):
+        _print_cells(console, cells, column)
+    for reason, alike in groupby(failed, key=lambda cell: cell.measurement.reason):
+        loads = ", ".join(map(column.text, alike))
+        name = column.header.lower().replace("\n", " ")
+        print_line(console, f"{name} {loads}: {reason}", "red")
 
 
 def _print_cells(console: Console, cells: Sequence[SweepCell], load: LoadColumn) -> None:
     """Print a table of throughput and latencies, and tables of the other values that were measured."""
     table = plain_table(f">{load.header}", ">Throughput\ninfer/s ", ">Avg\nms", ">p90\nms", ">p95\nms", ">p99\nms")
     for cell in cells:
-        mark = " " if cell.measurement.stable or not cell.is_measured else "*"
+        mark = " " if cell.measurement.stable or not cell.measurement.has_values else "*"
         throughput = _number(cell.measurement.throughput_infer_per_sec) + mark
         table.add_row(load.text(cell), throughput, *(_number(getattr(cell.measurement, name)) for name in LATENCIES))
     print_table(console, table)
@@ -266,7 +268,7 @@ def _print_comparison(console: Console, groups: Sequence[Sequence[SweepCell]], *
     )
     first_throughput: float | None = None
     for cells in groups:
-        measured = [cell for cell in cells if cell.is_measured]
+        measured = [cell for cell in cells if cell.measurement.has_values]
         best = max(measured, key=lambda cell: cell.measurement.throughput_infer_per_sec or 0.0, default=cells[0])
         throughput = best.measurement.throughput_infer_per_sec
         first_throughput = first_throughput or throughput

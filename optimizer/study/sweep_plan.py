@@ -154,11 +154,6 @@ class SweepCell:
     measurement: Measurement
     measured: int
 
-    @property
-    def is_measured(self) -> bool:
-        """Return whether the throughput is known."""
-        return self.measurement.throughput_infer_per_sec is not None
-
 
 def configurations(
     configured: Candidate, choices: SweepChoices
@@ -225,7 +220,7 @@ def sweep_cells(
 
 
 def _median(measured: Sequence[Measurement]) -> Measurement | None:
-    with_throughput = [measurement for measurement in measured if measurement.throughput_infer_per_sec is not None]
+    with_throughput = [measurement for measurement in measured if measurement.has_values]
     with_throughput.sort(key=lambda measurement: measurement.throughput_infer_per_sec or 0.0)
     return with_throughput[(len(with_throughput) - 1) // 2] if with_throughput else measured[-1] if measured else None
 
