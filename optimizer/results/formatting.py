@@ -291,15 +291,22 @@ def performance(point: Point, *latencies: str) -> str:
     has_tokens = point.measurement.output_tokens_per_sec is not None
     output = f", {value_of(point, OUTPUT_THROUGHPUT)}" if has_tokens else ""
     times = "".join(f", {short_metric(latency)} {value_of(point, latency)}" for latency in latencies)
-    measured = f"{value_of(point, 'throughput')}{output}{times}"
-    if point.load.request_rate:
-        return f"{measured}, at {load(point.load)}"
-    return f"{measured}, concurrency {load(point.load)}"
+    return f"{value_of(point, 'throughput')}{output}{times}, {at_load(point.load)}"
 
 
 def load(point: LoadPoint) -> str:
     """Return a load: ``24`` requests in flight, or ``3,000 req/s``."""
     return f"{exact(point.request_rate)} req/s" if point.request_rate else f"{point.concurrency:,}"
+
+
+def named_load(point: LoadPoint) -> str:
+    """Return a load in words: ``concurrency 24``, or ``3,000 req/s``."""
+    return load(point) if point.request_rate else f"concurrency {load(point)}"
+
+
+def at_load(point: LoadPoint) -> str:
+    """Return a load as the end of a list of values: ``concurrency 24``, or ``at 3,000 req/s``."""
+    return f"at {load(point)}" if point.request_rate else named_load(point)
 
 
 def sending(rate: float, times: RequestTimes | None) -> str:

@@ -84,9 +84,7 @@ def measured_performance(outcome: Outcome, point: Point, *latencies: str) -> str
     tokens = formatting.OUTPUT_THROUGHPUT if point.measurement.output_tokens_per_sec is not None else ""
     values = [estimate(outcome, point, metric) for metric in ("throughput", tokens) if metric]
     values += [f"{formatting.short_metric(latency)} {estimate(outcome, point, latency)}" for latency in latencies]
-    load = formatting.load(point.load)
-    at = f"at {load}" if point.load.request_rate else f"concurrency {load}"
-    return f"{', '.join(values)}, {at}"
+    return ", ".join([*values, formatting.at_load(point.load)])
 
 
 def interval(outcome: Outcome, point: Point, metric: str) -> ConfidenceInterval | None:

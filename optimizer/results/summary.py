@@ -95,9 +95,7 @@ def undecided_cause(outcome: Outcome) -> str:
             return "the run ended before any other configuration than the current one was measured"
         untested = _untested(outcome, confirmed)
         if (tested := _last_tested(outcome)) is not None:
-            judged, why = tested.judged, ""
-            if judged.counts_disturbed:
-                why = f" (the machine was disturbed in {100 * judged.disturbed_share:.0f} % of the windows)"
+            why = f" ({_disturbed_windows(tested)})" if tested.judged.counts_disturbed else ""
             return f"no configuration passed its test on fresh servers{why}, and this one {untested}"
         return f"it {untested}"
     return undecided_test_cause(confirmed)
@@ -106,10 +104,13 @@ def undecided_cause(outcome: Outcome) -> str:
 def undecided_test_cause(confirmed: ConfirmedLoad) -> str:
     """Return why the test ``confirmed`` on fresh servers did not decide, without a full stop."""
     if confirmed.judged.counts_disturbed:
-        disturbed = f"the machine was disturbed in {100 * confirmed.judged.disturbed_share:.0f} % of the windows"
-        return "; ".join(filter(None, (_missing_servers(confirmed), disturbed)))
+        return "; ".join(filter(None, (_missing_servers(confirmed), _disturbed_windows(confirmed))))
     disturbance = describe_disturbance(confirmed.point.measurement)
     return "; ".join(filter(None, (_cause_in_test(confirmed), disturbance)))
+
+
+def _disturbed_windows(confirmed: ConfirmedLoad) -> str:
+    return f"the machine was disturbed in {formatting.percent(confirmed.judged.disturbed_share)} of the windows"
 
 
 def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
@@ -125,10 +126,7 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
     if compared is not None:
         text = f"was compared on {formatting.count(compared.servers, 'fresh server')}, but not tested"
     if at_other_loads:
-        loads = " and ".join(
-            formatting.load(load) if load.request_rate else f"concurrency {formatting.load(load)}"
-            for load in (entry.point.load for entry in at_other_loads)
-        )
+        loads = " and ".join(formatting.named_load(entry.point.load) for entry in at_other_loads)
         text += f" at {'this load' if compared is None else 'it'}, only at {loads}"
     missed = outcome.sla.missed(best.measurement)
     if not missed:
@@ -151,7 +149,7 @@ def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
             return f"the test on fresh servers did not decide: {cause}"
         return f"fresh servers had {missed}, but their test did not decide: {cause}"
     if result.kind == "search_disturbed":
-        limit = f"{100 * DISTURBANCE_LIMIT:.0f} %"
+        limit = formatting.percent(DISTURBANCE_LIMIT)
         return f"other processes or machines took more than {limit} of the CPUs {counted} measurements"
     if result.kind == "closest_disturbed" and outcome.closest:
         return f"the closest configuration may be faster: {describe_disturbance(outcome.closest.measurement)}"

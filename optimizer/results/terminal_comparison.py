@@ -119,8 +119,7 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     other_latencies = (_metric_text(outcome, point, name) for name in bounded if name != latency)
     yield "objective", formatting.UNKNOWN if objective == "throughput" else _metric_text(outcome, point, objective)
     yield "other bounds", ", ".join(other_latencies) or formatting.UNKNOWN
-    load = formatting.load(point.load)
-    yield "load", load if point.load.request_rate else f"concurrency {load}"
+    yield "load", formatting.named_load(point.load)
     probe_ms = point.measurement.speed_probe_ms if confirmed else None
     yield "speed probe", formatting.UNKNOWN if probe_ms is None else f"{formatting.number(probe_ms)} ms"
     candidate = point.candidate

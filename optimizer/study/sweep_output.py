@@ -199,8 +199,7 @@ def _print_group(console: Console, cells: Sequence[SweepCell], is_by_request: bo
     print_line(console, configuration_text.configuration(cells[0].candidate), "bold")
     about = f"requests of {formatting.count(load.request_batch_size, 'sample')}"
     if is_by_request:
-        about = f"concurrency {formatting.load(load)}" if load.concurrency else formatting.load(load)
-        about += ", rows by request batch size"
+        about = f"{formatting.named_load(load)}, rows by request batch size"
     print_line(console, about, "dim")
     column = _load_column(cells[0], is_by_request)
     failed = [cell for cell in cells if not cell.measurement.has_values]

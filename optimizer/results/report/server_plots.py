@@ -141,12 +141,11 @@ def batches(run: FinishedRun) -> Drawing | None:
         labels[f"batches-{panel}"] = _draw_batch_sizes(axes, counted, width, unit, role, f"batches-{panel}")
         executions = sum(counted.values())
         mean = sum(size * count for size, count in counted.items()) / executions
-        load = f"{'at' if run.problem.open_loop else 'concurrency'} {formatting.load(point.load)}"
-        title = f"{role}, {load}: mean {formatting.number(mean)} samples"
+        title = f"{role}, {formatting.at_load(point.load)}: mean {formatting.number(mean)} samples"
         axes.set_title(title)
         axes.set_xlim(0, largest + width)
         likeliest = max(counted, key=lambda size: counted[size])
-        described.append(f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / executions:.0f} %)")
+        described.append(f"{title}, most often {likeliest:,} ({formatting.percent(counted[likeliest] / executions)})")
     column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
     figure.supylabel("share of executions (%)", x=0.005, fontsize=11, color=LIGHT["quiet"])
     set_margins(figure)
