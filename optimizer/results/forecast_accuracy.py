@@ -48,7 +48,8 @@ class ForecastChecks:
         return (
             f"Of {measurements} that the search forecast, {count_inside(self.throughput):,} of the throughputs and "
             f"{count_inside(self.latency):,} of the latencies were within the 95 % interval; the median errors were "
-            f"{100 * median_error(self.throughput):.0f} % and {100 * median_error(self.latency):.0f} %."
+            f"{formatting.percent(median_error(self.throughput))} and "
+            f"{formatting.percent(median_error(self.latency))}."
         )
 
 

@@ -126,7 +126,7 @@ def signed_percent(change: float, decimals: int = 0) -> str:
     return f"{100 * change:+z.{decimals}f} %"
 
 
-def count(amount: int, noun: str) -> str:
+def count(amount: float, noun: str) -> str:
     """Return the amount with its noun: 1 instance, or 2,000 instances."""
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
@@ -149,7 +149,12 @@ def verdict(confirmed: ConfirmedLoad) -> str:
     if judged.verdict is Verdict.PASS and not confirmed.sla:
         return NO_SLA
     meaning = {Verdict.PASS: ": the SLA is met", Verdict.FAIL: ": the SLA is missed"}.get(judged.verdict, "")
-    return f"{judged.verdict.value}{meaning} at {100 * judged.confidence:g} % confidence"
+    return f"{judged.verdict.value}{meaning} at {confidence(judged.confidence)}"
+
+
+def confidence(share: float) -> str:
+    """Return a level of confidence in words: ``99 % confidence``."""
+    return f"{100 * share:g} % confidence"
 
 
 def quantity(metric: Metric, value: float | None) -> str:
@@ -253,7 +258,7 @@ def metric_label(metric: str) -> str:
 def gpu(measurement: Measurement) -> str:
     """Return ``74 % busy · 312 W · SM 1,755 MHz · memory 2,619 MHz``, or an empty text if nothing was measured."""
     values: list[tuple[float | None, Callable[[float], str]]] = [
-        (measurement.gpu_utilization, lambda share: f"{100 * share:.0f} % busy"),
+        (measurement.gpu_utilization, lambda share: f"{percent(share)} busy"),
         (measurement.gpu_power_watts, lambda watts: f"{number(watts)} W"),
         (measurement.gpu_sm_clock_mhz, lambda mhz: f"SM {number(mhz)} MHz"),
         (measurement.gpu_memory_clock_mhz, lambda mhz: f"memory {number(mhz)} MHz"),

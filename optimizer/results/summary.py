@@ -486,5 +486,5 @@ def evidence(outcome: Outcome) -> str:
     if confirmed is None:
         return "Measured in the search only, which overestimates its best configurations."
     windows, servers = formatting.count(confirmed.windows, "measurement"), confirmed.servers
-    confidence = f"{100 * confirmed.judged.confidence:g} % confidence"
+    confidence = formatting.confidence(confirmed.judged.confidence)
     return f"Intervals: {confidence}. Recommended: {windows} on {formatting.count(servers, 'fresh server')}."

@@ -241,7 +241,9 @@ def _measurement_quality(run: FinishedRun) -> list[tuple[str, str]]:
         )
     shares = [m.other_cpu_share for m in measured if m.other_cpu_share is not None]
     if shares:
-        lines.append(("other processes", f"used up to {100 * max(shares):.1f} % of the CPUs during a measurement"))
+        lines.append(
+            ("other processes", f"used up to {formatting.percent(max(shares), 1)} of the CPUs during a measurement")
+        )
     if late := lateness_note(measured):
         lines.append(("late requests", str(late)))
     return lines

@@ -130,12 +130,10 @@ def load(run: FinishedRun) -> Drawing | None:
 
 def load_lines(run: FinishedRun, metric: Metric) -> dict[str, list[Point]]:
     """Return the points by load of the compared candidates and the runners-up, by role, if ``metric`` is known."""
-    lines = {role: tables.at_loads(run, candidate) for role, candidate in tables.compared_candidates(run).items()}
-    compared = set(tables.compared_candidates(run).values())
+    roles = tables.compared_candidates(run)
+    lines = {role: tables.at_loads(run, candidate) for candidate, role in roles.items()}
     points = sorted(latest_points(run.trials), key=lambda p: -p.throughput_infer_per_sec)
-    runners_up = list(
-        dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in compared)
-    )
+    runners_up = list(dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in roles))
     trials = {trial.candidate: trial.number for trial in run.trials}
     lines |= {
         f"trial {trials[candidate]}": tables.at_loads(run, candidate)

@@ -46,7 +46,7 @@ def stages(run: FinishedRun) -> Drawing | None:
     """Draw the time of a request in each stage, and the throughput, over the load of each compared candidate."""
     panels = {
         role: [p for p in tables.at_loads(run, candidate) if tables.stages_ms(run, p) is not None]
-        for role, candidate in tables.compared_candidates(run).items()
+        for candidate, role in tables.compared_candidates(run).items()
     }
     panels = {role: points for role, points in panels.items() if points}
     if not panels:
@@ -118,16 +118,12 @@ def _stack(run: FinishedRun, axes: Axes, points: Sequence[Point], panel: int) ->
 def batches(run: FinishedRun) -> Drawing | None:
     """Draw the sizes of the batches that the server formed, of the compared candidates at their best loads."""
     outcome, dynamic = run.measured, run.measured.dynamic_batching
-    best = {
-        "recommended": outcome.recommended,
-        "closest": outcome.closest,
-        "baseline": outcome.baseline.point,
-        "dynamic_batching {}": dynamic.point if dynamic else None,
-    }
+    compared = (dynamic.point if dynamic else None, outcome.baseline.point, outcome.shown)
+    points = {point.candidate: point for point in compared if point is not None}
     panels = {
-        role: (point, counted)
-        for role in tables.compared_candidates(run)
-        if (point := best[role]) is not None and (counted := tables.executions(run, point))
+        role: (points[candidate], counted)
+        for candidate, role in tables.compared_candidates(run).items()
+        if candidate in points and (counted := tables.executions(run, points[candidate]))
     }
     if not panels:
         return None
@@ -187,7 +183,7 @@ def _batch_label(bar: int, width: int, unit: int, share: float) -> str:
 
 def noise(run: FinishedRun) -> Drawing | None:
     """Draw all windows of the confirmation and the confidence intervals from them."""
-    roles = {candidate: role for role, candidate in tables.compared_candidates(run).items()}
+    roles = tables.compared_candidates(run)
     confirmations = [confirmed for confirmed in run.measured.confirmed_loads if confirmed.windows > 1]
     if not confirmations:
         return None

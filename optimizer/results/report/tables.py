@@ -32,8 +32,8 @@ STREAMED = (
 )
 
 
-def compared_candidates(run: FinishedRun) -> dict[str, Candidate]:
-    """Return the candidates that are shown in detail by role, each once; the recommendation is first."""
+def compared_candidates(run: FinishedRun) -> dict[Candidate, str]:
+    """Return the role of each candidate that is shown in detail; the recommendation is first."""
     outcome = run.measured
     roles: dict[Candidate, str] = {}
     if outcome.shown is not None:
@@ -42,7 +42,7 @@ def compared_candidates(run: FinishedRun) -> dict[str, Candidate]:
         roles.setdefault(run.baseline, "baseline")
     if outcome.dynamic_batching is not None and outcome.dynamic_batching.is_tried:
         roles.setdefault(run.dynamic_batching, "dynamic_batching {}")
-    return {role: candidate for candidate, role in roles.items()}
+    return roles
 
 
 def best_loads(run: FinishedRun) -> list[BestLoad]:
@@ -201,7 +201,7 @@ def _why_not_taken(point: Point, outcome: Outcome) -> str:
 def stages(run: FinishedRun) -> ReportTable:
     """Return the mean time in each stage of a request, of the compared candidates at each load."""
     rows = []
-    for role, candidate in compared_candidates(run).items():
+    for candidate, role in compared_candidates(run).items():
         for point in at_loads(run, candidate):
             values = stages_ms(run, point)
             if values is not None:
@@ -220,7 +220,7 @@ def steps(run: FinishedRun) -> ReportTable:
 def streaming(run: FinishedRun) -> ReportTable:
     """Return output and times of the requests of a model that streams, of the compared candidates at each load."""
     rows = []
-    for role, candidate in compared_candidates(run).items():
+    for candidate, role in compared_candidates(run).items():
         for point in at_loads(run, candidate):
             if point.measurement.is_streamed:
                 values = (METRICS[metric].value(point.measurement) for metric in STREAMED)
@@ -269,15 +269,15 @@ def sensitivity(run: FinishedRun, neighbours: Sequence[Neighbour]) -> ReportTabl
 
 def sensitivity_sentence(neighbours: Sequence[Neighbour]) -> str:
     """Return the most costly step as a sentence; empty if no cost is known."""
-    steps = [step for step in neighbours if step.cost is not None]
-    if not steps:
+    costs = [(step.cost, step) for step in neighbours if step.cost is not None]
+    if not costs:
         return ""
-    worst = max(steps, key=lambda step: step.cost or 0.0)
-    if (worst.cost or 0.0) <= SAME:
+    cost, worst = max(costs, key=lambda entry: entry[0])
+    if cost <= SAME:
         return "Changing any single parameter by one step costs no throughput."
     source = "measured" if worst.measured is not None else "expected"
     return (
-        f"Changing one parameter by one step costs up to {100 * (worst.cost or 0.0):.0f} % of the throughput "
+        f"Changing one parameter by one step costs up to {formatting.percent(cost)} of the throughput "
         f"({source}): {label(worst.parameter)} {worst.other} instead of {worst.chosen}."
     )
 
@@ -290,8 +290,7 @@ def _change(cost: float | None) -> str:
 
 def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
     """Return the verdicts and intervals of all confirmations."""
-    roles = {candidate: role for role, candidate in compared_candidates(run).items()}
-    rows = []
+    roles, rows = compared_candidates(run), []
     for confirmed in outcome.confirmed_loads:
         latencies = [(metric, confirmed.interval(metric)) for metric in run.problem.sla.bounded_latencies]
         texts = (
@@ -315,7 +314,7 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
             )
         )
     headers = ("configuration", ">load", "verdict", "throughput", "latency", ">windows", ">effective requests")
-    return ReportTable(headers, rows, f"Intervals at {100 * run.problem.confidence:g} % confidence")
+    return ReportTable(headers, rows, f"Intervals at {formatting.confidence(run.problem.confidence)}")
 
 
 def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:

@@ -276,7 +276,7 @@ class TestDiff:
 class TestFigures:
     def test_stages_add_up_to_the_latency(self, run: Path) -> None:
         finished = read_run(run)
-        candidates = tables.compared_candidates(finished).values()
+        candidates = tables.compared_candidates(finished)
         points = [point for candidate in candidates for point in tables.at_loads(finished, candidate)]
         assert {point.candidate for point in points} == set(candidates)
         for point in points:
