@@ -32,7 +32,7 @@ from optimizer.confirmation.windows import (
     without_last_lost_windows,
 )
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points, trial_of
 from optimizer.simulator.speed_correction import fit_speed_correction
 
 SHARES = (ERROR_SHARES, OTHER_ERROR_SHARES)  # shares of the error, for the first and the second tested candidate
@@ -133,7 +133,7 @@ class CandidateTests:
     @property
     def trial(self) -> Trial:
         """The tested trial, with its confirmations so far."""
-        return next(trial for trial in self.confirmation.trials if trial.number == self.point.trial)
+        return trial_of(self.point, self.confirmation.trials)
 
     def next_load(self) -> int | None:
         """Return the index of the load that needs another server; None if none can pass in the time that is left."""

@@ -170,7 +170,7 @@ def queued_load(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem:
         return None
     (known,) = [other for other in trials if other.number == trial.number]
     windows = ((window.load, window.measurement) for window in known.confirmations)
-    points = [Point(trial.number, trial.candidate, *pair) for pair in (*known.measurements, *windows)]
+    points = [known.point(*pair) for pair in (*known.measurements, *windows)]
     return QueuedLoad(load.request_rate, estimate_capacity(points)).part(1 / trial.candidate.server_processes)
 
 

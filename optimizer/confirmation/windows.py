@@ -15,7 +15,7 @@ from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import ServerSpread, server_spreads
 from objectives.verdict import counted_windows, is_disturbed, is_overloaded
 from optimizer.config.problem import Problem
-from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial, trial_of
 
 
 def server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
@@ -57,14 +57,13 @@ def undisturbed_windows(trials: Sequence[Trial]) -> list[list[list[Measurement]]
 
 def windows_of(point: Point, trials: Sequence[Trial]) -> list[list[Measurement]]:
     """Return the windows at the load of ``point`` that count, by fresh server; one of ``trials`` has them."""
-    trial = next(trial for trial in trials if trial.number == point.trial)
-    return counted_server_windows(trial, point.load)
+    return counted_server_windows(trial_of(point, trials), point.load)
 
 
 def pooled_point(trial: Trial, load: LoadPoint) -> Point:
     """Return the candidate of ``trial`` at ``load``, with the pooled measurement of the windows that count."""
     windows = [window for server in counted_server_windows(trial, load) for window in server]
-    return Point(trial.number, trial.candidate, load, pool_measurements(windows))
+    return trial.point(load, pool_measurements(windows))
 
 
 def confirmed_spreads(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -154,6 +154,10 @@ class Trial:
         """Whether a measurement of the search has a throughput."""
         return any(measurement.has_values for _, measurement in self.measurements)
 
+    def point(self, load: LoadPoint, measurement: Measurement) -> Point:
+        """Return ``measurement`` as the point of the candidate at ``load``."""
+        return Point(self.number, self.candidate, load, measurement)
+
     def with_failure(self, error: DeploymentError) -> Trial:
         """Return the trial as failed with ``error``, without measurements."""
         return Trial(
@@ -204,7 +208,12 @@ def all_points(trials: Sequence[Trial]) -> Iterator[Point]:
     """Yield every measured point of every trial."""
     for trial in trials:
         for load, measurement in trial.measurements:
-            yield Point(trial.number, trial.candidate, load, measurement)
+            yield trial.point(load, measurement)
+
+
+def trial_of(point: Point, trials: Iterable[Trial]) -> Trial:
+    """Return the trial that measured ``point``, which is one of ``trials``."""
+    return next(trial for trial in trials if trial.number == point.trial)
 
 
 def latest_points(trials: Sequence[Trial]) -> list[Point]:

@@ -11,7 +11,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, Sla
 from optimizer.config.batching import CANDIDATE_SEQUENCES
 from optimizer.core.candidate import Candidate
-from optimizer.core.trial import Point, Trial, latest_points
+from optimizer.core.trial import Point, Trial, latest_points, trial_of
 from optimizer.explain.forecaster import Gain
 from optimizer.machine.cpu_usage import describe_disturbance
 from optimizer.results import formatting, outcome_values
@@ -428,11 +428,11 @@ def _disturbance_reasons(stages: StageBreakdown) -> tuple[str, ...]:
 
 def _windows(point: Point, trials: Sequence[Trial]) -> list[Point]:
     """Return the windows of the confirmation that ``point`` sums up; ``point`` itself if the search measured it."""
-    trial = next(trial for trial in trials if trial.number == point.trial)
+    trial = trial_of(point, trials)
     confirmations = [window for window in trial.confirmations if window.load == point.load]
     if not confirmations or any(measurement == point.measurement for _, measurement in trial.measurements):
         return [point]
-    return [Point(point.trial, point.candidate, window.load, window.measurement) for window in confirmations]
+    return [trial.point(window.load, window.measurement) for window in confirmations]
 
 
 def _busy_share(windows: Sequence[Point]) -> float | None:

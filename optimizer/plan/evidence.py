@@ -23,7 +23,7 @@ from optimizer.confirmation.server_plan import START_SECONDS, estimate_start_sec
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import file_fault, show_path
-from optimizer.core.trial import LoadPoint, Point, Trial, all_points
+from optimizer.core.trial import LoadPoint, Point, Trial, all_points, trial_of
 from optimizer.measure.load_client.arrivals import Arrivals, parse_arrivals
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import is_distribution
@@ -209,7 +209,7 @@ def _pool_windows(trial: Trial, load: LoadPoint, windows: Sequence[Measurement])
     """Return the windows of one server as one measurement."""
     counted = batch_stats.sum_by_size(batch_stats.from_text(window.batch_stats) for window in windows)
     measured = replace(pool_measurements(windows), batch_stats=batch_stats.to_text(counted))
-    return Point(trial.number, trial.candidate, load, measured)
+    return trial.point(load, measured)
 
 
 def _is_usable(point: Point) -> bool:
@@ -319,7 +319,7 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
         undecided_cause = why_unfinished(newest) or undecided_cause
     configurations = []
     for point in _points(newest, latencies):
-        trial = next(trial for trial in newest.trials if trial.number == point.trial)
+        trial = trial_of(point, newest.trials)
         measured = outcome.best_within(latencies, [point.candidate])
         confirmed = outcome.confirmation_of(measured)
         configurations.append(

@@ -279,9 +279,8 @@ class LiveObserver:
         trial = self._running[-1].trial
         state = "deploying and warming up"
         if trial.measurements:
-            load, measurement = trial.measurements[-1]
-            point = Point(trial.number, trial.candidate, load, measurement)
-            state = measurement.reason or formatting.performance(point, *self._shown_metrics)
+            point = trial.point(*trial.measurements[-1])
+            state = point.measurement.reason or formatting.performance(point, *self._shown_metrics)
         return Text.assemble(("now          ", "bold"), f"trial {trial.number}: {state}")
 
     def _best_lines(self) -> list[RenderableType]:
@@ -336,7 +335,7 @@ def _newest_confirmation(trial: Trial) -> Point:
     """Return all windows of the newest fresh server of ``trial``, which has confirmations, as one point."""
     last = trial.confirmations[-1]
     windows = [window.measurement for window in trial.confirmations if window.server == last.server]
-    return Point(trial.number, trial.candidate, last.load, pool_measurements(windows))
+    return trial.point(last.load, pool_measurements(windows))
 
 
 AnyObserver: TypeAlias = LiveObserver | QuietObserver

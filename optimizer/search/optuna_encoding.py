@@ -14,7 +14,7 @@ from objectives.metrics import Forecast, Measurement
 from optimizer.config.problem import Problem
 from optimizer.config.search_space import OFF, SearchSpace
 from optimizer.core.candidate import Candidate, FieldValue
-from optimizer.core.trial import LoadPoint, Point, Trial
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.simulator.speed_correction import NO_CORRECTION, is_comparable
 
 RANK = " rank"
@@ -91,7 +91,7 @@ def score_trial(trial: Trial, problem: Problem) -> TrialScore | str:
         return trial.reason or "failed"
     latest = dict(trial.measurements)  # a repeated measurement replaces the earlier one
     usable = [
-        Point(trial.number, trial.candidate, load, measurement)
+        trial.point(load, measurement)
         for load, measurement in latest.items()
         if _values(measurement, problem) is not None and _is_usable(measurement, problem)
     ]

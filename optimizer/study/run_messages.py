@@ -33,7 +33,7 @@ from optimizer.core.notes import (
     UsualStatesJudged,
     present,
 )
-from optimizer.core.trial import Point, Trial, latest_points
+from optimizer.core.trial import Point, Trial, all_points, latest_points, trial_of
 from optimizer.deploy.target_factory import describe_server
 from optimizer.machine.gpu_telemetry import throttle_note
 from optimizer.machine.speed_probe import speed_note
@@ -172,13 +172,7 @@ def _less_than_in_search(outcome: Outcome, trials: Sequence[Trial], problem: Pro
     best = _passed(outcome)
     if best is None:
         return None
-    searched = [
-        Point(trial.number, trial.candidate, load, measurement)
-        for trial in trials
-        if trial.number == best.trial
-        for load, measurement in trial.measurements
-    ]
-    expected = problem.best_point(searched)
+    expected = problem.best_point(all_points([trial_of(best, trials)]))
     if expected is None or best.throughput_infer_per_sec >= CLEARLY_LESS * expected.throughput_infer_per_sec:
         return None
     return LessThanInSearch(expected.throughput_infer_per_sec, best.throughput_infer_per_sec)
@@ -203,8 +197,8 @@ def _disturbed_windows(outcome: Outcome, trials: Sequence[Trial], problem: Probl
         return None
     if judged.counts_disturbed:
         return DisturbedWindowsCounted(judged.disturbed_share)
-    trial = next(trial for trial in trials if trial.number == best.trial)
-    pooled = pool_measurements([window for server in server_windows(trial, best.load) for window in server])
+    servers = server_windows(trial_of(best, trials), best.load)
+    pooled = pool_measurements([window for server in servers for window in server])
     metrics = [METRICS[constraint.metric] for constraint in problem.sla.missed(pooled)]
     missed = tuple(f"{metric.short_name} {formatting.quantity(metric, metric.value(pooled))}" for metric in metrics)
     return DisturbedWindowsLeftOut(judged.disturbed_share, missed) if missed else None

@@ -13,7 +13,7 @@ import numpy as np
 
 from objectives.metrics import ITL, METRICS, TTFT, Metric, Timing
 from objectives.response_times import MAX_RESPONSES
-from optimizer.core.trial import ConfirmationWindow, Point
+from optimizer.core.trial import ConfirmationWindow, Point, trial_of
 from optimizer.results import formatting
 from optimizer.results.report import tables
 from optimizer.results.report.figure_style import (
@@ -222,7 +222,7 @@ def noise(run: FinishedRun) -> Drawing | None:
 
 def _measured_windows(run: FinishedRun, point: Point) -> list[ConfirmationWindow]:
     """Return the windows of the confirmation of ``point``, without those that were lost."""
-    trial = next(trial for trial in run.trials if trial.number == point.trial)
+    trial = trial_of(point, run.trials)
     return [window for window in trial.confirmations if window.load == point.load and not window.is_lost]
 
 

@@ -139,7 +139,7 @@ def progress(run: FinishedRun) -> SearchProgress:
             at = ends = at + ((measurement.measure_seconds or 0.0) if timed else 1.0)
             throughput = METRICS["throughput"].value(measurement)
             if throughput is not None and measurement.stable and run.problem.sla.is_met(measurement):
-                met.append((Point(trial.number, trial.candidate, load, measurement), at, throughput))
+                met.append((trial.point(load, measurement), at, throughput))
     return SearchProgress(tuple(met), ends, "seconds of deploying and measuring" if timed else "measurements")
 
 
