@@ -99,11 +99,15 @@ def print_outcome(
         tests=run.remaining_tests,
         can_serve=run.can_serve,
     )
-    print_wrapped(console, "next", f"{step.advice}:")
+    print_next_step(console, step)
+
+
+def print_next_step(console: Console, step: summary.NextStep, label: str = "next") -> None:
+    """Print ``step`` and its alternative."""
+    print_wrapped(console, label, f"{step.advice}:")
     print_unwrapped(console, "", step.command)
     if step.alternative is not None:
-        print_wrapped(console, "", f"{step.alternative.advice}:")
-        print_unwrapped(console, "", step.alternative.command)
+        print_next_step(console, step.alternative, label="")
 
 
 def print_best_so_far(

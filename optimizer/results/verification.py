@@ -24,13 +24,13 @@ from optimizer.results import configuration_text, formatting, result_document, s
 from optimizer.results.no_recommendation import intervals_reach_bounds, may_meet_undisturbed
 from optimizer.results.summary import NextStep
 from optimizer.results.terminal_output import print_indented, print_line, print_unwrapped, print_wrapped
+from optimizer.results.terminal_summary import print_next_step
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_first
 
 if TYPE_CHECKING:
     from optimizer.config.problem import Problem
     from optimizer.core.trial import Point, Trial
-    from optimizer.results.recommendation import Outcome
 
 RUNNERS_UP = 2  # configurations that are measured again for comparison
 TOO_SHORT = "the time ended before its first fresh server was measured"
@@ -178,7 +178,7 @@ class VerificationResult:
 
     Attributes:
         verified: The configurations that were measured again, with the verdict on each.
-        before: The outcome of the run.
+        before: The recommendation as the run measured it.
         problem: The problem of the run.
         run: The folder of the run.
         folder: The folder of the new measurements.
@@ -187,7 +187,7 @@ class VerificationResult:
     """
 
     verified: Verification
-    before: Outcome
+    before: Point
     problem: Problem
     run: RunFolder
     folder: RunFolder
@@ -204,7 +204,7 @@ class VerificationResult:
             "ranking_holds": verified.ranking_holds,
             "reason": verified.reason or None,
             "next_command": next_step(self).command,
-            "before": result_document.entry(self.before.recommended) if self.before.recommended else None,
+            "before": result_document.entry(self.before),
             "measured": [
                 {**result_document.entry(confirmed.point), "confirmation": result_document.confirmation(confirmed)}
                 for confirmed in verified.measured
@@ -247,7 +247,7 @@ def passed_separately(run: RunFolder, point: Point) -> str:
 
 def print_verification(console: Console, result: VerificationResult) -> None:
     """Print whether the recommendation holds, the metrics before and now, the notes and the next step."""
-    verified, problem, recommended = result.verified, result.problem, result.before.recommended
+    verified, problem, before = result.verified, result.problem, result.before
     goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verified.is_undecided
     holds = "is UNDECIDED" if is_undecided else _holds(verified.holds)
     style = formatting.VERDICT_STYLES[verified.verdict]
@@ -257,13 +257,12 @@ def print_verification(console: Console, result: VerificationResult) -> None:
     print_line(console)
     for confirmed in verified.measured:
         point = confirmed.point
-        is_recommended = recommended is not None and point.trial == recommended.trial
-        role = "recommended" if is_recommended else "runner-up"
+        role = "recommended" if point.trial == before.trial else "runner-up"
         configuration = configuration_text.configuration(point.candidate)
         print_indented(console, f"{role}, trial {point.trial}: {configuration}", style="bold")
         lines = [f"now  {formatting.performance(point, confirmed.latency)}"]
-        if is_recommended and recommended is not None:
-            lines.insert(0, f"was  {formatting.performance(recommended, confirmed.latency)}")
+        if point.trial == before.trial:
+            lines.insert(0, f"was  {formatting.performance(before, confirmed.latency)}")
         intervals = ", ".join(summary.confirmed_intervals(confirmed))
         for line in (*lines, f"{formatting.verdict(confirmed)}, {intervals}"):
             print_indented(console, line, first_indent="  ", indent="    ")
@@ -277,12 +276,7 @@ def print_verification(console: Console, result: VerificationResult) -> None:
     for note in result.notes:
         print_wrapped(console, "note", str(note))
     print_unwrapped(console, "results", str(result.folder.path))
-    step: NextStep | None = next_step(result)
-    label = "next"
-    while step is not None:
-        print_wrapped(console, label, f"{step.advice}:")
-        print_unwrapped(console, "", step.command)
-        step, label = step.alternative, ""
+    print_next_step(console, next_step(result))
 
 
 def next_step(result: VerificationResult) -> NextStep:

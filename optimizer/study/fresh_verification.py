@@ -59,13 +59,11 @@ def verify_fresh(
     task = environment.make_task()
     problem = task.problem
     trials = _read_trials(run, task, has_same_files=options.target != "remote")
-    before = assess(trials, problem, task.baseline, task.dynamic_batching)
-    if before.recommended is None:
+    before = assess(trials, problem, task.baseline, task.dynamic_batching).recommended
+    if before is None:
         raise nothing_recommended(read_run(run.path), "verify")
     is_checked = choose_clients(options, task).perf_analyzer_checks
-    server_plans = verification.verification_candidates(
-        before.recommended, trials, problem, is_cross_checked=is_checked
-    )
+    server_plans = verification.verification_candidates(before, trials, problem, is_cross_checked=is_checked)
     folder = RunFolder.create(str(run.path), verification.FOLDER)
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
@@ -82,7 +80,7 @@ def verify_fresh(
         measurer = environment.make_measurer(task, folder, table, observer)
         take_reference(target, measurer, task.baseline)
         confirmer = Confirmer(problem, target, measurer, budget, trials)
-        measured = confirmer.test_recommendation(before.recommended, server_plans[1:])
+        measured = confirmer.test_recommendation(before, server_plans[1:])
     verified = verification.judge_verification(measured, server_plans, problem)
     windows = [window.measurement for trial in measured for window in trial.confirmations]
     other_runs += environment.other_runs()

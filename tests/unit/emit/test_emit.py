@@ -893,7 +893,7 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     folder.mkdir(parents=True)
     repetition = verification.Repetition("tune verify --fresh r", "tune verify --fresh --budget 60s r", "tune m")
     result = verification.VerificationResult(
-        verified, finished.outcome, finished.problem, finished.folder, RunFolder(folder), repetition
+        verified, finished.outcome.recommended, finished.problem, finished.folder, RunFolder(folder), repetition
     )
     write_json(folder / verification.FILE, result.document())
 

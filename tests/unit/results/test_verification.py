@@ -20,10 +20,10 @@ from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
-from optimizer.core.trial import ConfirmationWindow, Crash, Trial
+from optimizer.core.trial import ConfirmationWindow, Crash, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
-from optimizer.results.recommendation import Outcome, assess
+from optimizer.results.recommendation import assess
 from optimizer.results.verification import (
     Repetition,
     Verification,
@@ -53,12 +53,18 @@ def problem() -> Problem:
     return drawn_problem()
 
 
+def with_recommendation(problem: Problem, trials: Sequence[Trial] = ()) -> tuple[list[Trial], Point]:
+    """Return ``trials``, by default those of a search, with their recommendation."""
+    trials = list(trials) or searched(RandomServer(), LOADS)
+    recommended = assess(trials, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    return trials, recommended
+
+
 def verified(
     path: Path, problem: Problem, budget_seconds: float = 600, before: Sequence[Trial] = (), **server: Any
 ) -> Verification:
-    before = list(before) or searched(RandomServer(), LOADS)
-    recommended = assess(before, problem, BASELINE, FAST).recommended
-    assert recommended is not None
+    before, recommended = with_recommendation(problem, before)
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
     now = RandomServer(**server)
@@ -70,9 +76,7 @@ def verified(
 
 
 def test_perf_analyzer_checks_the_recommendation_only(problem: Problem) -> None:
-    trials = searched(RandomServer(), LOADS)
-    recommended = assess(trials, problem, BASELINE, FAST).recommended
-    assert recommended is not None
+    trials, recommended = with_recommendation(problem)
     checked = verification_candidates(recommended, trials, problem, is_cross_checked=True)
     tested, *runners_up = verification_candidates(recommended, trials, problem, is_cross_checked=False)
     assert checked == [replace(tested, is_cross_checked=True), *runners_up]
@@ -130,9 +134,7 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
 
 
 def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path) -> None:
-    before = searched(RandomServer(), LOADS)
-    recommended = assess(before, problem, BASELINE, FAST).recommended
-    assert recommended is not None
+    before, recommended = with_recommendation(problem)
     now = RandomServer()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)[:1]
@@ -163,15 +165,13 @@ def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem,
 REPETITION = Repetition("tune verify --fresh r/1", "tune verify --fresh --budget 60s r/1", "tune --warm-start r/1 m")
 
 
-def stored(verification: Verification, before: Outcome, problem: Problem) -> VerificationResult:
+def stored(verification: Verification, problem: Problem) -> VerificationResult:
     run, folder = RunFolder(Path("r/1")), RunFolder(Path("r/1/verify/2"))
-    return VerificationResult(verification, before, problem, run, folder, REPETITION)
+    return VerificationResult(verification, with_recommendation(problem)[1], problem, run, folder, REPETITION)
 
 
 def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp_path: Path) -> None:
-    before = searched(RandomServer(), LOADS)
-    recommended = assess(before, problem, BASELINE, FAST).recommended
-    assert recommended is not None
+    before, recommended = with_recommendation(problem)
     now = RandomServer()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
@@ -182,8 +182,7 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
     assert verification.verdict is Verdict.UNDECIDED
     assert verification.reason == "; ".join(f"the time ended before trial {n} was measured" for n in (1, 0))
     text = io.StringIO()
-    outcome = assess(before, problem, BASELINE, FAST)
-    print_verification(Console(file=text, width=80), stored(verification, outcome, problem))
+    print_verification(Console(file=text, width=80), stored(verification, problem))
     lines = text.getvalue().splitlines()
     assert lines[-4:] == [
         "next          deploy it:",
@@ -198,9 +197,7 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
 
 def test_time_that_the_test_leaves_is_used_for_the_runners_up(problem: Problem, tmp_path: Path) -> None:
     """The time seems too short at first, but these measurements take none."""
-    trials = searched(RandomServer(), LOADS)
-    recommended = assess(trials, problem, BASELINE, FAST).recommended
-    assert recommended is not None
+    trials, recommended = with_recommendation(problem)
     tested, *_ = verification_candidates(recommended, trials, problem, is_cross_checked=False)
     verification = verified(tmp_path, problem, budget_seconds=tested.reserved_seconds(LOOKS[0]))
     assert [candidate.servers for candidate in verification.measured] == [
@@ -217,8 +214,8 @@ def test_a_candidate_that_cannot_be_deployed_is_reported(problem: Problem, tmp_p
     assert verification.failed == ((broken, "config.pbtxt does not load"),)
     assert verification.holds == (broken == FAST)
     assert verification.verdict is (Verdict.PASS if broken == FAST else Verdict.FAIL)
-    before, text = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST), io.StringIO()
-    print_verification(Console(file=text, width=80), stored(verification, before, problem))
+    text = io.StringIO()
+    print_verification(Console(file=text, width=80), stored(verification, problem))
     assert ("recommended, trial " in text.getvalue()) == ("  was  " in text.getvalue()) == (broken == FAST)
 
 
@@ -232,8 +229,7 @@ def test_other_configurations_do_not_take_the_time_that_the_recommendation_lacks
 
 def next_steps(verification: Verification, problem: Problem) -> list[str]:
     """Return the lines of the next step that the terminal shows, and check that of verify.json."""
-    before = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST)
-    text, result = io.StringIO(), stored(verification, before, problem)
+    text, result = io.StringIO(), stored(verification, problem)
     print_verification(Console(file=text, width=120), result)
     lines = [line[14:] for line in text.getvalue().partition("next  ")[2].splitlines()]
     assert result.document()["next_command"] == lines[1]
@@ -268,9 +264,7 @@ def test_a_recommendation_that_cannot_be_deployed_has_its_log_as_the_next_step(
 
 def judged(problem: Problem, *servers: Measurement, crash: str = "") -> Verification:
     """Return the verification of a recommendation alone, with 8 windows like these on each fresh server."""
-    before = searched(RandomServer(), LOADS)
-    recommended = assess(before, problem, BASELINE, FAST).recommended
-    assert recommended is not None
+    before, recommended = with_recommendation(problem)
     plan = verification_candidates(recommended, before, problem, is_cross_checked=False)[0]
     windows = tuple(
         ConfirmationWindow(number, plan.load, window, plan.error)
@@ -336,18 +330,16 @@ def test_the_cause_of_a_crash_is_found_before_the_test_is_repeated(problem: Prob
 @pytest.mark.parametrize("slow", [False, True])
 def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem: Problem, tmp_path: Path) -> None:
     verification = verified(tmp_path, problem, slow={FASTER: (1.6,)} if slow else {})
-    before = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
-    print_verification(Console(file=text, width=80), stored(verification, before, problem))
+    print_verification(Console(file=text, width=80), stored(verification, problem))
     assert ("next          deploy it:\n              tune emit r/1\n" in text.getvalue()) is not slow
     assert f"the recommendation {'does not hold' if slow else 'holds'}" in text.getvalue()
 
 
 def test_a_test_that_measured_nothing_is_shown_as_undecided(problem: Problem, tmp_path: Path) -> None:
     verification = verified(tmp_path, problem, budget_seconds=0)
-    before = assess(searched(RandomServer(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
-    print_verification(Console(file=text, width=80), stored(verification, before, problem))
+    print_verification(Console(file=text, width=80), stored(verification, problem))
     assert "the recommendation is UNDECIDED" in text.getvalue()
     assert "does not hold" not in text.getvalue()
-    assert stored(verification, before, problem).document()["verdict"] == "UNDECIDED"
+    assert stored(verification, problem).document()["verdict"] == "UNDECIDED"
