@@ -72,7 +72,8 @@ def front_frame(outcome: Outcome | None) -> pd.DataFrame:
     front = [(point, outcome.confirmation_of(point) is not None) for point in outcome.front.points] if outcome else []
     rows = (
         {
-            **_settings(Trial(point.trial, point.candidate)),
+            "trial": point.trial,
+            **point.candidate.settings,
             **point.load.cells(),
             "confirmed": confirmed,
             **_measurement_values(point.measurement),
@@ -94,7 +95,8 @@ def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
     latency_low, latency_high = result_document.interval_document(confirmed.latency_ms)
     point = confirmed.point
     return {
-        **_settings(Trial(point.trial, point.candidate)),
+        "trial": point.trial,
+        **point.candidate.settings,
         **point.load.cells(),
         **{name: document[name] for name in ("verdict", "confidence", "reason", "servers", "latency")},
         "windows": document["measurements"],
@@ -108,7 +110,12 @@ def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
 
 def _rows(trial: Trial) -> Iterator[tuple[Row, Measurement | None]]:
     """Yield a row for each measurement with the measurement; one without for a trial that was not measured."""
-    settings = {**_settings(trial), "deploy_seconds": trial.deploy_seconds, "status": trial.status}
+    settings = {
+        "trial": trial.number,
+        **trial.candidate.settings,
+        "deploy_seconds": trial.deploy_seconds,
+        "status": trial.status,
+    }
     for load, measurement in trial.measurements:
         yield {**settings, **load.cells(), **_measurement_values(measurement), "confirmation": None}, measurement
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECK_GENERATOR, trial.cross_checks)):
@@ -127,10 +134,6 @@ def _measurement_values(measurement: Measurement) -> dict[str, object]:
     values = asdict(measurement) | forecast_cells(measurement)
     del values["forecast"]
     return values
-
-
-def _settings(trial: Trial) -> dict[str, object]:
-    return {"trial": trial.number, **trial.candidate.settings}
 
 
 def _frame(rows: Iterable[Row], columns: Sequence[str]) -> pd.DataFrame:
