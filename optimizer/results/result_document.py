@@ -100,10 +100,8 @@ KEYS: Final = {  # descriptions of the keys of ``document``
 }
 
 
-def document(
-    outcome: Outcome, *, wall_seconds: float, results_dir: str, extra: Mapping[str, object] | None = None
-) -> dict[str, object]:
-    """Return the result of a run for JSON; ``trials`` and ``measurements`` are counts. ``extra`` is appended."""
+def document(outcome: Outcome, *, wall_seconds: float, results_dir: str) -> dict[str, object]:
+    """Return the result of a run for JSON; ``trials`` and ``measurements`` are counts."""
     dynamic = outcome.dynamic_batching
     return {
         "verdict": outcome.verdict.value,
@@ -125,7 +123,6 @@ def document(
         "confirmations": outcome.confirmations,
         "wall_seconds": round(wall_seconds, 3),
         "results_dir": results_dir,
-        **(extra or {}),
     }
 
 

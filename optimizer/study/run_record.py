@@ -198,19 +198,16 @@ class RunRecord:
         if status in ENDED:
             longer = command_with_larger_budget(self.environment.options)
             next_command = summary.next_command(outcome, self.folder.path, longer, self.remaining_tests)
-        document = result_document.document(
-            outcome,
-            wall_seconds=self._times()["wall_seconds"] or 0.0,
-            results_dir=str(self.folder.path),
-            extra={
-                "status": status,
-                "next_command": next_command or None,
-                "sla": list(map(str, self.task.problem.sla)),
-                "model": {"name": self.task.source.name, **self.task.source.facts},
-                "hardware": str(self.environment.hardware),
-                "notes": [*self.task.notes, *map(str, self.notes)],
-            },
-        )
+        wall_seconds = self._times()["wall_seconds"] or 0.0
+        document = {
+            **result_document.document(outcome, wall_seconds=wall_seconds, results_dir=str(self.folder.path)),
+            "status": status,
+            "next_command": next_command or None,
+            "sla": list(map(str, self.task.problem.sla)),
+            "model": {"name": self.task.source.name, **self.task.source.facts},
+            "hardware": str(self.environment.hardware),
+            "notes": [*self.task.notes, *map(str, self.notes)],
+        }
         self._write_derived(outcome)
         self._write_info(status, reason, document)
         return document

@@ -115,7 +115,7 @@ class TestEntry:
 
 class TestDocument:
     def test_the_document_has_all_keys_and_counts(self) -> None:
-        document = result_document.document(outcome(), wall_seconds=12.34567, results_dir="r", extra={"seed": 0})
+        document = result_document.document(outcome(), wall_seconds=12.34567, results_dir="r")
         assert list(document) == [
             "verdict",
             "undecided_cause",
@@ -139,7 +139,6 @@ class TestDocument:
             "confirmations",
             "wall_seconds",
             "results_dir",
-            "seed",
         ]
         assert document["trials"] == 6
         assert document["measurements"] == 9
