@@ -127,15 +127,13 @@ def make_load_generators(
         )
     clients, own_client = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
     if clients.own_client_searches:
-        sender = _make_sender(own_client, task)
-        generator = RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
+        generator = _make_searching(own_client, task)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
         perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
         return LoadGenerators(generator, generator, cross_checking=_make_checker(perf_analyzer, task))
     perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own_client)
-    sender = _make_sender(perf_analyzer, task)
-    search = RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
+    search = _make_searching(perf_analyzer, task)
     if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
     return LoadGenerators(search, _explain_shared_memory_errors(own_client), cross_checking=search)
@@ -150,9 +148,11 @@ def _make_checker(perf_analyzer: PerfAnalyzer, task: Task) -> LoadGenerator:
     return perf_analyzer
 
 
-def _make_sender(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -> LoadGenerator:
-    """Return ``generator`` as it sends the load of ``task`` to one model, or one for each of several models."""
-    return _make_concurrent(generator, task) if task.source.concurrent else _explain_shared_memory_errors(generator)
+def _make_searching(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -> LoadGenerator:
+    """Return ``generator`` as it searches with the load of ``task``; one for each of several models."""
+    several = bool(task.source.concurrent)
+    sender = _make_concurrent(generator, task) if several else _explain_shared_memory_errors(generator)
+    return RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
 
 
 def _explain_shared_memory_errors(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
