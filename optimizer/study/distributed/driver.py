@@ -127,7 +127,7 @@ class EventRecorder:
 
 
 @dataclass
-class _ConfirmationState:
+class _ClusterConfirmation:
     """The trials and the plan of a confirmation, which another worker continues if the confirming one is lost."""
 
     by_number: dict[int, Trial]
@@ -177,7 +177,7 @@ class ClusterExecutor:
         store_plan: Callable[[ConfirmationPlan], None],
     ) -> list[Trial]:
         """Return the ``trials`` with their confirmations. If the confirming worker is lost, another one continues."""
-        state = _ConfirmationState({trial.number: trial for trial in trials}, plan, store_plan)
+        state = _ClusterConfirmation({trial.number: trial for trial in trials}, plan, store_plan)
         retry, is_allowed = CrashRetry(), True
         while is_allowed:
             while not (ready := self.workers.ready()):
@@ -191,7 +191,7 @@ class ClusterExecutor:
         self._incomplete = ConfirmationIncomplete(retry.crashes)
         return list(state.trials)
 
-    def _follow(self, confirming: WorkerHandle, state: _ConfirmationState) -> bool:
+    def _follow(self, confirming: WorkerHandle, state: _ClusterConfirmation) -> bool:
         """Record events in ``state`` until the confirmation ends. Return False if its worker was lost."""
         while True:
             for worker, event in self.workers.poll_events():
