@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from optimizer.config.model_source import ModelSource
 from optimizer.config.problem import ModelKind, Problem
@@ -21,6 +22,7 @@ from optimizer.study.model_finder import NamedModel, size_fault
 def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> None:
     """Raise BadInputError if the goals or the requests of ``options`` do not fit the model or its profile."""
     source, batch = named.source, named.batch
+    fault = partial(size_fault, options, named.profile)
     if score is None and (options.min_score is not None or "score" in options.objectives):
         flag = "--min-score" if options.min_score is not None else "--objective score"
         raise BadInputError(
@@ -30,28 +32,20 @@ def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOp
         fix = "lower it, or raise max_batch_size in config.pbtxt"
         if named.file is not None:  # such a file gets a config.pbtxt with batches if it can have them
             fix = "leave it out, or export the model with an open first dimension"
-        raise size_fault(
-            options, named.profile, f"{batch.largest} is above the model's max_batch_size {limit}; {fix}"
-        )
+        raise fault(f"{batch.largest} is above the model's max_batch_size {limit}; {fix}")
     if batch.fixed is None and options.load != "rate":
-        raise size_fault(
-            options,
-            named.profile,
+        raise fault(
             f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
             f"requests of one size: give one size, or {SEND_AT_RATE}",
         )
     for name in source.concurrent:
         if batch.largest > max(limit := source.composing[name].max_batch_size, 1):
-            raise size_fault(
-                options,
-                named.profile,
+            raise fault(
                 f"{batch.largest} is above the max_batch_size {limit} of {one_line(name)}, which gets requests of "
                 "the same size; lower it, or raise that max_batch_size in config.pbtxt",
             )
     if source.concurrent and batch.fixed is None:
-        raise size_fault(
-            options, named.profile, f"{one_line(str(batch))} is a mix, and several models get requests of one size"
-        )
+        raise fault(f"{one_line(str(batch))} is a mix, and several models get requests of one size")
     if source.concurrent and options.load == "rate" and not is_distribution(options.request_times):
         raise BadInputError(
             f"{one_line(options.request_times)}: has the requests of one model; leave out the concurrent models, or "

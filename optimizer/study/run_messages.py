@@ -51,12 +51,6 @@ from optimizer.study.task import Task
 CLEARLY_LESS = 0.7  # share of the search's throughput; the search overestimates the best by less than the rest
 
 
-def _action(mode: RunMode, spent_seconds: float) -> str:
-    if mode is RunMode.CONFIRM:
-        return "testing the recommendation for"
-    return "continuing" if spent_seconds else "tuning"
-
-
 def start_line(
     mode: RunMode, spent_seconds: float, problem: Problem, options: RunOptions, seconds: float, folder: Path
 ) -> str:
@@ -65,9 +59,11 @@ def start_line(
     Earlier sessions of the run have measured for ``spent_seconds``.
     """
     limit = f"for at most {formatting.duration(seconds)}"
-    if options.max_trials is not None and mode is not RunMode.CONFIRM:
+    action = "continuing" if spent_seconds else "tuning"
+    if mode is RunMode.CONFIRM:
+        action = "testing the recommendation for"
+    elif options.max_trials is not None:
         limit += f" and {formatting.count(options.max_trials, 'trial')}"
-    action = _action(mode, spent_seconds)
     return f"{action} {problem.model} on {describe_server(options)}, {limit}: {goal(problem)}; results in {folder}"
 
 

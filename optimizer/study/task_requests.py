@@ -37,8 +37,7 @@ def request_priorities(
 
     Raises BadInputError if the model lacks a priority, or if a trace has its own.
     """
-    profile_value = named.profile.request.priorities if named.profile else None
-    text = options.priorities or profile_value
+    text = options.priorities or (named.profile.request.priorities if named.profile else None)
     if text is None:
         return None
     priorities = parse_priorities(text)
@@ -57,8 +56,7 @@ def sequence_lengths(named: NamedModel, options: RunOptions) -> SizeDistribution
 
     Raises BadInputError if a model that is not stateful is given one.
     """
-    profile_value = named.profile.request.sequence_length if named.profile else None
-    length = options.sequence_length or profile_value
+    length = options.sequence_length or (named.profile.request.sequence_length if named.profile else None)
     if named.source.is_stateful:
         return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
     if length is not None:
