@@ -157,14 +157,13 @@ def _merge(sketches: tuple[str, ...]) -> _Bins:
 def _read(text: str) -> _Bins:
     """Return the bins of a sketch. Raises ValueError for a wrong text."""
     message = _decode(text)
-    if message is None or not _has_only_bins(message):
-        raise ValueError("not a latency sketch that tune wrote")
-    store = message.positiveValues
-    bins = _Bins(np.array(store.contiguousBinCounts, dtype=np.float64), int(store.contiguousBinIndexOffset))
-    is_counted = bool(np.all((bins.counts >= 0) & (bins.counts <= MAX_COUNT))) and bins.counts.sum() >= 1
-    if not is_counted or bins.first_key < -_MAX_KEY or bins.first_key + len(bins.counts) > _MAX_KEY:
-        raise ValueError("not a latency sketch that tune wrote")
-    return bins
+    if message is not None and _has_only_bins(message):
+        store = message.positiveValues
+        bins = _Bins(np.array(store.contiguousBinCounts, dtype=np.float64), int(store.contiguousBinIndexOffset))
+        is_counted = bool(np.all((bins.counts >= 0) & (bins.counts <= MAX_COUNT))) and bins.counts.sum() >= 1
+        if is_counted and bins.first_key >= -_MAX_KEY and bins.first_key + len(bins.counts) <= _MAX_KEY:
+            return bins
+    raise ValueError("not a latency sketch that tune wrote")
 
 
 def _decode(text: str) -> ddsketch_pb2.DDSketch | None:

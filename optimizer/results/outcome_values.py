@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from objectives import model_stats, priority_stats
@@ -148,21 +148,16 @@ def part_lines(measurement: Measurement) -> list[tuple[str, str]]:
 def _model_lines(measurement: Measurement) -> list[tuple[str, str]]:
     lines = []
     for name, values in model_stats.from_text(measurement.by_model).items():
-        quantiles = " · ".join(
-            f"{level} {_milliseconds(getattr(values, LATENCY.field_of(level)))}" for level in QUANTILES
-        )
-        throughput = formatting.approximate(values.throughput_infer_per_sec)
-        lines.append((one_line(name), f"{throughput} infer/s · {quantiles}"))
+        latencies_ms = {level: getattr(values, LATENCY.field_of(level)) for level in QUANTILES}
+        lines.append((one_line(name), _part_text(values.throughput_infer_per_sec, latencies_ms)))
     return lines
 
 
 def _priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
     lines = []
     for stats in priority_stats.from_text(measurement.by_priority):
-        quantiles = " · ".join(
-            f"{name} {_milliseconds(stats.latency_ms(level))}" for name, level in QUANTILES.items()
-        )
-        text = f"{formatting.approximate(stats.throughput_infer_per_sec)} infer/s · {quantiles}"
+        latencies_ms = {name: stats.latency_ms(level) for name, level in QUANTILES.items()}
+        text = _part_text(stats.throughput_infer_per_sec, latencies_ms)
         if measurement.errors is not None:
             total = formatting.count(stats.served + stats.errors, "request")
             text += (
@@ -172,8 +167,13 @@ def _priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
     return lines
 
 
-def _milliseconds(value: float | None) -> str:
-    return formatting.UNKNOWN if value is None else f"{formatting.number(value)} ms"
+def _part_text(infer_per_sec: float | None, latencies_ms: Mapping[str, float | None]) -> str:
+    """Return throughput and latencies of a part of the load: ``30.5 infer/s · p50 1.00 ms · p95 unknown``."""
+    latencies = (
+        f"{name} {formatting.UNKNOWN if value is None else f'{formatting.number(value)} ms'}"
+        for name, value in latencies_ms.items()
+    )
+    return " · ".join([f"{formatting.approximate(infer_per_sec)} infer/s", *latencies])
 
 
 def failed_requests(measurement: Measurement) -> str:
