@@ -38,7 +38,7 @@ from optimizer.measure.load_client.client import START_SECONDS
 from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendRecord, write_record
 from optimizer.measure.load_client.http2 import INFER_METHOD
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
-from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
+from optimizer.measure.load_client.open_loop import SentRequests
 from optimizer.model.inference_requests import read_request_inputs, to_message
 from optimizer.options.run_options import RunOptions
 
@@ -107,7 +107,7 @@ def figures(record: SendRecord) -> list[float]:
     requests = SentRequests.of(record, SECONDS)
     sent = record.sent_ns[record.sent_ns >= LEAD_IN_SECONDS * 1e9]
     rate = (len(sent) - 1) / (sent[-1] - sent[0]) * 1e9
-    return [rate, requests.late_share(LATE_MS), *np.percentile(requests.latencies_ms, [50, 95, 99]), record.cpu_share]
+    return [rate, requests.late_share, *np.percentile(requests.latencies_ms, [50, 95, 99]), record.cpu_share]
 
 
 def line(client: str, rate: int, rounds: list[list[float]]) -> str:

@@ -121,9 +121,10 @@ class SentRequests:
         """The time that counts."""
         return self.end_seconds - self.begin_seconds
 
-    def late_share(self, limit_ms: float = LATE_MS) -> float:
-        """Return the share of the requests that were sent more than ``limit_ms`` after their planned time, 0 to 1."""
-        return float(np.mean(self.late_by_ms > limit_ms))
+    @property
+    def late_share(self) -> float:
+        """The share of the requests that were sent more than LATE_MS after their planned time, 0 to 1."""
+        return float(np.mean(self.late_by_ms > LATE_MS))
 
     def on_time(self) -> SentRequests:
         """Return the requests with a lower estimate of the latencies that they would have had if none had been late.
@@ -304,7 +305,7 @@ def _measurement(
         return measurement  # no request was due, as it happens at a low rate
     return replace(
         measurement,
-        late_request_share=round(requests.late_share(), 6),
+        late_request_share=round(requests.late_share, 6),
         send_lateness_p99_ms=round(quantile(requests.late_by_ms, 0.99), 6),
     )
 
@@ -316,7 +317,7 @@ def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) 
     the backlog may be its own.
     """
     if record.overload:
-        behind = record.cpu_share > SATURATED_CPU_SHARE and requests.late_share() > MAX_LATE_SHARE
+        behind = record.cpu_share > SATURATED_CPU_SHARE and requests.late_share > MAX_LATE_SHARE
     else:
         last = requests.parts(MIN_WINDOWS)[-1].late_by_ms
         median_ms = quantile(last, 0.5) if len(last) else 0.0
@@ -343,7 +344,7 @@ def _check_verdict(requests: SentRequests, on_time: SentRequests, planned: Plann
 
 def _describe_lateness(requests: SentRequests, load: LoadPoint) -> str:
     return (
-        f"at {load} {100 * requests.late_share():.1f} % were sent more than "
+        f"at {load} {100 * requests.late_share:.1f} % were sent more than "
         f"{LATE_MS:g} ms late, by up to {four_digits(float(requests.late_by_ms.max()))} ms"
     )
 
