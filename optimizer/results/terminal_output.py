@@ -28,9 +28,8 @@ _JOINED = re.compile(
     rf"| (?=±)|(?<=±) | (?=[<>]=)|(?<=[<>]=) | (?=·)"
     rf"|\b(?:{_LABELS}) (?=[0-9])"
 )
-_UNBROKEN_BLANK = (
-    "\ue000"  # stands for a blank at which no line ends; texts for a terminal have no private characters
-)
+# stands for a blank at which no line ends; texts for a terminal have no private characters
+_UNBROKEN_BLANK = "\ue000"
 
 
 def wrap(text: str, width: int, *, first_indent: str = "", indent: str = "") -> list[str]:

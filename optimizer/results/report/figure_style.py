@@ -309,17 +309,21 @@ def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:
 def set_margins(figure: Figure, legend_rows: int = 0, *, right: float = 0.15) -> None:
     """Set fixed margins for labels and legend, which is faster than measuring text; ``right`` is in inches."""
     width, height = figure.get_size_inches()
-    titles = any(axes.get_title(loc="left") for axes in figure.axes)
-    top = TOP_MARGIN + LEGEND_ROW_HEIGHT * legend_rows + (0.3 if titles else 0.1)
     figure.subplots_adjust(
         left=0.95 / width,
         right=1 - right / width,
         bottom=LABELS_HEIGHT / height,
-        top=1 - top / height,
+        top=1 - _top_margin(figure, legend_rows) / height,
         wspace=0.22,
         hspace=0.5,
     )
     place_labels(figure)
+
+
+def _top_margin(figure: Figure, legend_rows: int) -> float:
+    """Return the inches above the panels, for their titles and the legend."""
+    has_titles = any(axes.get_title(loc="left") for axes in figure.axes)
+    return TOP_MARGIN + LEGEND_ROW_HEIGHT * legend_rows + (0.3 if has_titles else 0.1)
 
 
 def place_labels(figure: Figure) -> None:
@@ -350,11 +354,9 @@ MAX_LETTERS = 40  # characters that fit below a panel at full size, with the spa
 
 def make_narrow(figure: Figure) -> None:
     """Change the layout of ``figure``, whose colours, limits and tooltips stay."""
-    legend_rows = _rearrange_legend(figure)
+    top = _top_margin(figure, _rearrange_legend(figure))
     panels = _panels(figure)
     grid = panels[0][0].get_gridspec()
-    has_titles = any(axes.get_title(loc="left") for axes in figure.axes)
-    top = TOP_MARGIN + LEGEND_ROW_HEIGHT * legend_rows + (0.3 if has_titles else 0.1)
     for axes in figure.axes:
         axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=NARROW_TITLE_SIZE)
     if grid is None or grid.ncols == 1:

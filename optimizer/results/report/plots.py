@@ -249,9 +249,7 @@ COLUMNS = 3  # panels in a row of `slices`
 MAX_PANELS = 12  # panels of `slices`, one for each parameter
 MAX_LABEL_LENGTH = 34  # characters of a parameter's name
 MAX_CHOICE_LENGTH = 9  # characters of a choice below a panel
-JITTER = (
-    0.28  # largest shift of a dot to the side, so that equal choices do not hide one another; choices differ by 1
-)
+JITTER = 0.28  # largest shift of a dot to the side, which shows equal choices side by side; choices differ by 1
 MAX_DOTS = 800  # per panel
 MAX_LETTERS = 32  # limit for tick labels below a panel at full font size
 MAX_CHOICES = 10  # tick labels below a panel

@@ -24,9 +24,8 @@ from optimizer.simulator.dynamic_batcher.records import (
     State,
 )
 
-PREEMPTION = (
-    32_000  # ns, mean time for which a batcher that runs too early keeps the instance from being idle: measured
-)
+# ns, mean time for which a batcher that runs too early keeps the instance from being idle: measured
+PREEMPTION = 32_000
 
 
 @inlined
