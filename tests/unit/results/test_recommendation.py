@@ -101,6 +101,12 @@ def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) ->
             assert gain is None
 
 
+def on_servers(measurement: Measurement, servers: int, error: float = 0.005) -> tuple[ConfirmationWindow, ...]:
+    """Return eight windows like ``measurement`` on each of ``servers`` fresh servers."""
+    numbers = range(1, servers + 1)
+    return tuple(ConfirmationWindow(n, LoadPoint(1, 16), measurement, error) for n in numbers for _ in range(8))
+
+
 @pytest.mark.parametrize(
     ("error", "served", "part"),
     [
@@ -111,17 +117,11 @@ def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) ->
     ],
 )
 def test_a_recommendation_off_the_front_has_a_reason(error: float | None, served: float, part: str) -> None:
-    def confirmations(error: float, measurement: Measurement, servers: int) -> tuple[ConfirmationWindow, ...]:
-        count = range(1, servers + 1)
-        return tuple(
-            ConfirmationWindow(server, LoadPoint(1, 16), measurement, error) for server in count for _ in range(8)
-        )
-
     better = window(served, 9.0, 4000)
     other = Trial(1, BASELINE, ((LoadPoint(1, 16), better),))
     if error is not None:
-        other = replace(other, confirmations=confirmations(error, better, 2))
-    passed = Trial(0, PLAIN, confirmations=confirmations(0.005, window(1600.0, 10.0, 4000), 4))
+        other = replace(other, confirmations=on_servers(better, 2, error))
+    passed = Trial(0, PLAIN, confirmations=on_servers(window(1600.0, 10.0, 4000), 4))
     outcome = assess([passed, other], PROBLEM, BASELINE, PLAIN)
     assert outcome.recommended is not None
     assert outcome.recommended.trial == 0
@@ -150,20 +150,21 @@ def test_a_wider_bound_admits_no_less_than_a_disturbed_recommendation() -> None:
 def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     passed = window(1600.0, 10.0, 4000)
     better = replace(passed, throughput_infer_per_sec=1700.0, latency_p95_ms=9.0)
-    windows = tuple(ConfirmationWindow(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8))
-    trial = Trial(0, PLAIN, ((LoadPoint(1, 16), better), (LoadPoint(1, 15), better)), confirmations=windows)
+    searched = ((LoadPoint(1, 16), better), (LoadPoint(1, 15), better))
+    trial = Trial(0, PLAIN, searched, confirmations=on_servers(passed, 4))
     outcome = assess([trial], PROBLEM, BASELINE, PLAIN)
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
-    searched = [point.load.concurrency for point in outcome.front.points]
-    assert searched == [15], "the confirmation replaces the search at 16"
+    assert [point.load.concurrency for point in outcome.front.points] == [15], (
+        "the confirmation replaces the search at 16"
+    )
     remark = outcome_values.front_remark(outcome)
     assert "it was measured in the search only; fresh servers of this configuration were measured" in remark
 
 
 def test_windows_that_do_not_count_are_not_in_the_shown_figures() -> None:
     passed, disturbed = window(1600.0, 10.0, 4000), window(100.0, 90.0, 4000, stable=False)
-    windows = [ConfirmationWindow(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8)]
+    windows = list(on_servers(passed, 4))
     windows[3] = replace(windows[3], measurement=disturbed)
     outcome = assess([Trial(0, PLAIN, confirmations=tuple(windows))], PROBLEM, BASELINE, PLAIN)
     assert outcome.recommended is not None

@@ -57,6 +57,15 @@ def outcome(
     return assess(trials, problem or known_problem(), BASELINE, PLAIN)
 
 
+def on_servers(*servers: Measurement, each: int = 1, error: float = ERROR) -> tuple[ConfirmationWindow, ...]:
+    """Return ``each`` windows like these on every fresh server."""
+    return tuple(
+        ConfirmationWindow(number, LOAD, window, error)
+        for number, window in enumerate(servers, start=1)
+        for _ in range(each)
+    )
+
+
 def unbounded() -> Problem:
     return replace(known_problem(), sla=Sla())
 
@@ -139,10 +148,7 @@ def test_servers_that_differ_are_the_cause() -> None:
 @pytest.mark.parametrize(("share", "is_told"), [(0.4, True), (0.05, False), (None, False)])
 def test_a_cause_says_if_others_took_the_cpus(share: float | None, is_told: bool) -> None:
     windows = [replace(measurement(1000.0, p95_ms), other_cpu_share=share) for p95_ms in (9.0, 9.0, 14.0, 18.0)]
-    confirmations = tuple(
-        ConfirmationWindow(n, LOAD, window, ERROR) for n, window in enumerate(windows) for _ in range(8)
-    )
-    trials = [Trial(0, BEST, ((LOAD, measurement(1000.0, 10.0)),), confirmations=confirmations)]
+    trials = [Trial(0, BEST, ((LOAD, measurement(1000.0, 10.0)),), confirmations=on_servers(*windows, each=8))]
     result = assess(trials, known_problem(), BASELINE, PLAIN)
     cause, advice = summary.undecided_cause(result), summary.next_step(result, "r", "tune known").advice
     assert cause.startswith("the 4 servers differ too much (")
@@ -155,9 +161,7 @@ def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
     high = replace(known_problem(), sla=Sla.from_bounds({"p99.99": 20.0}))
     sketch = sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 500))
     window = replace(measurement(1000.0, 14.0), requests=500, latency_sketch=sketch, requests_over_ms="20:0")
-    confirmations = tuple(
-        ConfirmationWindow(number, LOAD, window, ERROR) for number in range(LOOKS[0]) for _ in range(8)
-    )
+    confirmations = on_servers(*[window] * LOOKS[0], each=8)
     trials = [Trial(0, BEST, ((LOAD, window),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, high, BASELINE, PLAIN))
     assert re.search(r"; p99\.99 needs about 53,000 effective requests, and these were [0-9.,]+$", cause), cause
@@ -166,9 +170,7 @@ def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
 def test_too_few_requests_for_a_small_error_rate_are_the_cause() -> None:
     rare = replace(known_problem(), sla=Sla.from_bounds({"error-rate": 0.01}))
     window = replace(measurement(1000.0, 14.0), requests=500, rejected_requests=0)
-    confirmations = tuple(
-        ConfirmationWindow(number, LOAD, window, ERROR) for number in range(LOOKS[0]) for _ in range(8)
-    )
+    confirmations = on_servers(*[window] * LOOKS[0], each=8)
     trials = [Trial(0, BEST, ((LOAD, window),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, rare, BASELINE, PLAIN))
     assert cause.endswith("15,504 effective requests; at least 52,981 are needed"), cause
@@ -371,7 +373,7 @@ def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching
 
 
 def test_a_fallback_that_was_not_tested_is_undecided() -> None:
-    failed = tuple(ConfirmationWindow(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
+    failed = on_servers(*[measurement(1000, 40.0)] * LOOKS[0])
     tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=failed)
     other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
     result = assess([tested, other], known_problem(), BASELINE, PLAIN)
@@ -383,7 +385,7 @@ def test_a_fallback_that_was_not_tested_is_undecided() -> None:
 
 def test_a_fallback_to_a_lower_load_names_the_tested_one() -> None:
     lower = LoadPoint(1, concurrency=4)
-    failed = tuple(ConfirmationWindow(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
+    failed = on_servers(*[measurement(1000, 40.0)] * LOOKS[0])
     searched = ((lower, measurement(700, 8.0)), (LOAD, measurement(1000, 10.0)))
     result = assess([Trial(0, BEST, searched, confirmations=failed)], known_problem(), BASELINE, PLAIN)
     assert result.recommended is not None
@@ -409,9 +411,8 @@ def drifted(*best: Measurement, confirmed: Sequence[Measurement] = ()) -> Outcom
         Trial(n, replace(PLAIN, max_batch_size=32 + n), ((LOAD, slow(30.0, 1.4 if n < 10 else 1.0, 500.0)),))
         for n in range(2, 30)
     ]
-    confirmations = tuple(ConfirmationWindow(n, LOAD, window, ERROR) for n, window in enumerate(confirmed))
     loads = tuple((LoadPoint(1, concurrency=8 + n), window) for n, window in enumerate(best))
-    trials = [Trial(0, BEST, loads, confirmations=confirmations), *slow_trials]
+    trials = [Trial(0, BEST, loads, confirmations=on_servers(*confirmed)), *slow_trials]
     return assess(trials, replace(known_problem(), cpu_count=2), BASELINE, PLAIN)
 
 
@@ -457,8 +458,7 @@ def test_a_recommendation_that_missed_the_bound_on_a_slow_machine_says_so() -> N
 
 
 def test_a_disturbed_test_before_a_fallback_is_named() -> None:
-    window = measurement(1000, 40.0, stable=False)
-    missed = tuple(ConfirmationWindow(n, LOAD, window, ERROR) for n in range(LOOKS[0]))
+    missed = on_servers(*[measurement(1000, 40.0, stable=False)] * LOOKS[0])
     tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=missed)
     other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
     result = assess([tested, other], known_problem(), BASELINE, PLAIN)
@@ -811,11 +811,7 @@ def test_a_test_without_a_recommendation_says_why_it_did_not_decide(
 def test_too_little_throughput_on_few_servers_is_undecided_only_near_the_bound(
     infer_per_sec: float, verdict: Verdict
 ) -> None:
-    windows = tuple(
-        ConfirmationWindow(server, LOAD, measurement(infer_per_sec, 10.0), ERROR)
-        for server in range(2)
-        for _ in range(8)
-    )
+    windows = on_servers(*[measurement(infer_per_sec, 10.0)] * 2, each=8)
     trial = Trial(0, BEST, ((LOAD, measurement(1100.0, 10.0)),), confirmations=windows)
     bounded = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "throughput": 1000.0}))
     assert assess([trial], bounded, BASELINE, PLAIN).verdict is verdict
@@ -829,13 +825,10 @@ def test_the_reason_of_a_fail_has_the_value_of_a_test_that_ended_before_its_firs
 
 
 def test_the_reason_of_a_fail_is_that_of_the_test_and_not_of_a_comparison() -> None:
-    def measured(error: float) -> tuple[ConfirmationWindow, ...]:
-        return tuple(ConfirmationWindow(n, LOAD, measurement(1000.0, 40.0), error) for n in range(LOOKS[0]))
-
-    search = ((LOAD, measurement(1000.0, 10.0)),)
+    search, fresh = ((LOAD, measurement(1000.0, 10.0)),), [measurement(1000.0, 40.0)] * LOOKS[0]
     trials = [
-        Trial(0, BASELINE, search, confirmations=measured(0.0)),
-        Trial(1, BEST, search, confirmations=measured(ERROR)),
+        Trial(0, BASELINE, search, confirmations=on_servers(*fresh, error=0.0)),
+        Trial(1, BEST, search, confirmations=on_servers(*fresh)),
     ]
     result = assess(trials, known_problem(), BASELINE, PLAIN)
     assert result.verdict is Verdict.FAIL
