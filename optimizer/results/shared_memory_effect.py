@@ -14,7 +14,7 @@ import numpy as np
 from objectives.intervals import ConfidenceInterval, GainRatio
 from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
-from optimizer.core.files import write_atomically
+from optimizer.core.files import write_json
 from optimizer.core.safe_text import one_line, read_bytes, show_path
 from optimizer.results import formatting
 
@@ -107,7 +107,7 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> Gai
 
 def write_effect(folder: Path, effect: SharedMemoryEffect) -> None:
     """Write ``effect`` to the folder of its run. Raises EnvironmentFault."""
-    write_atomically(folder / FILE, json.dumps(effect.document(), indent=2) + "\n")
+    write_json(folder / FILE, effect.document())
 
 
 def read_effect(folder: Path) -> SharedMemoryEffect | None:

@@ -113,20 +113,24 @@ class StudySetup:
     session_seconds: float | None = None
 
     @property
-    def remaining_seconds(self) -> float:
-        """Return the time that this session has."""
+    def _seconds(self) -> tuple[float, float]:
+        """The time of the budget, and what earlier sessions spent of it."""
         if self.session_seconds is not None:
-            return self.session_seconds
-        return max(self.record.environment.options.budget_seconds - self.record.spent.seconds, 0.0)
+            return self.session_seconds, 0.0
+        return self.record.environment.options.budget_seconds, self.record.spent.seconds
+
+    @property
+    def remaining_seconds(self) -> float:
+        """The time that this session has."""
+        seconds, spent = self._seconds
+        return max(seconds - spent, 0.0)
 
     def start_budget(self) -> Budget:
         """Return the budget, whose time begins now."""
-        options = self.record.environment.options
-        seconds, spent = options.budget_seconds, self.record.spent.seconds
-        if self.session_seconds is not None:
-            seconds, spent = self.session_seconds, 0.0
+        seconds, spent = self._seconds
+        max_trials = self.record.environment.options.max_trials
         other_seconds = min(START_AND_REPORT_SECONDS, START_AND_REPORT_SHARE * seconds)
-        return Budget(seconds, options.max_trials, spent, self.mode.confirm_share, other_seconds=other_seconds)
+        return Budget(seconds, max_trials, spent, self.mode.confirm_share, other_seconds=other_seconds)
 
 
 @dataclass(frozen=True)
