@@ -513,19 +513,23 @@ def test_repeatedly_lost_measurements_give_an_undecided_verdict(problem: Problem
     assert outcome.recommended.candidate == FAST
 
 
+class CrashingServer(RandomServer):
+    """A server that dies while fresh servers of ``candidate`` are measured, ``left`` times."""
+
+    def __init__(self, candidate: Candidate, left: int) -> None:
+        super().__init__()
+        self.candidate, self.left = candidate, left
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        if seconds is not None and endpoint.candidate == self.candidate and self.left:
+            self.left -= 1
+            raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
+        return super().measure(endpoint, load, seconds)
+
+
 def test_a_comparison_continues_after_a_crash(problem: Problem, tmp_path: Path) -> None:
     """No verdict depends on it, so its server is started again."""
-
-    class CrashingServer(RandomServer):
-        left = 1
-
-        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-            if seconds is not None and endpoint.candidate == BASELINE and self.left:
-                self.left -= 1
-                raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
-            return super().measure(endpoint, load, seconds)
-
-    server = CrashingServer()
+    server = CrashingServer(BASELINE, left=1)
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert not server.left
     outcome = assess(trials, problem, BASELINE, FAST)
@@ -536,16 +540,7 @@ def test_a_comparison_continues_after_a_crash(problem: Problem, tmp_path: Path) 
 
 
 def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_path: Path) -> None:
-    class CrashingServer(RandomServer):
-        left = 2
-
-        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-            if seconds is not None and endpoint.candidate == FASTER and self.left:
-                self.left -= 1
-                raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
-            return super().measure(endpoint, load, seconds)
-
-    server = CrashingServer()
+    server = CrashingServer(FASTER, left=2)
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert all(measurement.throughput_infer_per_sec for trial in trials for _, measurement in trial.measurements)
     outcome = assess(trials, problem, BASELINE, FAST)
