@@ -19,6 +19,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import ParameterError
+from optimizer.core.safe_text import scalar_text
 
 PathStep: TypeAlias = tuple[FieldDescriptor, "str | int | None"]  # a field, and the key or index in it
 
@@ -197,7 +198,7 @@ def _float32(number: float) -> float:
 
 def _convert(path: str, leaf: FieldDescriptor, value: FieldValue) -> Any:
     """Return ``value`` in the type of the field; a text is parsed."""
-    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    text = scalar_text(value).strip()
     kind = leaf.cpp_type
     try:
         if kind == FieldDescriptor.CPPTYPE_STRING:

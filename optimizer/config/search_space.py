@@ -38,6 +38,7 @@ from optimizer.core.candidate import (
     short_path,
 )
 from optimizer.core.errors import ParameterError
+from optimizer.core.safe_text import scalar_text
 from optimizer.options import server_options
 from optimizer.options.values import MAX_INT32, format_cpus, parse_cpus
 
@@ -397,9 +398,7 @@ def _parsed(path: str, parse: Callable[[str], T], value: object) -> T:
 
 
 def _text(value: FieldValue) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else scalar_text(value)
 
 
 def _words(values: tuple[object, ...]) -> str:

@@ -208,5 +208,10 @@ def format_value(value: object) -> str:
     elif isinstance(value, str):
         text = repr(value) if value.isprintable() else ascii(value)
     else:
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        text = "null" if value is None else scalar_text(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def scalar_text(value: object) -> str:
+    """Return a scalar as YAML and a config.pbtxt write it: ``true`` for True."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -26,7 +26,7 @@ from optimizer.core.candidate import (
     model_of_field,
     short_path,
 )
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, scalar_text
 from optimizer.options import server_options
 from optimizer.results.formatting import count
 
@@ -240,4 +240,4 @@ def _batching_lines(candidate: Candidate) -> list[str]:
 
 
 def _literal(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else one_line(str(value))
+    return one_line(scalar_text(value))

@@ -14,7 +14,7 @@ from optimizer.config.problem import Problem
 from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, scalar_text
 from optimizer.core.trial import Trial, TrialRole
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
@@ -246,7 +246,7 @@ def _print_space(console: Console, problem: Problem) -> None:
     table = plain_table("parameter", "choices")
     hidden = DYNAMIC_BATCHING if problem.space.is_stateful else ()
     choices = {
-        one_line(name): one_line(", ".join(map(_choice_text, values)))
+        one_line(name): one_line(", ".join(map(scalar_text, values)))
         for name, values in problem.space.parameters().items()
         if name not in hidden
     }
@@ -308,7 +308,3 @@ def _describe_search(run: RunPreview) -> str:
     if options.search in EXHAUSTIVE_SEARCHES:
         return f"{options.search} tries each configuration"
     return f"{options.search} proposes one after another, until the time or the space is used up"
-
-
-def _choice_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import check_file_name, format_value, one_line, show_path
+from optimizer.core.safe_text import check_file_name, format_value, one_line, scalar_text, show_path
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.model_analyzer.keys import NESTED_KEYS, KeySupport, KeyTable, ignored
 from optimizer.model.profile_types import suggest
@@ -107,7 +107,7 @@ class ValueReader:
         """Return a scalar as text."""
         if isinstance(where.value, dict | tuple) or where.value is None:
             raise self.fault(where, f"{format_value(where.plain())} is not text")
-        return str(where.value).lower() if isinstance(where.value, bool) else str(where.value)
+        return scalar_text(where.value)
 
     def one_of(self, where: LocatedValue, allowed: Collection[str]) -> str:
         """Return one of the ``allowed`` words."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from objectives.metrics import LATENCY, METRICS, Metric
 from optimizer.core.candidate import FieldValue
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, scalar_text
 from optimizer.core.trial import Point, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.forecast_accuracy import CheckedForecast, ForecastChecks
@@ -352,6 +352,6 @@ def _best_value(samples: Sequence[ParameterSample], name: str) -> object:
 
 
 def _choice_text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return formatting.exact(value).replace(",", "") if isinstance(value, (int, float)) else one_line(str(value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return formatting.exact(value).replace(",", "")
+    return one_line(scalar_text(value))
