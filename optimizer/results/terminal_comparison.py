@@ -108,16 +108,17 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     """Yield (name, value) of one run, with the fields of its candidate that are named in ``fields``."""
     outcome, point, confirmed = side.outcome, side.recommended, side.confirmed
     latency, objective = outcome.sla.judged_latency, outcome.objective.name
+    bounded = outcome.sla.bounded_latencies
     yield "verdict", outcome.verdict.value
     yield "model", side.run.problem.model
     yield "bound", formatting.bounds(outcome.sla) or NO_VALUE
     searched = "" if confirmed else ", in the search"
     yield "throughput", outcome_values.estimate(outcome, point, "throughput") + searched
     yield "output", outcome_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
-    bounded = outcome.sla.bounded_latencies
     yield "latency", _metric_text(outcome, point, latency)
     other_latencies = (_metric_text(outcome, point, name) for name in bounded if name != latency)
-    yield "objective", formatting.UNKNOWN if objective == "throughput" else _metric_text(outcome, point, objective)
+    is_shown = objective in ("throughput", formatting.OUTPUT_THROUGHPUT, *bounded)
+    yield "objective", formatting.UNKNOWN if is_shown else _metric_text(outcome, point, objective)
     yield "other bounds", ", ".join(other_latencies) or formatting.UNKNOWN
     yield "load", formatting.named_load(point.load)
     probe_ms = point.measurement.speed_probe_ms if confirmed else None

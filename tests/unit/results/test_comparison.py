@@ -127,6 +127,7 @@ def test_runs_are_compared_in_their_objective(objective: str, sentence: str, tmp
     )
     comparison = compared(a, b)
     assert answer(comparison).startswith(sentence)
+    assert ("objective" in text_of(comparison).split("machine ")[0]) == (objective == "score"), "p95 is bounded"
     printed = document(comparison, 0.05)
     assert printed["objective"]["metric"] == objective
     assert printed["is_regression"] is (False if objective == "latency-p95" else None)

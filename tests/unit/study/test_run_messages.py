@@ -53,6 +53,7 @@ from optimizer.study.run_messages import (
     _usual_states,
     note_on_tests,
     notes_on_measurements,
+    notes_on_throughput,
     start_line,
 )
 from optimizer.study.run_record import RunRecord
@@ -158,6 +159,8 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
     untested = Trial(2, FAST, ((load, searched),))
     expected_other = UntestedServedMore(2, measured) if is_noted else None
     assert _untested_served_more(outcome, [trial, untested], problem) == expected_other
+    by_latency = replace(problem, objectives=(METRICS["latency-p95"],))
+    assert notes_on_throughput(outcome, [trial, untested], by_latency) == (), "a high throughput is not sought"
 
 
 @pytest.mark.parametrize(
