@@ -46,6 +46,7 @@ class ModelSource:
         warm_up: Sizes of the variable dimensions of warm-up requests, by input. The server runs such requests of each
             batch size before it accepts others. None for no warm-up.
         varies_model_json: Whether candidates set keys of model.json. Otherwise tune does not read this file.
+        batch_obstacle: Why the graph of an ONNX file has no batch dimension; empty if it has one or for other models.
     """
 
     repository: Path
@@ -60,6 +61,7 @@ class ModelSource:
     variants: Mapping[str, ModelConfig] = field(default_factory=dict)
     warm_up: Mapping[str, tuple[int, ...]] | None = None
     varies_model_json: bool = False
+    batch_obstacle: str = ""
 
     @property
     def kind(self) -> ModelKind:

@@ -112,6 +112,16 @@ class OwnBackend(Note):
         return f"served by {backend}: a production build's native one is faster"
 
 
+class WithoutBatches(Note):
+    """The ONNX file is served without batches; ``obstacle`` says why its graph has no batch dimension."""
+
+    obstacle: str
+
+    def __str__(self) -> str:
+        advice = "to tune batches, export the model with an open first dimension of every input and output"
+        return f"served without batches, because {self.obstacle}; {advice}"
+
+
 class SettingsUnread(Note):
     """The recommended configuration has ``settings`` that only tune's own backend reads."""
 

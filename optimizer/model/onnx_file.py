@@ -205,7 +205,7 @@ def derive(model: ModelProto, file: Path, name: str, largest_batch: int) -> Mode
     ``max_batch_size`` is ``largest_batch``, or 0 for a model without batch dimension. Raises BadInputError if the
     graph does not describe its inputs and outputs.
     """
-    size = largest_batch if has_batch_dimension(model) else 0
+    size = 0 if batch_obstacle(model) else largest_batch
     config = ModelConfig(name=name, platform=PLATFORM, max_batch_size=size)
     complete(config, model, file.with_name("config.pbtxt"), file)
     for kind, tensors in (("input", config.input), ("output", config.output)):
@@ -214,13 +214,19 @@ def derive(model: ModelProto, file: Path, name: str, largest_batch: int) -> Mode
     return config
 
 
-def has_batch_dimension(model: ModelProto) -> bool:
-    """Return whether the first dimension of every input and output is dynamic and, if named, has the same name."""
-    shapes = [tensor.type.tensor_type.shape.dim for tensor in (*_inputs(model), *model.graph.output)]
-    if any(not shape or shape[0].dim_value > 0 for shape in shapes):
-        return False
-    symbols = {shape[0].dim_param for shape in shapes}
-    return len({symbol for symbol in symbols if symbol and not GENERATED_DIM.fullmatch(symbol)}) <= 1
+def batch_obstacle(model: ModelProto) -> str:
+    """Return why the model has no batch dimension; empty if it has one.
+
+    It has one if the first dimension of every input and output is dynamic and, if named, has the same name.
+    """
+    symbols = set[str]()
+    for tensor in (*_inputs(model), *model.graph.output):
+        dims = tensor.type.tensor_type.shape.dim
+        if not dims or dims[0].dim_value > 0:
+            return f"the first dimension of {format_value(tensor.name)} is " + ("fixed" if dims else "missing")
+        symbols.add(dims[0].dim_param)
+    named = sorted(symbol for symbol in symbols if symbol and not GENERATED_DIM.fullmatch(symbol))
+    return f"the first dimensions have the names {one_line(', '.join(named), MAX_LIST)}" if len(named) > 1 else ""
 
 
 def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> None:
@@ -362,6 +368,7 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
             "model_bytes": sum(path.stat().st_size for path in files),
             "sha256": sha256,
         },
+        batch_obstacle=batch_obstacle(model),
     )
 
 

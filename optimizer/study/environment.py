@@ -31,6 +31,7 @@ from optimizer.core.notes import (
     ServerProcessesVaried,
     SeveralModelsLoaded,
     SharedMemoryUsed,
+    WithoutBatches,
     present,
 )
 from optimizer.core.stopwatch import Stopwatch
@@ -344,6 +345,8 @@ class Environment:
             backends = map(backend_of, task.source.models.values())
             notes += [OwnBackend(name) for name in dict.fromkeys(backends) if name in ("onnxruntime", "pytorch")]
         notes += [self.remote_note() or self.placement(task).note, task.request_note]
+        if task.source.batch_obstacle:
+            notes.append(WithoutBatches(task.source.batch_obstacle))
         if self.options.shared_memory != "none":
             notes.append(SharedMemoryUsed(self.options.shared_memory))
         if task.problem.space.max_server_processes > 1:

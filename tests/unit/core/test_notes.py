@@ -17,6 +17,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.SharedMachine(4, 2),
     notes.ShareOfNode("4 CPUs", 1),
     notes.OwnBackend("onnxruntime"),
+    notes.WithoutBatches("the first dimension of 'ids' is fixed"),
     notes.RemoteServerUsed("triton:8001"),
     notes.SharedMemoryUsed("system"),
     notes.SettingsUnread(("session.intra_op.allow_spinning 0",)),

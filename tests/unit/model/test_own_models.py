@@ -17,7 +17,14 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.deploy.backends.pytorch.conventions import Parameters, cause, in_order, positions, read_parameters
 from optimizer.machine.hardware import Hardware
-from optimizer.model.onnx_file import check_versions, derive, external_files, model_name, read_bare_onnx
+from optimizer.model.onnx_file import (
+    batch_obstacle,
+    check_versions,
+    derive,
+    external_files,
+    model_name,
+    read_bare_onnx,
+)
 from optimizer.model.repository import (
     MAX_HASHED_BYTES,
     check_torch,
@@ -80,6 +87,19 @@ def test_batch_and_dims_follow_the_graph(
     for tensor in (*config.input, *config.output):
         assert DataType.Name(tensor.data_type) == "TYPE_FP32"
         assert tensor.HasField("reshape") == (dims[tensor.name] == [1])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "obstacle"),
+    [
+        (("n", 4), ("n", 4), ""),
+        (("n", 4), (1, 4), "the first dimension of 'y' is fixed"),
+        (("n", 4), (), "the first dimension of 'y' is missing"),
+        (("n", 4), ("m", 4), "the first dimensions have the names m, n"),
+    ],
+)
+def test_the_reason_why_a_graph_has_no_batch_dimension(x: Dims, y: Dims, obstacle: str) -> None:
+    assert batch_obstacle(graph({"x": x}, {"y": y})) == obstacle
 
 
 def test_weights_listed_as_inputs_are_ignored() -> None:

@@ -17,7 +17,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SERVER_CPUS
 from optimizer.core.errors import ServerFault
-from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, SeveralModelsLoaded, ShareOfNode
+from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, SeveralModelsLoaded, ShareOfNode, WithoutBatches
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.deploy.visible_gpus import VisibleGpus
@@ -29,7 +29,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment, ServerResources
 from optimizer.study.run_record import problem_document
 from optimizer.study.task import Task, prepare_task
-from tests.repositories import doubler, write_ensemble, write_model, write_sleeper
+from tests.repositories import doubler, serialized, write_ensemble, write_model, write_sleeper
 
 CONFIG_OF_DOUBLER = """\
 backend: "onnxruntime"
@@ -158,6 +158,17 @@ def test_a_step_that_a_backend_of_tritune_serves_is_noted(
     notes = replace(environment, options=options).notes(task)
     assert notes.count(OwnBackend("onnxruntime")) == (target == "embedded")
     assert BatcherTuned("first") in [note for note in notes if not isinstance(note, DETAILS)], "it is always shown"
+
+
+@pytest.mark.parametrize("rows", ["n", 1])
+def test_an_onnx_file_without_a_batch_dimension_is_noted(
+    environment: Environment, rows: str | int, tmp_path: Path
+) -> None:
+    file = tmp_path / "net.onnx"
+    file.write_bytes(serialized(doubler(dims=(rows, 4))))
+    notes = environment.notes(prepare_task(RunOptions(str(file)), HOST, print))
+    noted = [note for note in notes if isinstance(note, WithoutBatches) and not isinstance(note, DETAILS)]
+    assert noted == ([WithoutBatches("the first dimension of 'x' is fixed")] if rows == 1 else [])
 
 
 def test_the_shares_of_the_load_are_noted(environment: Environment, tmp_path: Path) -> None:
