@@ -60,7 +60,11 @@ def compare_entries(earlier: EntryRecord | None, current: EntryRecord, since: st
     if current.recommended is None:
         is_open = earlier.is_undecided or current.is_undecided
         return Change("undecided" if is_open else "missed", since, ending)
-    change = _compare_estimates(earlier.recommended, current.recommended, since)
+    old, new = (
+        replace(estimate, unsure=estimate.unsure or "UNDECIDED") if entry.is_undecided else estimate
+        for entry, estimate in ((earlier, earlier.recommended), (current, current.recommended))
+    )
+    change = _compare_estimates(old, new, since)
     if change.kind in ("lost", "gained"):
         return replace(change, description=change.description + _explain(earlier, current))
     return change

@@ -58,6 +58,15 @@ def test_intervals_of_disturbed_confirmations_are_not_compared() -> None:
     assert change_text(disturbed, quiet) == "+100 % since 2026-11-01, which may be noise (then: 31 % were disturbed)"
 
 
+def test_a_loss_of_an_undecided_entry_is_no_regression() -> None:
+    """Its test ended early, so its interval may be that of a low load or of a few servers."""
+    passed, ended_early = entry(100.0), replace(entry(50.0), verdict="UNDECIDED")
+    assert change_text(passed, ended_early) == "-50 % since 2026-11-01, which may be noise (now: UNDECIDED)"
+    assert change_text(ended_early, passed) == "+100 % since 2026-11-01, which may be noise (then: UNDECIDED)"
+    (compared,) = compare_batches(batch(ended_early), [batch(passed)], 0.05).entries
+    assert (compared.change and compared.change.kind, compared.regressed) == ("undecided", False)
+
+
 def test_a_loss_within_the_intervals_is_noise() -> None:
     assert change_text(entry(100.0, 5.0), entry(94.0, 2.0)) == "-6 % since 2026-11-01, within noise"
 
