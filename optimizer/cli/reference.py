@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from objectives.metrics import Forecast, Measurement
-from optimizer.cli.commands import COMMANDS, overview
+from optimizer.cli.commands import COMMANDS
 from optimizer.config.queue_policy import QUEUE_PATHS
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.budget import SpentTime
@@ -39,13 +39,10 @@ from optimizer.study.environment import ServerResources
 _COMMANDS = """\
 # Commands
 
-This page is generated: `python -m optimizer.cli.reference` writes it from the parsers that print `tune --help` and
-`tune COMMAND --help`. The options of `tune run` have a [page of their own](reference-options.md). Every command takes
-`--help`, and `--no-color` to disable colors. [Exit codes](running.md#exit-codes) explains the exit codes. The
-[list of tasks](README.md) has a page for each command.
-
-```text
-{overview}```
+This page is generated: `python -m optimizer.cli.reference` writes it from the parsers that print
+`tune COMMAND --help`; `tune --help` lists the commands. The options of `tune run` have a [page of their
+own](reference-options.md). Every command takes `--help`, and `--no-color` to disable colors. [Exit
+codes](running.md#exit-codes) explains the exit codes. The [list of tasks](README.md) has a page for each command.
 """
 _TEXT = "<!-- not run: it is the text of a help -->\n```text\n{}\n```\n"
 _PROFILE = """\
@@ -151,7 +148,7 @@ def reference_page() -> str:
 
 def commands_page() -> str:
     """Return the reference page of the commands in Markdown."""
-    return "\n".join([_COMMANDS.format(overview=overview()), *map(_command_section, COMMANDS)])
+    return "\n".join([_COMMANDS, *map(_command_section, COMMANDS)])
 
 
 def profile_page() -> str:
