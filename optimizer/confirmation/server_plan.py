@@ -98,8 +98,8 @@ def plan_server(
 
     Slow models get longer windows; the slowest decides if several get load. So do tests of the bounds in ``sla`` that
     permit few requests to be slow: the windows are long enough for the default confidence, whatever that of the run
-    is. Shorter ones need more servers (benchmarks/verdict_procedure.md). If the times of the requests repeat, a window
-    has whole periods. So all windows have the same load, and their differences are those of the server.
+    is. Shorter ones need more servers (benchmarks/verdict_procedure.md). If the times of the requests repeat, a
+    window has whole periods. So all windows have the same load, and their differences are those of the server.
     """
     by_model = [model.throughput_infer_per_sec or 0.0 for model in from_text(point.measurement.by_model).values()]
     served = min(by_model, default=point.throughput_infer_per_sec) / load.request_batch_size
