@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from optimizer.core.errors import BadInputError
 from optimizer.results.finished_run import read_run
@@ -37,7 +38,7 @@ def refresh(folder: BatchFolder, on_message: Callable[[str], None]) -> BatchReco
     batch = stored = folder.read()
     batch = replace(batch, entries=tuple(_refresh_entry(folder, entry, on_message) for entry in batch.entries))
     earlier, previous = _earlier_batches(folder, batch), folder.path / batch.previous
-    if batch.previous and not (earlier and earlier[0].path.resolve() == previous.resolve()):
+    if batch.previous and not (earlier and _path_from(folder, earlier[0].path) == batch.previous):
         earlier = []
         with contextlib.suppress(BadInputError):  # it may have been deleted
             earlier = [StoredBatch(previous, read_record(previous))]
@@ -56,7 +57,11 @@ def _compare(folder: BatchFolder, batch: BatchRecord, earlier: Sequence[StoredBa
     if not earlier:
         return batch
     compared = compare_batches(batch, [other.record for other in earlier], batch.regression_share)
-    return replace(compared, previous=os.path.relpath(earlier[0].path, folder.path))
+    return replace(compared, previous=_path_from(folder, earlier[0].path))
+
+
+def _path_from(folder: BatchFolder, path: Path) -> str:
+    return os.path.relpath(path, folder.path)
 
 
 def _refresh_entry(folder: BatchFolder, entry: EntryRecord, on_message: Callable[[str], None]) -> EntryRecord:

@@ -102,6 +102,13 @@ def test_an_entry_whose_run_is_not_there_is_shown_as_recorded(folder: BatchFolde
     assert line.startswith("a · p95 <= 20 ms: shown as in batch.json: ")
 
 
+@pytest.mark.parametrize("previous", ["\0", "/", "x" * 5000])
+def test_an_earlier_batch_that_cannot_be_read_changes_nothing(previous: str, folder: BatchFolder) -> None:
+    before = replace(folder.read(), previous=previous)
+    folder.write(before)
+    assert refresh(folder, unexpected) == before
+
+
 def test_a_failed_entry_stays_failed(folder: BatchFolder) -> None:
     first, second = folder.read().entries
     folder.write(replace(folder.read(), entries=(replace(first, state="failed", reason="gone"), second)))
