@@ -254,7 +254,7 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
                 raise BadInputError(f"{show_path(path)}: {kind} {format_value(declared.name)} {problem}")
         for tensor in () if configured else [tensor for tensor in tensors if tensor.name not in managed]:
             which = f"{kind} {format_value(tensor.name)} of {show_path(file)}"
-            shape = _shape(tensor, which)
+            shape = _shape(tensor, which, is_output=kind == "output")
             if batched and (not shape or shape[0] != -1):
                 raise BadInputError(
                     f"{show_path(path)}: max_batch_size is {config.max_batch_size}, but {which} has no "
@@ -308,14 +308,15 @@ def _inputs(model: ModelProto) -> list[ValueInfoProto]:
     return [tensor for tensor in model.graph.input if tensor.name not in weights]
 
 
-def _shape(tensor: ValueInfoProto, which: str) -> list[int]:
+def _shape(tensor: ValueInfoProto, which: str, *, is_output: bool) -> list[int]:
     kind = tensor.type.WhichOneof("value")
     if kind not in (None, "tensor_type"):
         shown = str(kind).removesuffix("_type").replace("_", " ")
-        raise BadInputError(
-            f"{which} is a {shown}, not a tensor, which Triton cannot pass; export the model without it "
-            "(scikit-learn's: zipmap=False), or name only the others in config.pbtxt"
-        )
+        advice = "export the model with a tensor in its place"
+        if is_output:
+            without = "export the model without it (skl2onnx: options={'zipmap': False})"
+            advice = f"{without}, or name only the others in config.pbtxt"
+        raise BadInputError(f"{which} has the type {shown}, and Triton passes only tensors; {advice}")
     if not tensor.type.tensor_type.HasField("shape"):
         raise BadInputError(f"{which} has no shape in the graph; write it into config.pbtxt")
     return _sizes(tensor)
@@ -328,8 +329,11 @@ def _sizes(tensor: ValueInfoProto) -> list[int]:
 
 def _data_type(tensor: ValueInfoProto, which: str) -> Any:
     name = _type_name(tensor)
-    if name not in TRITON_TYPES:
+    if name in ("", "TYPE_UNDEFINED"):
         raise BadInputError(f"{which} has a type that Triton does not know; write it into config.pbtxt")
+    if name not in TRITON_TYPES:
+        shown = name.removeprefix("TYPE_")
+        raise BadInputError(f"{which} has the type {shown}, which Triton cannot pass; convert it in the model (Cast)")
     return DataType.Value(name)
 
 

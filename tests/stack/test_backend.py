@@ -291,6 +291,12 @@ def test_strings_are_refused_where_they_cannot_pass(tmp_path: Path) -> None:
     assert "TYPE_STRING tensors need numpy 1" in refusal(tmp_path, f"{PLAIN}max_batch_size: 4\n", text_model())
 
 
+def test_bf16_is_refused_because_numpy_has_no_such_type(tmp_path: Path) -> None:
+    tensor = (TensorProto.BFLOAT16, ("batch", 4))
+    model = onnx_model([helper.make_node("Identity", ["x"], ["y"])], {"x": tensor}, {"y": tensor})
+    assert "TYPE_BF16 tensors need Triton's own onnxruntime backend" in refusal(tmp_path, PLAIN, model)
+
+
 # -- parameters and hardware ------------------------------------------------------------------------------------
 
 

@@ -112,8 +112,15 @@ def test_types_that_triton_cannot_pass_are_named() -> None:
     model = doubler()
     model.graph.output[0].type.Clear()
     model.graph.output[0].type.sequence_type.elem_type.map_type.key_type = TensorProto.INT64
-    with pytest.raises(BadInputError, match=r"output 'y' of net.onnx is a sequence, not a tensor, .*zipmap=False"):
+    with pytest.raises(BadInputError, match=r"output 'y' of net.onnx has the type sequence, .*'zipmap': False"):
         derive(model, FILE, "net", 8)
+    model = doubler()
+    model.graph.input[0].type.Clear()
+    model.graph.input[0].type.optional_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    with pytest.raises(BadInputError, match=r"input 'x' of net.onnx has the type optional, .* in its place$"):
+        derive(model, FILE, "net", 8)
+    with pytest.raises(BadInputError, match=r"input 'x' of net.onnx has the type COMPLEX64, .*; convert it .*Cast"):
+        derive(doubler(TensorProto.COMPLEX64), FILE, "net", 8)
     model = doubler()
     model.graph.output[0].type.tensor_type.ClearField("shape")
     with pytest.raises(BadInputError, match=r"output 'y' of net.onnx has no shape in the graph; write it"):

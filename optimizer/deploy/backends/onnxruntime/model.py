@@ -54,6 +54,11 @@ class TritonPythonModel:
         self.outputs = [o["name"] for o in config["output"]]  # other outputs of the graph are not computed
         tensors = [*self.session.get_inputs(), *self.session.get_outputs()]
         self.texts = {t.name for t in tensors if t.type == "tensor(string)"}
+        if any(t.type == "tensor(bfloat16)" for t in tensors):
+            raise pb_utils.TritonModelException(
+                "TYPE_BF16 tensors need Triton's own onnxruntime backend: tune on a server that has it "
+                "(--target docker or local), or export the model with inputs and outputs in FP32"
+            )
         if self.texts and not NUMPY_1:
             raise pb_utils.TritonModelException(
                 "TYPE_STRING tensors need numpy 1 in the server: run tune under Python 3.11 or 3.12"
