@@ -258,7 +258,7 @@ def _judge_models(
     queued: QueuedLoad | None,
 ) -> ConstraintVerdict:
     """Return the verdict on one constraint: for a time of the requests that of the model with the worst one."""
-    by_model = _windows_by_model(servers) if METRICS[bound.metric].timing is LATENCY else {}
+    by_model = windows_by_model(servers) if METRICS[bound.metric].timing is LATENCY else {}
     if not by_model:
         return _judge_constraint(servers, bound, spreads, test, queued)
     requests = {
@@ -277,7 +277,7 @@ def _judge_models(
     return replace(worst, reason=f"{name!r}: {worst.reason}")
 
 
-def _windows_by_model(servers: ServerWindows) -> dict[str, ServerWindows]:
+def windows_by_model(servers: ServerWindows) -> dict[str, ServerWindows]:
     """Return the windows of each model under load; empty unless all windows have values of the same models."""
     by_model = [[model_stats.from_text(window.by_model) for window in server] for server in servers]
     models_of_windows = [models.keys() for server in by_model for models in server]

@@ -66,8 +66,8 @@ is the tightest latency bound that this number of replicas meets. Several RUNs
 of one model are compared by hardware. RUNs on the same hardware are combined,
 which narrows the interval. With --traffic diurnal or --trace the autoscaler
 that `tune emit --format kubernetes` writes is simulated on this traffic.
-Models that stream or keep state are planned from their measured throughput,
-for steady traffic only.
+Several models (--concurrent-models), and models that stream or keep state, are
+planned from their measured throughput, for steady traffic only.
 
 load balancers:
 {chr(10).join(fill(f"  {name}: {BALANCER_SPLITS[name]}", 79, subsequent_indent="    ") for name in BALANCERS)}
@@ -337,7 +337,7 @@ def _refuse_shapes(runs: Sequence[FinishedRun]) -> None:
 
 
 def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
-    if not all(run.problem.is_simulated for run in runs):
+    if not all(run.has_simulated_replica for run in runs):
         return plan_by_measurements(question, runs)
     from optimizer.simulator.simulate import compile_simulator
 

@@ -226,12 +226,17 @@ def document(run: FinishedRun, server: RecommendedServer) -> dict[str, object]:
 
 def print_server(console: Console, run: FinishedRun, server: RecommendedServer) -> None:
     """Print the same for people."""
+    from optimizer.core.notes import SeveralModelsLoaded
     from optimizer.results import summary
     from optimizer.results.configuration_text import configuration
     from optimizer.results.terminal_output import print_unwrapped, print_wrapped
 
     print_wrapped(console, "recommended", summary.headline(run.measured, run.problem))
     print_wrapped(console, "", configuration(server.endpoint.candidate))
+    if run.concurrent_models:
+        print_wrapped(
+            console, "note", str(SeveralModelsLoaded(run.problem.model, tuple(run.concurrent_models.items())))
+        )
     all_addresses = addresses(server.endpoint)
     for label, name in (("gRPC", "grpc"), ("HTTP", "http"), ("metrics", "metrics")):
         for i, server_addresses in enumerate(all_addresses):

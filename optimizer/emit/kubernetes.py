@@ -94,6 +94,17 @@ def autoscaling_notes(server: ProductionServer) -> list[str]:
         f"replicas: scaled to keep each at {target}, {share} of the measured {measured};",
         f"prometheus-adapter computes {metric_name(server.recommendation)} with this rule in its rules.custom:",
         *(f"  {line}" for line in to_yaml([adapter_rule(server.recommendation)]).splitlines()),
+        *_unscaled_notes(server.recommendation),
+    ]
+
+
+def _unscaled_notes(recommendation: Recommendation) -> list[str]:
+    """Return a comment line on the other models under load, whose requests are not counted; empty without any."""
+    if not (others := recommendation.run.concurrent_models):
+        return []
+    return [
+        f"NOTE: replicas are scaled by the requests to {recommendation.model} alone; they are too few if "
+        f"{', '.join(others)} get a larger part of the requests than measured"
     ]
 
 
@@ -412,7 +423,7 @@ def _knative_notes(server: ProductionServer) -> list[str]:
     """Return a comment line on how Knative scales the replicas; empty for a fixed number."""
     if not server.is_autoscaled:
         return []
-    share, measured = f"{100 * server.target_utilization:g} %", server.recommendation.measured_load
+    share, measured = f"{100 * server.target_utilization:g} %", server.recommendation.measured_load_of_all
     load = formatting.request_load(measured, is_rate=server.recommendation.is_rate)
     if measured < MIN_SCALE_TARGET:
         return [
@@ -446,10 +457,10 @@ def _predictor(server: ProductionServer) -> dict[str, Any]:
         "minReplicas": server.min_replicas,
         "maxReplicas": server.max_replicas,
         "scaleMetric": "rps" if server.recommendation.is_rate else "concurrency",
-        "scaleTarget": max(MIN_SCALE_TARGET, math.floor(server.recommendation.measured_load)),
+        "scaleTarget": max(MIN_SCALE_TARGET, math.floor(server.recommendation.measured_load_of_all)),
     }
     if not server.recommendation.is_rate:  # further requests wait in Knative's queue, not in Triton's
-        scaled["containerConcurrency"] = max(1, math.floor(server.recommendation.measured_load))
+        scaled["containerConcurrency"] = max(1, math.floor(server.recommendation.measured_load_of_all))
     model: dict[str, Any] = {
         "modelFormat": {"name": "triton"},
         "protocolVersion": "v2",

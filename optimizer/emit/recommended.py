@@ -123,6 +123,12 @@ class Recommendation:
         return (own_rate or float(load.concurrency)) / self.server_processes
 
     @property
+    def measured_load_of_all(self) -> float:
+        """The same of all models under load together: Knative counts the requests to a pod, whatever their model."""
+        load, shares = self.point.load, (1.0, *self.run.concurrent_models.values())
+        return (load.request_rate or float(sum(load.scaled(s).concurrency for s in shares))) / self.server_processes
+
+    @property
     def is_rate(self) -> bool:
         return bool(self.point.load.request_rate)
 

@@ -36,7 +36,7 @@ from optimizer.plan.fleet import (
     estimate_replicas,
     too_many_replicas,
 )
-from optimizer.plan.measured_capacity import MeasuredCapacity, derive_capacity
+from optimizer.plan.measured_capacity import MEASURED_KIND, MeasuredCapacity, derive_capacity
 from optimizer.plan.replica import fit_replica
 from optimizer.plan.traffic import CONSTANT_DAY, HOURS, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.results import formatting
@@ -45,7 +45,6 @@ from optimizer.results.finished_run import FinishedRun
 HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
 BURST = 2.0  # factor on the planned rate
 FURTHER_SECONDS = 600.0  # further measuring time whose benefit is computed
-MEASURED_KIND = "a model that streams or keeps state"  # these are planned by measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +381,7 @@ def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]
 
     Raises BadInputError if the runs do not fit together, or if the question needs the simulator.
     """
-    simulated = [run for run in runs if run.problem.is_simulated]
+    simulated = [run for run in runs if run.has_simulated_replica]
     if simulated:
         raise BadInputError(
             f"{simulated[0].folder.path}: is no run of {MEASURED_KIND}, but another run is, and the two kinds are "

@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize, special
 
+from objectives import model_stats
 from objectives.arrays import FloatArray
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from objectives.verdict import count_misses
+from objectives.verdict import count_misses, windows_by_model
 from optimizer.config.problem import ModelKind
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import windows_of
@@ -34,6 +35,7 @@ from optimizer.core.trial import Point
 from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, how_to_finish, resume_command, why_unfinished
 
+MEASURED_KIND = "several models, or a model that streams or keeps state"  # these are planned by measurements
 MAX_TEXT_LENGTH = 80  # limit for a value in run.json, which may come from anywhere
 PRECISION = 1e-6  # precision of a rate, as a share of the throughput
 ASSUMPTIONS = (
@@ -46,6 +48,10 @@ STEP_ASSUMPTIONS = (
     "the client sends a step as soon as it has the answer to the last one",
     "a step that is sent with more sequences in flight than confirmed misses the bound",
     "more in flight than confirmed do not raise the throughput",
+)
+CONCURRENT_ASSUMPTIONS = (
+    "the models get requests in the proportion of the run, and have as many in flight as in its measurements",
+    *ASSUMPTIONS,
 )
 RATE_ASSUMPTIONS = ("requests arrive independently of each other, as in the run, and have its lengths",)
 
@@ -144,13 +150,15 @@ class MeasuredCapacity:
             upper end.
         confidence: One-sided confidence of each end.
         confirmed: Confirmed throughput; ``interval`` is its confidence interval on a fresh server.
-        concurrency: Confirmed number of requests in flight; 0 if a request rate was confirmed.
+        concurrency: Confirmed number of requests in flight, those to ``limiting_model`` if there is one; 0 if a
+            request rate was confirmed.
         loads: Measured loads of the configuration up to that.
         mean_in_flight: Mean number in flight at the safe rate of a replica with the lower end of the throughput; None
             if a request rate was confirmed or no rate is safe.
         full_share: Share of requests that find ``concurrency`` or more others in flight there.
         lengths: Lengths of the requests of the run.
         assumptions: Assumptions of the plan.
+        limiting_model: Of several models that get load, the one whose requests limit the rate; empty for one model.
     """
 
     safe: float
@@ -165,10 +173,13 @@ class MeasuredCapacity:
     full_share: float | None
     lengths: LengthSummary
     assumptions: tuple[str, ...]
+    limiting_model: str = ""
 
 
 def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
     """Return the rate of a replica of the recommendation.
+
+    Of several models that get load, each has its part of the rate, and the one with the lowest rate limits the sum.
 
     Raises BadInputError if it was not confirmed, or if a bound is not on a percentile.
     """
@@ -177,8 +188,8 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
         verify = summary.verify_command(run.folder.path, run.remaining_tests)
         command = resume_command(run) if why_unfinished(run) else verify
         raise BadInputError(
-            f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
-            f"that streams or keeps state needs; {f'`{command}` makes it' if command else how_to_finish(run)}"
+            f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for "
+            f"{MEASURED_KIND} needs; {f'`{command}` makes it' if command else how_to_finish(run)}"
         )
     size, throughput = run.problem.request_batch_size, confirmed.point.throughput_infer_per_sec
     lower, upper = confirmed.throughput.low, confirmed.throughput.high
@@ -186,20 +197,29 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
     interval = ConfidenceInterval(lower / size, upper / size)
     load = confirmed.point.load
     safe = likely = high = load.request_rate
-    loads, mean_in_flight, full_share = 1, None, None
+    concurrency, loads, limiting_model, mean_in_flight, full_share = 0, 1, "", None, None
     if load.concurrency:
-        curve, loads = _curve(run, confirmed)
-        curves = [curve.faster(end / throughput) for end in (lower, middle, upper)]
-        safe, likely, high = (curve.highest_rate() for curve in curves)
+        points, shares = _points(run, confirmed), {run.problem.model: 1.0, **run.concurrent_models}
+        curves = {model: _curve(run, points, model, share) for model, share in shares.items()}
+        parts = {model: share / sum(shares.values()) for model, share in shares.items()}
+        safe, likely, high = (
+            min(curve.faster(end / throughput).highest_rate() / parts[model] for model, curve in curves.items())
+            for end in (lower, middle, upper)
+        )
+        slow = {model: curve.faster(lower / throughput) for model, curve in curves.items()}
+        limiting_model = min(slow, key=lambda model: slow[model].highest_rate() / parts[model])
+        loads, concurrency = len(points), slow[limiting_model].concurrency
         if safe:
-            mean_in_flight = curves[0].mean_in_flight(safe)
-            full_share = float(curves[0].in_flight(safe)[-1])
+            mean_in_flight = slow[limiting_model].mean_in_flight(safe * parts[limiting_model])
+            full_share = float(slow[limiting_model].in_flight(safe * parts[limiting_model])[-1])
     elif run.options.request_times != "poisson":
         raise BadInputError(
             f"{run.folder.path}: its requests did not arrive independently of each other, as "
             "those of users do; give a run of a closed loop, or with --request-distribution poisson"
         )
     assumed = STEP_ASSUMPTIONS if run.problem.kind is ModelKind.STATEFUL else ASSUMPTIONS
+    if run.concurrent_models:
+        assumed = CONCURRENT_ASSUMPTIONS
     return MeasuredCapacity(
         safe=safe,
         likely=likely,
@@ -207,12 +227,13 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
         confidence=run.problem.confidence,
         confirmed=middle / size,
         interval=interval,
-        concurrency=load.concurrency,
+        concurrency=concurrency,
         loads=loads,
         mean_in_flight=mean_in_flight,
         full_share=full_share,
         lengths=_lengths(run),
         assumptions=assumed if load.concurrency else RATE_ASSUMPTIONS,
+        limiting_model=limiting_model if run.concurrent_models else "",
     )
 
 
@@ -236,21 +257,22 @@ def _lengths(run: FinishedRun) -> LengthSummary:
     return LengthSummary(tokens, one_line(str(problem.get("sequence_length") or ""), MAX_TEXT_LENGTH))
 
 
-def _curve(run: FinishedRun, confirmed: ConfirmedLoad) -> tuple[ReplicaCurve, int]:
-    """Return the curve of the confirmed configuration, and the number of its measured loads.
+def _curve(run: FinishedRun, points: Sequence[Point], model: str, share: float) -> ReplicaCurve:
+    """Return the curve of the requests to ``model``, which has ``share`` times the load of ``points``.
 
     Between two loads the throughput is interpolated. Below the lowest one it is proportional to the number in flight,
     and a measurement would show more. The share of requests over a bound is that of the next higher load.
     """
-    points = _points(run, confirmed)
-    loads = [point.load.concurrency for point in points]
+    by_load = {point.load.scaled(share).concurrency: point for point in points}  # a small share may give equal loads
+    loads, points = list(by_load), list(by_load.values())
     counts = np.arange(1, loads[-1] + 1)
-    rates = [point.throughput_infer_per_sec / run.problem.request_batch_size for point in points]
+    size = run.problem.request_batch_size
+    rates = [(model_stats.throughput_of(model, point.measurement) or 0.0) / size for point in points]
     throughput = np.minimum(np.interp(counts, [0, *loads], [0.0, *rates]), rates[-1])
     bounds = _percentile_bounds(run)
-    shares = np.array([[_over_bound_share(run, point, bound) for point in points] for bound, _ in bounds])
+    shares = np.array([[_over_bound_share(run, point, bound, model) for point in points] for bound, _ in bounds])
     over_bound = np.maximum.accumulate(shares, axis=1)[:, np.searchsorted(loads, counts)]
-    return ReplicaCurve(throughput, over_bound, np.array([1 - level for _, level in bounds])), len(loads)
+    return ReplicaCurve(throughput, over_bound, np.array([1 - level for _, level in bounds]))
 
 
 def _points(run: FinishedRun, confirmed: ConfirmedLoad) -> Sequence[Point]:
@@ -274,18 +296,18 @@ def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
         level = METRICS[bound.metric].quantile
         if level is None:
             raise BadInputError(
-                f"{run.folder.path}: {bound} permits no share of the requests, which a plan for a model that streams "
-                "or keeps state needs; run `tune` with a bound on a percentile instead, such as --sla-p95 20ms"
+                f"{run.folder.path}: {bound} permits no share of the requests, which a plan for {MEASURED_KIND} "
+                "needs; run `tune` with a bound on a percentile instead, such as --sla-p95 20ms"
             )
         bounds.append((bound, level))
     return bounds
 
 
-def _over_bound_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
-    """Return the share of requests over ``bound``, which is on a percentile."""
+def _over_bound_share(run: FinishedRun, point: Point, bound: Constraint, model: str) -> float:
+    """Return the share of requests to ``model`` over ``bound``, which is on a percentile."""
     confirmed = run.measured.confirmation_of(point)
     servers = windows_of(confirmed.point, run.trials) if confirmed else [[point.measurement]]
     timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
     assert timing is not None, "the bound is on a latency"
     assert level is not None, "the bound is on a percentile"
-    return count_misses(servers, bound.bound, level, timing).share
+    return count_misses(windows_by_model(servers).get(model, servers), bound.bound, level, timing).share

@@ -377,12 +377,15 @@ def _measured_capacity_lines(answer: FleetPlan) -> list[tuple[str, str]]:
     if capacity is None:
         return []
     confirmed = f"{_infer_rate(answer, capacity.confirmed)} were confirmed"
+    to_model = f" to {capacity.limiting_model}" if capacity.limiting_model else ""
     if capacity.concurrency:
         confirmed += (
-            f" with {capacity.concurrency:,} in flight in a closed loop, "
+            f" with {capacity.concurrency:,} in flight{to_model} in a closed loop, "
             f"{formatting.count(capacity.loads, 'load')} measured"
         )
     lines = [("method", f"measured capacity of a replica, not a simulation; {confirmed}")]
+    if to_model:
+        lines.append(("limit", f"the requests{to_model}, which has its part of the rate of all models"))
     if answer.feasible and capacity.mean_in_flight is not None and capacity.full_share is not None:
         rate, safe_rate = answer.rate / answer.replicas, _infer_rate(answer, capacity.safe)
         share = formatting.percent(rate / capacity.confirmed)

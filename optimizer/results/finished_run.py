@@ -105,6 +105,11 @@ class FinishedRun:
         return str(self.info["problem"].get("batcher", self.problem.model))
 
     @property
+    def has_simulated_replica(self) -> bool:
+        """Return whether a replica can be simulated at any request rate: that of one model with one batcher."""
+        return self.problem.is_simulated and not self.concurrent_models
+
+    @property
     def concurrent_models(self) -> dict[str, float]:
         """Return the shares of the load of the models that got load at the same time, by model."""
         return read_shares(self.info["problem"])

@@ -167,6 +167,9 @@ def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
     for bound in judgement.unchecked_bounds:
         reasons.setdefault(_why_unchecked(judgement, bound), []).append(bound)
     remarks += [("not checked", f"{_metric_names(bounds)}: {reason}") for reason, bounds in reasons.items()]
+    if others := ", ".join(judgement.expectation.run.concurrent_models):
+        meaning = f"the run measured {judgement.expectation.model} next to other models, and the values are its own"
+        remarks.append(("not checked", f"{others}: {meaning}"))
     return remarks
 
 

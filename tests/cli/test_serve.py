@@ -108,6 +108,14 @@ def served(tmp_path: Path) -> RecommendedServer:
     )
 
 
+def test_the_throughput_of_several_models_is_said_to_be_their_sum(served: RecommendedServer, tmp_path: Path) -> None:
+    run, text = read_run(change_info(write_run(tmp_path), "problem", concurrent_models="other=3")), io.StringIO()
+    print_server(Console(file=text, width=80), run, served)
+    assert "several models get load, in the proportion doubler 1, other 3; the throughput is their sum" in " ".join(
+        text.getvalue().split()
+    )
+
+
 def test_the_addresses_of_each_server_are_printed(served: RecommendedServer, tmp_path: Path) -> None:
     run, text = read_run(write_run(tmp_path)), io.StringIO()
     print_server(Console(file=text, width=80), run, served)

@@ -775,13 +775,19 @@ def test_each_server_process_gets_its_share_of_load_and_resources(tmp_path: Path
 
 def test_a_model_next_to_others_is_scaled_by_its_own_load(tmp_path: Path) -> None:
     """A request rate is that of all models together, and a concurrency that of the tuned model."""
-    for load, expected in ((OPEN, 150.5 / 4), (CLOSED, 20)):
+    for load, expected, of_all in ((OPEN, 150.5 / 4, 150.5), (CLOSED, 20, 80)):
         run = write_run(tmp_path / str(expected), load=load)
         change_info(run, "problem", concurrent_models="other=2.5,third=0.5")
         assert recommendation_of(run).measured_load == expected
+        assert recommendation_of(run).measured_load_of_all == of_all
         assert "NOTE: several models get load, in the proportion doubler 1, other 2.5, third 0.5; the " in "\n".join(
             header(recommendation_of(run))
         )
+    (manifest,) = emitted(run, tmp_path / "kubernetes", *in_production("s3://b/m", "kubernetes")).values()
+    assert "scaled by the requests to doubler alone; they are too few if other, third get a larger part" in manifest
+    (service,) = emitted(run, tmp_path / "kserve", *in_production("s3://b/m", "kserve")).values()
+    predictor = yaml.safe_load(service)["spec"]["predictor"]
+    assert (predictor["scaleTarget"], predictor["containerConcurrency"]) == (80, 80), "Knative counts all requests"
 
 
 def test_each_server_process_is_a_replica_in_kubernetes(tmp_path: Path) -> None:

@@ -13,15 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from objectives import model_stats
 from objectives.intervals import ConfidenceInterval
+from objectives.metrics import Measurement
 from optimizer.cli.plan import main
 from optimizer.core.errors import BadInputError
 from optimizer.plan.capacity_plan import replicas_for
-from optimizer.plan.measured_capacity import LengthSummary, MeasuredCapacity, ReplicaCurve
+from optimizer.plan.measured_capacity import (
+    MEASURED_KIND,
+    LengthSummary,
+    MeasuredCapacity,
+    ReplicaCurve,
+    derive_capacity,
+)
+from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
 from tests import stateful_run, streaming_run
 from tests.csv_tables import read_rows, write_rows
-from tests.run_folders import copy_run
+from tests.run_folders import change_info, copy_run, write_run
 
 Array: TypeAlias = npt.NDArray[Any]
 SLOTS = 16
@@ -42,6 +51,30 @@ BATCHED = curve(COUNTS / (SERVICE_S * (0.6 + 0.4 * COUNTS)))  # a step takes lon
 def capacity(rates: tuple[float, float, float]) -> MeasuredCapacity:
     interval = ConfidenceInterval(rates[0], rates[2])
     return MeasuredCapacity(*rates, 0.99, rates[1], interval, 8, 3, 4.0, 0.04, LengthSummary({}, ""), ())
+
+
+def plan_of_two_models(folder: Path, other_infer_per_sec: float) -> MeasuredCapacity:
+    """Return the capacity of a run with 20 requests in flight to one model, and 60 to the other, of two samples."""
+    latencies: dict[str, Any] = {
+        "latency_avg_ms": 5.0,
+        "latency_p50_ms": 5.0,
+        "latency_p95_ms": 8.0,
+        "requests": 1000,
+    }
+    models = {"doubler": Measurement(600.0, **latencies), "other": Measurement(other_infer_per_sec, **latencies)}
+    total = 600.0 + other_infer_per_sec
+    measured = Measurement(total, **latencies, by_model=model_stats.to_text(models), stable=True)
+    run = change_info(write_run(folder, measured=measured), "problem", concurrent_models="other=3")
+    return derive_capacity(read_run(run))
+
+
+def test_the_model_with_the_lowest_rate_limits_several(tmp_path: Path) -> None:
+    slow, fast = (plan_of_two_models(tmp_path / name, rate) for name, rate in (("slow", 400.0), ("fast", 9000.0)))
+    assert (slow.limiting_model, slow.concurrency) == ("other", 60)
+    assert 0 < slow.safe < slow.likely < 200 / 0.75, "it serves 200 of its three quarters of the requests"
+    assert (fast.limiting_model, fast.concurrency) == ("doubler", 20)
+    assert 0 < fast.safe < fast.likely < 300 / 0.25
+    assert slow.assumptions[0].startswith("the models get requests in the proportion of the run")
 
 
 # -- the rate of a replica ---------------------------------------------------------------------------------------
@@ -334,7 +367,10 @@ def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_
         ([cut_off], f"no measurement on fresh servers.* `tune --resume {cut_off}` makes it"),
         ([averages], "permits no share of the requests"),
         ([damaged], "problem.tokens"),
-        ([streaming, simulated], "is no run of a model that streams or keeps state, but another run is"),
+        (
+            [streaming, simulated],
+            f"is no run of {MEASURED_KIND}, but another run is",
+        ),
         ([streaming, copy_run(streaming, "same")], "have the same hardware"),
         ([streaming, copy_run(streaming, "other", problem={"model": "gpt"})], "of different models"),
     ):

@@ -674,8 +674,15 @@ def test_a_run_with_priorities_is_planned_with_a_note(run: Path, capsys: pytest.
 
 
 def test_a_run_of_several_models_is_planned_with_a_note(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(copy_run(run, "several", problem={"concurrent_models": "other=0.5"})), "--rate", "9/s"])
-    assert "note: the rates are those of all models together" in capsys.readouterr().err
+    several = str(copy_run(run, "several", problem={"concurrent_models": "other=0.5"}))
+    main([several, "--rate", "9/s"])
+    printed = capsys.readouterr()
+    assert "note: the rates are those of all models together" in printed.err
+    assert "measured capacity of a replica, not a simulation" in printed.out
+    with pytest.raises(
+        BadInputError, match="need the simulator, which does not describe several models, or a model "
+    ):
+        main([several, "--rate", "9/s", "--traffic", "diurnal"])
 
 
 def test_a_plan_without_a_permitted_error_rate_says_that_refusals_are_not_simulated(

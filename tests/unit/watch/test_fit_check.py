@@ -152,6 +152,8 @@ def test_one_of_several_models_is_not_simulated_from_the_sum(tmp_path: Path) -> 
     expected = derive_expectation(read_run(change_info(folder, "problem", concurrent_models="other=0.5")))
     assert (expected.simulation, expected.safe_rate) == (WhyNotSimulated.CONCURRENT, None)
     assert plan_step(expected, 100).command == "", "the rates of a plan are those of all models together"
+    text = printed(Judgement(expected, loads(RATE), 1))
+    assert "not checked   other: the run measured dlrm next to other models" in text
 
 
 def test_the_output_names_each_bound_and_the_kind_of_server() -> None:
