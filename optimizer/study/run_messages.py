@@ -158,27 +158,22 @@ def notes_on_throughput(outcome: Outcome, trials: Sequence[Trial], problem: Prob
 
     There are none if a high throughput is not sought.
     """
-    if problem.keeps_best_load:
-        return ()
-    return present([_less_than_in_search(outcome, trials, problem), _untested_served_more(outcome, trials, problem)])
-
-
-def _less_than_in_search(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> LessThanInSearch | None:
-    """Return a note if the recommendation passed with clearly less throughput than the search measured."""
     best = _passed(outcome)
-    if best is None:
-        return None
+    if best is None or problem.keeps_best_load:
+        return ()
+    return present([_less_than_in_search(best, trials, problem), _untested_served_more(best, trials, problem)])
+
+
+def _less_than_in_search(best: Point, trials: Sequence[Trial], problem: Problem) -> LessThanInSearch | None:
+    """Return a note if ``best``, which passed, has clearly less throughput than the search measured."""
     expected = problem.best_point(all_points([trial_of(best, trials)]))
     if expected is None or best.throughput_infer_per_sec >= CLEARLY_LESS * expected.throughput_infer_per_sec:
         return None
     return LessThanInSearch(expected.throughput_infer_per_sec, best.throughput_infer_per_sec)
 
 
-def _untested_served_more(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> UntestedServedMore | None:
-    """Return a note if the recommendation passed with clearly less throughput than an untested configuration."""
-    best = _passed(outcome)
-    if best is None:
-        return None
+def _untested_served_more(best: Point, trials: Sequence[Trial], problem: Problem) -> UntestedServedMore | None:
+    """Return a note if ``best``, which passed, has clearly less throughput than an untested configuration."""
     tested = {trial.candidate for trial in trials if trial.confirmations}
     other = problem.best_point([point for point in latest_points(trials) if point.candidate not in tested])
     if other is None or best.throughput_infer_per_sec >= CLEARLY_LESS * other.throughput_infer_per_sec:

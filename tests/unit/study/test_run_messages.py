@@ -154,11 +154,11 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     served = outcome.recommended.throughput_infer_per_sec
     expected = LessThanInSearch(measured, served) if is_noted else None
-    assert _less_than_in_search(outcome, [trial], problem) == expected
-    assert _untested_served_more(outcome, [trial], problem) is None
+    assert _less_than_in_search(outcome.recommended, [trial], problem) == expected
+    assert _untested_served_more(outcome.recommended, [trial], problem) is None
     untested = Trial(2, FAST, ((load, searched),))
     expected_other = UntestedServedMore(2, measured) if is_noted else None
-    assert _untested_served_more(outcome, [trial, untested], problem) == expected_other
+    assert _untested_served_more(outcome.recommended, [trial, untested], problem) == expected_other
     by_latency = replace(problem, objectives=(METRICS["latency-p95"],))
     assert notes_on_throughput(outcome, [trial, untested], by_latency) == (), "a high throughput is not sought"
 
