@@ -123,7 +123,7 @@ def usual_latency_rise(trials: Sequence[Trial], trial: Trial, load: LoadPoint, p
         problem: The search problem.
     """
     counted = [window for server in counted_server_windows(trial, load) for window in server]
-    prior_slope = next(window.latency_slope for window in trial.confirmations if window.load == load)
+    prior_slope = trial.windows_at(load)[0].latency_slope
     if problem.cpu_count is None or not problem.sla.latencies or not counted or prior_slope is None:
         return 0.0
     nodes = {window.node for window in counted}
@@ -153,7 +153,7 @@ def _latency_slope(trials: Sequence[Trial], problem: Problem, prior_slope: float
     products, squares = PRIOR_FALL_SQUARES * prior_slope, PRIOR_FALL_SQUARES
     latency = METRICS[problem.sla.judged_latency]
     for trial, load in confirmed_loads(trials):
-        windows = [window.measurement for window in trial.confirmations if window.load == load]
+        windows = [window.measurement for window in trial.windows_at(load)]
         latencies_ms = np.array([latency.value(window) or 0.0 for window in windows])
         known = (latencies_ms > 0) & np.isfinite(latencies_ms)
         if known.any():

@@ -244,7 +244,7 @@ def compare_metric(
 def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> ConfirmedLoad:
     """Return the verdict on ``trial``, one of ``trials``, at ``load``."""
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
-    error = max(window.error_probability for window in trial.confirmations if window.load == load)
+    error = max(window.error_probability for window in trial.windows_at(load))
     # a test that was given up had the time for at least the first look, so its cause is among ``unlikely``
     judged = judge_load(trials, trial, load, problem, error or 1 - problem.confidence, LOOKS[0])
     if not error:

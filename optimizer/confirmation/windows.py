@@ -34,7 +34,7 @@ def counted_server_windows(trial: Trial, load: LoadPoint) -> list[list[Measureme
 
 def windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measurement]]:
     """Return ``server_windows`` by the number of the fresh server."""
-    windows = [window for window in trial.confirmations if window.load == load]
+    windows = trial.windows_at(load)
     tested = [window for window in windows if window.is_tested]
     servers: dict[int, list[Measurement]] = {}
     for window in tested or windows:

@@ -154,6 +154,10 @@ class Trial:
         """Whether a measurement of the search has a throughput."""
         return any(measurement.has_values for _, measurement in self.measurements)
 
+    def windows_at(self, load: LoadPoint) -> list[ConfirmationWindow]:
+        """Return the confirmations at ``load``."""
+        return [window for window in self.confirmations if window.load == load]
+
     def point(self, load: LoadPoint, measurement: Measurement) -> Point:
         """Return ``measurement`` as the point of the candidate at ``load``."""
         return Point(self.number, self.candidate, load, measurement)

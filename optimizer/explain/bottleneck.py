@@ -429,7 +429,7 @@ def _disturbance_reasons(stages: StageBreakdown) -> tuple[str, ...]:
 def _windows(point: Point, trials: Sequence[Trial]) -> list[Point]:
     """Return the windows of the confirmation that ``point`` sums up; ``point`` itself if the search measured it."""
     trial = trial_of(point, trials)
-    confirmations = [window for window in trial.confirmations if window.load == point.load]
+    confirmations = trial.windows_at(point.load)
     if not confirmations or any(measurement == point.measurement for _, measurement in trial.measurements):
         return [point]
     return [trial.point(window.load, window.measurement) for window in confirmations]

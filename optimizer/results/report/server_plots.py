@@ -222,8 +222,7 @@ def noise(run: FinishedRun) -> Drawing | None:
 
 def _measured_windows(run: FinishedRun, point: Point) -> list[ConfirmationWindow]:
     """Return the windows of the confirmation of ``point``, without those that were lost."""
-    trial = trial_of(point, run.trials)
-    return [window for window in trial.confirmations if window.load == point.load and not window.is_lost]
+    return [window for window in trial_of(point, run.trials).windows_at(point.load) if not window.is_lost]
 
 
 def _draw_windows(

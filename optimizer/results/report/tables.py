@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from objectives import batch_stats, response_times
-from objectives.metrics import METRICS, Metric
+from objectives.metrics import METRICS, Measurement, Metric
 from objectives.sla import Verdict
 from optimizer.config.problem import Problem
 from optimizer.core.candidate import Candidate
@@ -93,13 +93,21 @@ def stages_ms(run: FinishedRun, point: Point) -> dict[str, float] | None:
 
 def executions(run: FinishedRun, point: Point) -> dict[int, int]:
     """Return the number of executed batches by size in samples, over all measurements at this load."""
-    texts = []
-    for trial in run.trials:
-        if trial.candidate == point.candidate:
-            texts += [m.batch_stats for load, m in trial.measurements if load == point.load]
-            texts += [window.measurement.batch_stats for window in trial.confirmations if window.load == point.load]
-    counted = batch_stats.sum_by_size(batch_stats.from_text(text) for text in texts)
+    fresh, searched = _measurements_at(run, point)
+    counted = batch_stats.sum_by_size(
+        batch_stats.from_text(measurement.batch_stats) for measurement in fresh + searched
+    )
     return {size: count for size, count, _ in counted}
+
+
+def _measurements_at(run: FinishedRun, point: Point) -> tuple[list[Measurement], list[Measurement]]:
+    """Return the measurements of the candidate of ``point`` at its load: those on fresh servers, and the others."""
+    deployments = [trial for trial in run.trials if trial.candidate == point.candidate]
+    fresh = [window.measurement for trial in deployments for window in trial.windows_at(point.load)]
+    searched = [
+        measurement for trial in deployments for load, measurement in trial.measurements if load == point.load
+    ]
+    return fresh, searched
 
 
 @dataclass(frozen=True)
@@ -238,14 +246,7 @@ def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
     point = run.shown
     if point is None:
         return None
-    deployments = [trial for trial in run.trials if trial.candidate == point.candidate]
-    fresh = [
-        window.measurement for trial in deployments for window in trial.confirmations if window.load == point.load
-    ]
-    searched = [
-        measurement for trial in deployments for load, measurement in trial.measurements if load == point.load
-    ]
-    for measurements in (fresh, searched):
+    for measurements in _measurements_at(run, point):
         recorded = sorted(
             (measurement for measurement in measurements if measurement.response_times_ms),
             key=lambda measurement: measurement.latency_p50_ms or 0.0,
