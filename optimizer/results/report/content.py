@@ -161,8 +161,7 @@ def report_section(run: FinishedRun) -> ReportSection:
     """Return the content of ``run``, which must have measurements."""
     outcome, problem, shown = run.measured, run.problem, run.shown
     recommends = outcome.recommended is not None
-    best_loads = tables.best_loads(run)
-    samples = parameter_samples(run, best_loads)
+    samples = parameter_samples(run)
     neighbours = one_step_off(run, samples)
     lines = outcome_values.point_lines(outcome, shown, problem) if shown else []
     return ReportSection(

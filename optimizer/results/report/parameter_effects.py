@@ -13,7 +13,7 @@ from optimizer.config.problem import Problem
 from optimizer.core.candidate import Candidate, FieldValue, short_path
 from optimizer.core.trial import Point
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.recommendation import BestLoad
+from optimizer.results.recommendation import best_load
 
 Array = npt.NDArray[np.float64]
 
@@ -68,11 +68,11 @@ def label(parameter: str) -> str:
     return names.get(parameter) or (parameter if parameter == "max_batch_size" else short_path(parameter))
 
 
-def parameter_samples(run: FinishedRun, best_loads: Sequence[BestLoad]) -> list[ParameterSample]:
-    """Return the samples of all measured trials of the space, of which ``best_loads`` are the best loads."""
+def parameter_samples(run: FinishedRun) -> list[ParameterSample]:
+    """Return the samples of all measured trials of the space, each at its best load."""
     samples, space = list[ParameterSample](), run.problem.space
-    for best in best_loads:
-        values = space.parameter_values(space.canonical(best.trial.candidate))
+    for trial in run.trials:
+        best, values = best_load(trial, run.problem), space.parameter_values(space.canonical(trial.candidate))
         if best.point is not None and values is not None:
             samples.append(ParameterSample(best.point, best.meets_sla, values))
     return samples

@@ -14,7 +14,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.recommendation import BestLoad, Outcome, best_load
+from optimizer.results.recommendation import BestLoad, Outcome
 from optimizer.results.report.parameter_effects import Neighbour, label
 from optimizer.results.request_steps import HEADERS, limit_sentence, step_rows, step_times
 from optimizer.simulator.speed_correction import NO_CORRECTION
@@ -43,11 +43,6 @@ def compared_candidates(run: FinishedRun) -> dict[Candidate, str]:
     if outcome.dynamic_batching is not None and outcome.dynamic_batching.is_tried:
         roles.setdefault(run.dynamic_batching, "dynamic_batching {}")
     return roles
-
-
-def best_loads(run: FinishedRun) -> list[BestLoad]:
-    """Return the best load of each trial."""
-    return [best_load(trial, run.problem) for trial in run.trials]
 
 
 def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:

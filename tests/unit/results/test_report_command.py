@@ -303,7 +303,7 @@ class TestFigures:
 
     def test_importance_ranks_the_parameters(self, run: Path) -> None:
         finished = read_run(run)
-        samples = parameter_effects.parameter_samples(finished, tables.best_loads(finished))
+        samples = parameter_effects.parameter_samples(finished)
         shares = parameter_effects.importance(finished.problem, samples)
         assert sum(shares.values()) == pytest.approx(1)
         assert shares.keys() == parameter_effects.varied(finished.problem).keys()
@@ -341,7 +341,7 @@ class TestFigures:
 
 
 def _steps(finished: FinishedRun) -> list[parameter_effects.Neighbour]:
-    samples = parameter_effects.parameter_samples(finished, tables.best_loads(finished))
+    samples = parameter_effects.parameter_samples(finished)
     return parameter_effects.one_step_off(finished, samples)
 
 
