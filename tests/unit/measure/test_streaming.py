@@ -352,16 +352,21 @@ class UnevenServer:
         return ended_seconds + (self.pause_seconds if ended_seconds > self.pause_at_seconds >= arrived_seconds else 0)
 
 
+def uneven_windows(server: UnevenServer, input_data: Path, log: Path) -> list[Measurement]:
+    """Return the measurements of a closed loop in eight windows of 0.5 s."""
+    generator = ClosedLoopGenerator(
+        log=log, input_data=input_data, is_streaming=True, run_client=SimulatedClient(server)
+    )
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        return generator.measure_windows(endpoint, CLOSED, 0.5, 8)
+
+
 @pytest.mark.parametrize("server", [UnevenServer(), UnevenServer(pause_seconds=0.6)])
 def test_a_closed_loop_continues_until_each_window_has_enough_requests(
     server: UnevenServer, random_requests: Path, tmp_path: Path
 ) -> None:
     """Eight windows of 0.5 s have 20 requests on average, so some have fewer."""
-    generator = ClosedLoopGenerator(
-        log=tmp_path / "log", input_data=random_requests, is_streaming=True, run_client=SimulatedClient(server)
-    )
-    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
-        windows = generator.measure_windows(endpoint, CLOSED, 0.5, 8)
+    windows = uneven_windows(server, random_requests, tmp_path / "log")
     requests = [window.requests or 0 for window in windows]
     assert len(requests) == 8
     assert min(requests) >= MIN_STREAMED_REQUESTS
@@ -370,12 +375,7 @@ def test_a_closed_loop_continues_until_each_window_has_enough_requests(
 
 def test_a_closed_loop_does_not_wait_for_a_window_without_requests(random_requests: Path, tmp_path: Path) -> None:
     """After a long pause all windows would have to be longer than it."""
-    server = UnevenServer(pause_seconds=6.0)
-    generator = ClosedLoopGenerator(
-        log=tmp_path / "log", input_data=random_requests, is_streaming=True, run_client=SimulatedClient(server)
-    )
-    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
-        windows = generator.measure_windows(endpoint, CLOSED, 0.5, 8)
+    windows = uneven_windows(UnevenServer(pause_seconds=6.0), random_requests, tmp_path / "log")
     assert 1 < len(windows) < 8
     assert min(window.requests or 0 for window in windows) >= MIN_STREAMED_REQUESTS
     most = MAX_UNEVENNESS * 8 * MIN_STREAMED_REQUESTS

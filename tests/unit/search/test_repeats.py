@@ -124,17 +124,21 @@ def test_a_repeat_is_stored_as_a_second_trial() -> None:
     assert [t.user_attrs["trial"] for t in candidate_tracker.study.trials if "trial" in t.user_attrs] == [0, 1, 2]
 
 
-def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> None:
+def after_comparisons(budget: Budget) -> Scheduler:
+    """Return a scheduler whose first two trials, the comparisons, are finished."""
     searcher = make_searcher("simulated", PROBLEM, 0)
-    scheduler = Scheduler(
-        PROBLEM, searcher, Budget(1e9), Stopwatch(), (("baseline", SLOW), ("dynamic_batching", FAST))
-    )
+    scheduler = Scheduler(PROBLEM, searcher, budget, Stopwatch(), (("baseline", SLOW), ("dynamic_batching", FAST)))
     for finished_trial in (FEASIBLE, MISSED):
         scheduled = scheduler.next()
         assert scheduled is not None
         scheduler.record_finished(
             replace(finished_trial, number=scheduled[1].number, candidate=scheduled[1].candidate)
         )
+    return scheduler
+
+
+def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> None:
+    scheduler = after_comparisons(Budget(1e9))
     scheduled = scheduler.next()
     assert scheduled is not None
     role, repeat = scheduled
@@ -145,14 +149,4 @@ def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> 
 
 
 def test_repeats_count_as_trials_of_the_limit() -> None:
-    searcher = make_searcher("simulated", PROBLEM, 0)
-    scheduler = Scheduler(
-        PROBLEM, searcher, Budget(1e9, 2), Stopwatch(), (("baseline", SLOW), ("dynamic_batching", FAST))
-    )
-    for finished_trial in (FEASIBLE, MISSED):
-        scheduled = scheduler.next()
-        assert scheduled is not None
-        scheduler.record_finished(
-            replace(finished_trial, number=scheduled[1].number, candidate=scheduled[1].candidate)
-        )
-    assert scheduler.next() is None
+    assert after_comparisons(Budget(1e9, 2)).next() is None
