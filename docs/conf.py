@@ -57,14 +57,17 @@ def _add_measurements(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _add_tasks(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the pages of ``docs/README.md`` to the navigation, with one caption for each of its sections."""
+    """Put the pages of ``docs/README.md`` before the last part of the navigation, with a caption for each section."""
     if page != "docs/index":
         return
     _, *sections = (ROOT / "docs/README.md").read_text(encoding="utf-8").split("\n## ")
+    tasks = ""
     for section in sections:
         pages = re.findall(r"^\| \[.+?\]\(([\w-]+)\.md\) \|", section, re.MULTILINE)
         lines = (f":caption: {section.splitlines()[0]}", ":maxdepth: 1", "", *pages)
-        source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
+        tasks += "```{toctree}\n" + "\n".join(lines) + "\n```\n\n"
+    before, toctree, project = source[0].rpartition("```{toctree}")
+    source[0] = before + tasks + toctree + project
 
 
 def setup(app: Sphinx) -> None:
