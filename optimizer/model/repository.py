@@ -308,23 +308,26 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in _files(folder))
 
 
-def hash_model_files(source: ModelSource) -> str:
+def hash_model_files(source: ModelSource, *, needs_permission: bool) -> str:
     """Return the SHA-256 of the files in the versions that Triton loads of each model of ``source``.
 
     It is empty if there are none, or more than MAX_HASHED_BYTES. A model.json is left out, as config.pbtxt is: a user
-    replaces both with the recommended ones. Raises BadInputError if a file cannot be read.
+    replaces both with the recommended ones. Without ``needs_permission`` it is empty too if this user may not read a
+    file, which only a server with more rights reads. Raises BadInputError if a file cannot be read otherwise.
     """
     versions = [
         version
         for name, config in sorted(source.models.items())
         for version in sorted(_served_versions(config, _versions(source.folder(name))))
     ]
-    files = [file for version in versions for file in sorted(_files(version)) if file.name != model_json.FILE]
     try:
+        files = [file for version in versions for file in sorted(_files(version)) if file.name != model_json.FILE]
         if not files or sum(file.stat().st_size for file in files) > MAX_HASHED_BYTES:
             return ""
         return digest_files(files)
     except OSError as error:
+        if isinstance(error, PermissionError) and not needs_permission:
+            return ""
         where = Path(error.filename or source.folder(source.name))  # an error of read() names no file
         raise BadInputError(f"{show_path(where)}: cannot be read: {error.strerror}") from None
 

@@ -220,8 +220,13 @@ class _Finder:
         return source
 
     def _with_hash(self, source: ModelSource) -> ModelSource:
-        """Return the stored model with the SHA-256 of its files. Those of a remote server are not known."""
-        sha256 = "" if self.options.target == "remote" else hash_model_files(source)
+        """Return the stored model with the SHA-256 of its files.
+
+        Those of a remote server are not known, and those of a container perhaps only to its user.
+        """
+        if self.options.target == "remote":
+            return source
+        sha256 = hash_model_files(source, needs_permission=self.options.target != "docker")
         return replace(source, facts={**source.facts, MODEL_HASH: sha256}) if sha256 else source
 
     def _server_installation(self, config: Path) -> Installation:

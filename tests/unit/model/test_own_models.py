@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import re
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -502,5 +506,37 @@ def test_a_change_of_a_stored_models_files_is_noticed_by_their_hash(tmp_path: Pa
     assert sha256() is None
     (folder / "1" / "weights").unlink()
     (folder / "1" / "weights").symlink_to("/proc/self/mem")  # its first page cannot be read, as a faulty disk
-    with pytest.raises(BadInputError, match=r"mine: cannot be read: Input/output error$"):
-        sha256()
+    targets: tuple[TargetName, ...] = ("embedded", "docker")
+    for target in targets:
+        with pytest.raises(BadInputError, match=r"mine: cannot be read: Input/output error$"):
+            sha256(target)
+
+
+def test_weights_that_only_the_user_of_a_container_may_read_have_no_hash() -> None:
+    """A server in a container runs as root by default, but one on this machine as this user."""
+
+    def sha256(target: TargetName) -> object:
+        options = RunOptions("mine", model_repository=folder, target=target)
+        return find_model(options, Hardware((), "a CPU", 2, 1 << 33), print).source.facts.get("sha256")
+
+    with tempfile.TemporaryDirectory() as folder:  # other users cannot enter ``tmp_path``
+        Path(folder).chmod(0o755)
+        weights = write_python_model(Path(folder), "mine", "# one\n") / "1" / "weights"
+        weights.touch()
+        assert sha256("docker") == sha256("local")
+        weights.chmod(0)
+        with as_ordinary_user():
+            assert sha256("docker") is None
+            with pytest.raises(BadInputError, match=r"mine/1/weights: cannot be read: Permission denied$"):
+                sha256("local")
+
+
+@contextlib.contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Lay down the rights of root within the context, if this user is root."""
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
