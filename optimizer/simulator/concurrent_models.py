@@ -96,7 +96,9 @@ class ConcurrentServerModel:
     def _loads(self, index: int, loads: Sequence[ConfigurationLoad]) -> list[ConfigurationLoad]:
         """Return the configuration of one model and its load, for each of ``loads`` of all models."""
         part = _parts(self.problem)[index]
-        own = [(_candidate_of(part, candidate), _load_of(part, LoadPoint(1, n))) for candidate, n in loads]
+        own = [
+            (_candidate_of(part, candidate, self.problem), _load_of(part, LoadPoint(1, n))) for candidate, n in loads
+        ]
         return [(candidate, load.concurrency) for candidate, load in own]
 
 
@@ -138,10 +140,11 @@ def _arguments(points: Sequence[Point], problem: Problem) -> list[tuple[list[Poi
     return [(_points_of(part, points, problem), _problem_of(part, problem)) for part in _parts(problem)]
 
 
-def _candidate_of(part: ConcurrentModel | None, candidate: Candidate) -> Candidate:
-    """Return the configuration of one model in ``candidate``."""
+def _candidate_of(part: ConcurrentModel | None, candidate: Candidate, problem: Problem) -> Candidate:
+    """Return the configuration of one model in ``candidate``; that of an ensemble includes its steps."""
     if part is None:
-        own = tuple((path, value) for path, value in candidate.fields if not model_of_field(path))
+        others = {other.name for other in problem.concurrent}
+        own = tuple((path, value) for path, value in candidate.fields if model_of_field(path) not in others)
         return replace(candidate, fields=own)
     fields = fields_of_model(candidate.fields, part.name)
     try:
@@ -164,7 +167,7 @@ def _points_of(part: ConcurrentModel | None, points: Sequence[Point], problem: P
         if measured is None or not throughput:
             continue
         measured = at_other_speed(measured, point.throughput_infer_per_sec / throughput)
-        candidate, load = _candidate_of(part, point.candidate), _load_of(part, point.load)
+        candidate, load = _candidate_of(part, point.candidate, problem), _load_of(part, point.load)
         own.append(replace(point, candidate=candidate, load=load, measurement=measured))
     return own
 
@@ -173,7 +176,8 @@ def _problem_of(part: ConcurrentModel | None, problem: Problem) -> Problem:
     """Return the problem of one model alone."""
     space = problem.space
     if part is None:
-        fields = {path: values for path, values in space.fields.items() if not model_of_field(path)}
+        others = {other.name for other in problem.concurrent}
+        fields = {path: values for path, values in space.fields.items() if model_of_field(path) not in others}
         return replace(problem, space=replace(space, fields=fields), concurrent=())
 
     def choices(parameter: str, configured: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from optimizer.config.problem import ConcurrentModel, Problem
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import LoadPoint, Point
-from optimizer.simulator.concurrent_models import ConcurrentServerModel
+from optimizer.simulator.concurrent_models import ConcurrentServerModel, fit
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.performance_model import fit_simulator, model_type, sample_models
@@ -24,6 +24,7 @@ from tests.simulation import constant
 DELAY, COUNT, PREFERRED = (
     f"second/{name}" for name in ("max_queue_delay_microseconds", "instance_group_count", "preferred_batch_size")
 )
+INNER = "inner/instance_group_count"
 SPACE = SearchSpace((8,), ("off", 0), ("none",), (1, 2), fields={DELAY: ("off", 0), COUNT: (1, 2)})
 OTHER = ConcurrentModel("second", 3.0, Candidate(8))
 PROBLEM = Problem("first", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 150.0}), concurrent=(OTHER,))
@@ -73,6 +74,29 @@ def test_an_untried_configuration_of_the_other_model_is_predicted() -> None:
     of_each, of_one = errors.values()
     assert (of_each < 0.1).all()
     assert (of_one > 0.3).all()
+
+
+def test_the_settings_of_the_steps_of_a_tuned_ensemble_are_its_own() -> None:
+    """The step ``inner`` is not a model under load; its instances change the times of the ensemble."""
+    space = replace(SPACE, fields={**SPACE.fields, INNER: (1, 2)})
+    problem = replace(PROBLEM, space=space)
+
+    def ensemble(inner: int, count: int) -> Candidate:
+        fields = ((INNER, inner), (COUNT, count), (DELAY, "off"))
+        return Candidate(8, fields=fields)
+
+    def points(milliseconds: float, inner: int) -> list[Point]:
+        served = replace(SERVER, models=(server(milliseconds), SERVER.models[1]))
+        loads = [(candidate(False, 1, "off", 1), n) for n in (1, 4, 16)]
+        return [
+            Point(inner, ensemble(inner, 1), LoadPoint(1, n), m)
+            for (_, n), m in zip(loads, served.measure(loads), strict=True)
+        ]
+
+    model = fit([*points(16, 1), *points(8, 2)], problem, P95)
+    slow, fast = (result.by_model[0] for result in model.simulate([(ensemble(inner, 2), 16) for inner in (1, 2)]))
+    assert slow.throughput_infer_per_sec == pytest.approx(62.5, rel=0.1)
+    assert fast.throughput_infer_per_sec == pytest.approx(125, rel=0.1)
 
 
 def test_samples_are_models_of_each_model() -> None:
