@@ -105,7 +105,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune runs",
         usage=f"[options] [MODEL | {DELETE_FLAG} RUN ...]",
-        description="List the runs and batches in a folder of results, the newest first, or delete some of them.",
+        description="List the runs and batches in a folder of results, or delete some of them.",
         epilog=EPILOG,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="List only the runs of this model")
