@@ -84,11 +84,22 @@ def _report_unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EROFS):
         fault = write_error(Path(error.filename or "a file"), error)
         return fail(str(fault), fault.exit_code)
+    if not _has_working_folder():
+        message = "the working folder does not exist any more; change to another one"
+        return fail(message, EnvironmentFault.exit_code)
     from optimizer.options.addresses import redact  # takes longer to import than all of the above
 
     # a bug in tune; exit code 1 would mean that no configuration meets the SLA
     print(redact("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     return fail("this is a bug in tune; please report the traceback above", EnvironmentFault.exit_code)
+
+
+def _has_working_folder() -> bool:
+    """Return whether the working folder of this process still exists, as another program may have removed it."""
+    try:
+        return bool(Path.cwd())
+    except FileNotFoundError:
+        return False
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -34,6 +34,13 @@ def run(
     return subprocess.run(command, stdout=stdout, stderr=stderr, env=environment, timeout=SECONDS, check=False)
 
 
+def test_a_working_folder_that_was_removed_is_named() -> None:
+    inside = ("sh", "-c", 'cd "$(mktemp -d)" && rmdir "$PWD" && exec "$@"', "sh")
+    ended = run("runs", under=inside)
+    complaint = "tune: the working folder does not exist any more; change to another one\n"
+    assert (ended.returncode, ended.stderr.decode()) == (3, complaint)
+
+
 # -- standard output and standard error -------------------------------------------------------------------------
 
 
