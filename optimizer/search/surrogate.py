@@ -125,17 +125,21 @@ class Surrogate:
         loads: Sequence[ConfigurationLoad],
         levels: Sequence[float],
         speed_probe_ms: float | None = None,
+        log_noise: tuple[float, float] | None = None,
     ) -> tuple[FloatArray, FloatArray]:
         """Return quantiles of measurements of throughput (infer/s) and binding latency (s), each [levels, loads].
 
         They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
-        deployment; None for the median speed of the run.
+        deployment; None for the median speed of the run. ``log_noise`` are the standard deviations of the logarithms
+        of throughput and of the ratio between binding and mean latency; None estimates them.
         """
         components = [component for _, model in self._posteriors for component in model.posteriors(loads)]
         weights = np.concatenate(
             [weight * np.array(model.error_model.probabilities) for weight, model in self._posteriors]
         )
         noise = np.concatenate([model.error_model.measurement_noise() for _, model in self._posteriors])
+        if log_noise is not None:
+            noise = np.broadcast_to(np.array(log_noise), (len(noise), 2))
         speed = self._inputs.speed
         slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
         # each [components, loads]: log throughput, and the log tail ratio of the binding latency

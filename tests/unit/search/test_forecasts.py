@@ -86,13 +86,11 @@ def test_as_much_probability_as_the_level_is_below_a_quantile(
 # -- forecasts of measurements ------------------------------------------------------------------------------------
 
 
-def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval() -> None:
     """The interval without noise has the uncertainty of the mean. The noise of both processes adds to a latency."""
     surrogate, widths = fit_surrogate(PROBLEM, BEFORE), []
     for log_noise in ((0.0, 0.0), (0.3, 0.4)):
-        noise = np.array([log_noise])
-        monkeypatch.setattr(SimulationErrorModel, "measurement_noise", lambda model, noise=noise: noise)
-        quantiles = surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS)
+        quantiles = surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS, log_noise=log_noise)
         widths.append([math.log(high / low) for _, low, high in (column[:, 0] for column in quantiles)])
     added = [math.sqrt(wide**2 - narrow**2) for narrow, wide in zip(*widths, strict=True)]
     exact = [2 * norm.ppf(0.975) * noise for noise in (0.3, 0.5)]  # of a normal distribution
