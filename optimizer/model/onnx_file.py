@@ -386,8 +386,12 @@ def digest_files(files: Iterable[Path]) -> str:
 
 
 def model_name(file: Path) -> str:
-    """Return a name that Triton accepts: of the file, or of its folder if the file is called ``model.onnx``."""
-    parents = [parent.name for parent in file.absolute().parents if not parent.name.isdecimal()]
+    """Return a name that Triton accepts: of the file, or of its folder if the file is called ``model.onnx``.
+
+    A version number, and the folder ``onnx`` in which Hugging Face keeps such files, are skipped.
+    """
+    folders = [parent.name for parent in file.absolute().parents]
+    parents = [name for name in folders if not name.isdecimal() and name != "onnx"]
     for text in (file.stem, *parents[:1]):
         name = re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9_.-]+", "_", text)).strip("._-")
         if name not in UNSPECIFIC_NAMES:

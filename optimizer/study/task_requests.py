@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from optimizer.core.candidate import FieldChoices
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
+from optimizer.core.notes import WithoutBatches
 from optimizer.core.request_sizes import (
     SizeDistribution,
     TokenRequests,
@@ -87,8 +88,11 @@ def make_requests(
     except ParameterError as error:  # an input in the section tokens, which only a profile has
         assert named.profile is not None
         raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None
-    except InputOptionError as error:
-        raise _located(error, named) from None
+    except BadInputError as error:
+        located = _located(error, named) if isinstance(error, InputOptionError) else error
+        if source.batch_obstacle:  # so the dims of the inputs begin with what the user may take for the batch
+            located.add_note(str(WithoutBatches(source.batch_obstacle)))
+        raise located from None
 
 
 def _located(error: InputOptionError, named: NamedModel) -> BadInputError:

@@ -143,6 +143,7 @@ def test_types_that_triton_cannot_pass_are_named() -> None:
         ("mnist..v1.onnx", "mnist.v1"),
         ("bert/model.onnx", "bert"),
         ("repository/bert/1/model.onnx", "bert"),
+        ("all-MiniLM-L6-v2/onnx/model.onnx", "all-MiniLM-L6-v2"),
         ("größe.onnx", "gr_e"),
         (".hidden/…/model.onnx", "model"),
     ],

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from onnx import TensorProto, helper
 
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SERVER_CPUS
-from optimizer.core.errors import ServerFault
+from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, SeveralModelsLoaded, ShareOfNode, WithoutBatches
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy.target_settings import TargetSettings
@@ -29,7 +30,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment, ServerResources
 from optimizer.study.run_record import problem_document
 from optimizer.study.task import Task, prepare_task
-from tests.repositories import doubler, serialized, write_ensemble, write_model, write_sleeper
+from tests.repositories import doubler, onnx_model, serialized, write_ensemble, write_model, write_sleeper
 
 CONFIG_OF_DOUBLER = """\
 backend: "onnxruntime"
@@ -169,6 +170,16 @@ def test_an_onnx_file_without_a_batch_dimension_is_noted(
     notes = environment.notes(prepare_task(RunOptions(str(file)), HOST, print))
     noted = [note for note in notes if isinstance(note, WithoutBatches) and not isinstance(note, DETAILS)]
     assert noted == ([WithoutBatches("the first dimension of 'x' is fixed")] if rows == 1 else [])
+
+
+def test_the_error_for_unknown_sizes_says_why_a_file_has_no_batch_dimension(tmp_path: Path) -> None:
+    file = tmp_path / "net.onnx"
+    shapes = {"x": (TensorProto.FLOAT, ("n", 4)), "scale": (TensorProto.FLOAT, (1,))}
+    node = helper.make_node("Mul", ["x", "scale"], ["y"])
+    file.write_bytes(serialized(onnx_model([node], shapes, {"y": shapes["x"]})))
+    with pytest.raises(BadInputError, match=r"input 'x' of net has dims \[-1, 4\]") as caught:
+        prepare_task(RunOptions(str(file)), HOST, print)
+    assert caught.value.__notes__ == [str(WithoutBatches("the first dimension of 'scale' is fixed"))]
 
 
 def test_the_shares_of_the_load_are_noted(environment: Environment, tmp_path: Path) -> None:
