@@ -17,7 +17,7 @@ from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.search.acquisition import TrialCosts
 from optimizer.search.gaussian_process import single_threaded
 from optimizer.search.simulated_posterior import SurrogateInputs, is_feasible
-from optimizer.search.simulation_error import setting_features
+from optimizer.search.simulation_error import distances, setting_features
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
 from optimizer.simulator.fitted_parameters import ExecutionSettings, execution_settings
@@ -215,12 +215,10 @@ class CandidateSelector:
 
         This is a maximin design (Johnson, Moore and Ylvisaker 1990).
         """
-        from scipy.spatial.distance import cdist
-
         space = self._problem.space
         occupied = [setting_features(space, *load) for load in running]
         possible = [setting_features(space, candidate, self._concurrencies(candidate)[0]) for candidate in remaining]
-        return remaining[int(np.argmax(cdist(possible, occupied).min(axis=1)))]
+        return remaining[int(np.argmax(distances(np.array(possible), np.array(occupied)).min(axis=1)))]
 
     def _source(self, latencies: tuple[str, ...]) -> SourceMachine | None:
         if self._transferred is None:

@@ -1,16 +1,17 @@
-"""A writer of ONNX graphs with named weights."""
+"""A writer of ONNX graphs with named weights. Only writing loads onnx, because most runs find their model built."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from onnx import ValueInfoProto
 
 # Opset 17 with IR 8 has every operator needed here and loads in onnxruntime since 1.12 (2022), so also in the
 # backends of older Triton images.
@@ -43,6 +44,8 @@ class Graph:
 
     def constant(self, name: str, values: npt.NDArray[Any]) -> str:
         """Store a constant in the model file; it does not count as parameters."""
+        from onnx import numpy_helper
+
         self._weights.append(numpy_helper.from_array(values, name))
         return name
 
@@ -59,6 +62,8 @@ class Graph:
         onnxruntime maps such a file into memory, so processes that serve the same model share its pages. A model
         file itself cannot exceed 2 GB.
         """
+        from onnx import TensorProto
+
         tensor = TensorProto(name=name, data_type=_onnx_type(dtype), dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
         values = int(np.prod(shape, dtype=np.int64))
@@ -71,11 +76,18 @@ class Graph:
 
     def op(self, kind: str, *inputs: str, to: str, **attributes: object) -> str:
         """Add a node with one output, named ``to``; an empty input name omits that input."""
-        self._nodes.append(helper.make_node(kind, list(inputs), [to], name=f"{kind}:{to}", **attributes))
+        return self._node(kind, inputs, to, attributes)
+
+    def _node(self, kind: str, inputs: Sequence[str], to: str, attributes: Mapping[str, object]) -> str:
+        from onnx import helper
+
+        self._nodes.append(helper.make_node(kind, inputs, [to], name=f"{kind}:{to}", **attributes))
         return to
 
     def save(self, path: Path) -> None:
         """Write the model file."""
+        from onnx import helper
+
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, self._weights)
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, producer_name="tritune")
@@ -117,8 +129,7 @@ class LargeGraph(Graph):
 
     def cast(self, x: str, to: str) -> str:
         """Convert ``x`` to the type of the graph. ``op`` cannot, because Cast has an attribute ``to`` as well."""
-        self._nodes.append(helper.make_node("Cast", [x], [to], name=f"Cast:{to}", to=_onnx_type(self._dtype)))
-        return to
+        return self._node("Cast", [x], to, {"to": _onnx_type(self._dtype)})
 
     def layer_norm(self, x: str, width: int, name: str, epsilon: float) -> str:
         """Add a normalization of the last axis of ``x``, which has ``width`` values, with a scale and a bias."""
@@ -128,8 +139,12 @@ class LargeGraph(Graph):
 
 
 def _onnx_type(dtype: npt.DTypeLike) -> int:
+    from onnx import helper
+
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _value(name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> onnx.ValueInfoProto:
+def _value(name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> ValueInfoProto:
+    from onnx import helper
+
     return helper.make_tensor_value_info(name, _onnx_type(dtype), ["batch", *dims])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,20 @@ def test_an_interrupted_study_keeps_its_notes(problem: Problem, tmp_path: Path, 
     with pytest.raises(KeyboardInterrupt):
         run_study(setup, lambda _: executor)
     assert setup.record.notes == (ON_CPU,)
+
+
+def test_garbage_collections_leave_out_the_modules_until_the_study_ends(problem: Problem, tmp_path: Path) -> None:
+    frozen: list[int] = []
+
+    class Counting(Executor):
+        def _run(self, step: str) -> None:
+            frozen.append(gc.get_freeze_count())
+            super()._run(step)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(setup_of(problem, tmp_path, RunMode.SEARCH_AND_CONFIRM), lambda _: Counting("confirm"))
+    assert min(frozen) > len(gc.get_objects(generation=0))
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(
