@@ -15,7 +15,7 @@ from functools import cached_property
 
 from objectives.metrics import Measurement, Metric
 from objectives.sla import Sla
-from optimizer.core.measurement_windows import MAX_WINDOW_MS
+from optimizer.core.measurement_windows import MAX_WINDOW_MS, RATE_WINDOW_MS, REQUESTS_PER_WINDOW, WINDOW_STRETCH
 from optimizer.core.trial import LoadPoint
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
 
@@ -45,6 +45,7 @@ class LoadSearchRules:
         only_concurrencies: Measure exactly these concurrencies, whatever the results, for an exhaustive table.
         goal: Find the load with the highest value of this metric within the bounds, such as the goodput, which may
             fall again at higher loads. None finds the highest load.
+        max_seconds: The duration of the measurements after which the highest request rate is not narrowed down.
         speed: Correction of measurements for the speed of the machine, so that a slow minute neither lowers the loads
             nor ends the search of a deployment.
     """
@@ -61,6 +62,7 @@ class LoadSearchRules:
     allowed_concurrencies: tuple[int, ...] | None = None
     only_concurrencies: tuple[int, ...] = ()
     goal: Metric | None = None
+    max_seconds: float = math.inf
     speed: SpeedCorrection = field(default_factory=SpeedCorrection)
 
 
@@ -281,6 +283,15 @@ MIN_REQUESTS = 3  # requests in the longest window of a measurement, at the lowe
 MIN_RATE = MIN_REQUESTS * 1000 / MAX_WINDOW_MS
 
 
+def first_rate(best: float) -> float:
+    """Return the first rate of a configuration, in requests per second, if ``best`` is the best one of the others.
+
+    It is higher where a measurement at ``best`` takes long. An overload is detected soon, and shows the capacity.
+    """
+    shortest = 1000 * REQUESTS_PER_WINDOW / (WINDOW_STRETCH * RATE_WINDOW_MS)  # where a measurement takes least time
+    return max(best, min(MAX_STEP * best, shortest))
+
+
 @dataclass(frozen=True)
 class RateSearch:
     """Searches the highest request rate within the bounds, or the lowest one that serves the throughput floor."""
@@ -311,8 +322,8 @@ class RateSearch:
         elif math.isinf(high):
             next_rate = low * min(max(1 / rules.sla.share_of_bound(latest[low]), MIN_STEP), MAX_STEP)
         elif low == 0:
-            next_rate = self._below(high)
-        elif high <= (1 + RATE_RESOLUTION) * low:
+            next_rate = max(self._below(high), min(self._rate_to_beat, self._answered_rate(high)))
+        elif high <= (1 + RATE_RESOLUTION) * low or self._seconds >= rules.max_seconds:
             return None
         else:
             next_rate = self._between(low, high)
@@ -375,8 +386,16 @@ class RateSearch:
 
     def _is_beaten(self, low: float, high: float) -> bool:
         """Return whether no rate below ``high``, which misses the bounds, would serve the throughput to beat."""
-        to_beat = self.rules.to_beat
-        return to_beat is not None and low < high <= to_beat / self.rules.request_batch_size
+        return low < high <= self._rate_to_beat
+
+    @property
+    def _rate_to_beat(self) -> float:
+        return (self.rules.to_beat or 0.0) / self.rules.request_batch_size
+
+    @property
+    def _seconds(self) -> float:
+        """The duration of all measurements."""
+        return sum(measurement.measure_seconds or 0.0 for _, measurement in self.measured)
 
     def _load(self, rate: float) -> LoadPoint:
         """Return the load with its rate rounded to three digits."""

@@ -16,7 +16,7 @@ from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher, TrialStore
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point, Trial, TrialRole, latest_points
-from optimizer.measure.load_search import LoadSearchRules, doubling_loads
+from optimizer.measure.load_search import LoadSearchRules, doubling_loads, first_rate
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 
@@ -66,6 +66,7 @@ class OtherWorkers:
 SearchEnd = Literal["converged", "budget", "exhausted", "interrupted"]
 FIRST_CONCURRENCY, FIRST_RATE = 4, 100  # first load of a trial while none has been measured
 MAX_LOADS, MAX_COMPARED_LOADS = 3, 5  # loads of a searched deployment, and of a baseline
+MAX_REFINED_SHARE = 0.1  # of the budget: ``LoadSearchRules.max_seconds``
 MAX_RATES, MAX_COMPARED_RATES = 5, 9  # the same at request rates: an overload says less about the best load
 HOPELESS_DEPLOYMENTS = 3  # if as many first trials all fail, no configuration is the cause
 MAX_CONTROLS = 3  # control measurements of a search
@@ -252,7 +253,7 @@ class Scheduler:
         elif expected is None:  # the searcher did not suggest this trial
             only_concurrencies = self._control_loads(candidate, speed)
         if problem.open_loop:
-            first_load = best.load.request_rate if best else FIRST_RATE
+            first_load = first_rate(best.load.request_rate) if best else FIRST_RATE
             max_loads = MAX_RATES if stops_if_worse else MAX_COMPARED_RATES
         else:
             first_load = expected or (best.load.concurrency if best else FIRST_CONCURRENCY)
@@ -270,6 +271,7 @@ class Scheduler:
             throughput_floor=problem.sla.throughput_floor,
             to_beat=to_beat,
             goal=goal,
+            max_seconds=MAX_REFINED_SHARE * self.budget.seconds,
             allowed_concurrencies=allowed,
             max_loads=max_loads,
             only_concurrencies=only_concurrencies,

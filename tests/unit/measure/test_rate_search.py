@@ -15,9 +15,15 @@ from objectives.metrics import METRICS, Measurement
 from objectives.server_spread import server_spreads
 from objectives.sla import Sla, Verdict
 from objectives.verdict import judge_sla
-from optimizer.core.measurement_windows import MAX_WINDOW_MS
+from optimizer.core.measurement_windows import (
+    MAX_WINDOW_MS,
+    RATE_WINDOW_MS,
+    REQUESTS_PER_WINDOW,
+    WINDOW_STRETCH,
+)
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import (
+    MAX_STEP,
     MIN_RATE,
     MIN_REQUESTS,
     RATE_MARGIN_FACTOR,
@@ -25,6 +31,7 @@ from optimizer.measure.load_search import (
     REPEATS,
     LoadSearchRules,
     RateSearch,
+    first_rate,
 )
 
 BOUND_MS = 20.0
@@ -104,6 +111,34 @@ def test_between_two_rates_the_latency_is_interpolated_as_a_power_of_the_rate(
 def test_a_deployment_that_cannot_beat_the_best_is_given_up() -> None:
     assert len(sweep(1000, first_load=900, to_beat=900.0)) == 1
     assert len(sweep(1000, first_load=900, to_beat=500.0)) > 1
+
+
+def test_after_an_overload_the_rate_to_beat_is_next_if_the_capacity_permits_it() -> None:
+    """A lower one would be of no use."""
+    for capacity, expected in ((1000.0, 950.0), (800.0, 800.0), (1200.0, 1080.0)):
+        second = sweep(capacity, first_load=3000, to_beat=950.0)[1:]
+        assert second[0][0].request_rate == expected
+        assert len(second) == 1 or capacity == 1200, "it misses the bound there, so it cannot beat the best"
+
+
+def test_a_slow_load_search_ends_at_the_first_rate_within_the_bound() -> None:
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), max_loads=12, max_seconds=30.0)
+    slow = [
+        (LoadPoint(1, request_rate=rate), replace(measure_queue(rate, 10.0, 0.2), measure_seconds=20.0))
+        for rate in (9.9, 5.0)
+    ]
+    assert RateSearch(slow[:1], rules).next_load() is not None, "no rate within the bound is known"
+    assert RateSearch(slow, rules).next_load() is None
+    assert RateSearch(slow, replace(rules, max_seconds=50.0)).next_load() is not None
+
+
+def test_another_configuration_begins_where_a_measurement_takes_least_time() -> None:
+    """An overload shows its capacity soon."""
+    shortest = REQUESTS_PER_WINDOW / (WINDOW_STRETCH * RATE_WINDOW_MS / 1000)
+    assert first_rate(200.0) == 200
+    assert first_rate(shortest / 2) == pytest.approx(shortest)
+    assert first_rate(shortest / 20) == MAX_STEP * shortest / 20
+    assert first_rate(0.0) == 0
 
 
 FLOOR = LoadSearchRules(4, 64, Sla(), first_load=100, open_loop=True, finds_lowest_load=True, throughput_floor=2000.0)

@@ -17,9 +17,10 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.errors import ServerFault
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Trial, TrialRole
+from optimizer.measure.load_search import first_rate
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
-from optimizer.study.scheduler import OtherWorkers, Scheduler
+from optimizer.study.scheduler import MAX_REFINED_SHARE, OtherWorkers, Scheduler
 
 BASELINE, PLAIN = Candidate(1), Candidate(32, dynamic_batching=True)
 COMPARISONS: list[tuple[TrialRole, Candidate]] = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
@@ -183,6 +184,18 @@ def test_the_load_search_seeks_the_highest_load_for_requests_and_for_tokens(*, o
         rules.append(scheduler.rules(candidate))
     assert rules[0] == rules[1]
     assert not rules[0].finds_lowest_load
+
+
+def test_load_searches_at_low_rates_take_a_limited_share_of_the_time() -> None:
+    problem = replace(PROBLEM, open_loop=True)
+    scheduler = Scheduler(problem, make_searcher("random", problem, 0), Budget(200.0), Stopwatch(), COMPARISONS)
+    trial = measured(Trial(0, COMPARISONS[0][1]))
+    (_, measurement), *_ = trial.measurements
+    slow = (LoadPoint(1, request_rate=5.0), replace(measurement, latency_p95_ms=1.0))
+    scheduler.record_finished(replace(trial, measurements=(slow,)))
+    rules = scheduler.rules(Candidate(8, dynamic_batching=True))
+    assert rules.max_seconds == MAX_REFINED_SHARE * 200
+    assert rules.first_load == first_rate(5.0) > 5
 
 
 def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_requests() -> None:
