@@ -146,7 +146,7 @@ def effective_requests(counts: MissCounts, allowed: float, variance: float) -> f
     normal quantile of the share between servers, see ``latency_variance`` and ``share_spread``.
     """
     binomial = allowed * (1 - allowed)
-    between = _probit_density(allowed) ** 2 * variance
+    between = probit_density(allowed) ** 2 * variance
     within = counts.overdispersion * binomial / counts.requests_per_server
     return float(binomial * len(counts.requests) / (between + within))
 
@@ -185,7 +185,7 @@ def share_spread(counts: MissCounts, allowed: float, prior_std: float = PRIOR_SH
     between = max(0.0, float(np.var(shares, ddof=1)) - within) if degrees_of_freedom else 0.0
     total = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
     variance = (PRIOR_DEGREES_OF_FREEDOM * (prior_std * allowed) ** 2 + degrees_of_freedom * between) / total
-    return ServerSpread(variance / _probit_density(allowed) ** 2, total)
+    return ServerSpread(variance / probit_density(allowed) ** 2, total)
 
 
 def overdispersion(requests: Windows, tail: Windows, other_shares: Windows = ()) -> float:
@@ -258,10 +258,11 @@ def quantile_share_bound(
 
 def _probit_standard_error(allowed: float, effective: float) -> float:
     """Return the standard error of the normal quantile of a share that is ``allowed`` (delta method)."""
-    return math.sqrt(allowed * (1 - allowed) / effective) / _probit_density(allowed)
+    return math.sqrt(allowed * (1 - allowed) / effective) / probit_density(allowed)
 
 
-def _probit_density(share: float) -> float:
+def probit_density(share: float) -> float:
+    """Return the density of the standard normal distribution at its quantile whose upper tail is ``share``."""
     from scipy import special
 
     return math.exp(-0.5 * float(special.ndtri(share)) ** 2) / math.sqrt(2 * math.pi)

@@ -10,10 +10,12 @@ or configuration is next may depend on earlier measurements, because each load i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Protocol
+
+import numpy as np
 
 from objectives.sequential import LOOKS
 from objectives.sla import Verdict
@@ -101,6 +103,8 @@ class LoadSequence:
         shares: Share of the error for the first load and for each load that is tried after a failure.
         margin: Log of latency by which the prediction of the first load is inside the bound, see ``first_load``.
         highest_first: Index of the highest load that may be the first; None if all may be.
+        chances: Returns the probability that a test passes, by the indices of loads and its error; None if it is
+            unknown. If it is known, it decides which load is next.
         current: Index of the load that is tested; None if the sequence is over.
         passed: Index of the highest load that passed; None if none did.
     """
@@ -111,6 +115,7 @@ class LoadSequence:
     shares: tuple[float, ...] = ERROR_SHARES
     margin: float = MARGIN
     highest_first: int | None = None
+    chances: Callable[[Sequence[int], float], Sequence[float] | None] = lambda *_: None
     current: int | None = field(init=False)
     passed: int | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
@@ -226,10 +231,17 @@ class LoadSequence:
         return indices
 
     def _next(self, indices: Sequence[int], limit: float) -> int | None:
-        """Return the most promising of ``indices``; None if there are none."""
+        """Return the most promising of ``indices``; None if there are none.
+
+        It has the highest product of gain and ``chances``. If they are unknown, latencies are at most ``limit``.
+        """
         if not indices:
             return None
         passed = 0.0 if self.passed is None else self.throughput[self.passed]
+        chances = self.chances(indices, self.current_error)
+        if chances is not None:
+            gains = [self.throughput[index] - passed for index in indices]
+            return indices[int(np.argmax(np.multiply(gains, chances)))]
         return _most_promising(indices, self.predicted, self.throughput, limit, STEP_ERROR, passed)
 
     def _worth_testing(self, end: int) -> list[int]:

@@ -11,6 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from objectives.arrays import FloatArray
+
 # Share of the capacity that is left at least, by the error of the measured capacity. A rate above all that were
 # answered has no smaller share.
 MIN_HEADROOM = 0.02
@@ -27,34 +31,52 @@ class QueuedLoad:
     @property
     def headroom(self) -> float:
         """The share of the capacity that is left."""
-        return max(MIN_HEADROOM, 1 - self.request_rate / self.capacity) if self.capacity else MIN_HEADROOM
+        return float(headroom(self.request_rate, self.capacity)) if self.capacity else MIN_HEADROOM
 
     def part(self, share: float) -> QueuedLoad:
         """Return this share of the load with the same headroom: that of one of several servers or models."""
         return QueuedLoad(share * self.request_rate, share * self.capacity)
 
     def memory_seconds(self, tail_ms: float) -> float:
-        """Return the relaxation time of the queue: 4 * ``tail_ms`` / headroom, in seconds.
-
-        The workload is a reflected Brownian motion with drift -headroom and variance s per second. The mean of its
-        exponential distribution is s / (2 headroom), and its relaxation time is 2 s / headroom**2. ``tail_ms`` is
-        that mean, by the tail of the latencies.
-        """
-        return 4 * tail_ms / 1e3 / self.headroom
+        """Return ``relaxation_seconds`` of the queue."""
+        return float(relaxation_seconds(tail_ms, self.headroom))
 
     def overdispersion(self, allowed: float, tail_ms: float) -> float:
-        """Return how much more the share over a quantile varies than that of independent requests would.
+        """Return ``queue_overdispersion`` of this load. ``tail_ms`` is that of ``relaxation_seconds``."""
+        return float(queue_overdispersion(allowed, self.request_rate, self.memory_seconds(tail_ms)))
 
-        An indicator of the tail of that motion with the share p has a mean over a time T. Its variance is
-        p (1 - p) - p**2 log(1 / p) times the relaxation time over T, by the Poisson equation (Asmussen and Glynn
-        2007, "Stochastic Simulation", section IV.6). The share of a short measurement varies less.
 
-        Args:
-            allowed: Share of the requests over the quantile.
-            tail_ms: See ``memory_seconds``.
-        """
-        share = 1 - allowed * math.log(1 / allowed) / (1 - allowed)
-        return max(1.0, self.request_rate * share * self.memory_seconds(tail_ms))
+def headroom(request_rate: FloatArray | float, capacity: FloatArray | float) -> FloatArray:
+    """Return the share of ``capacity`` that is left, at least MIN_HEADROOM. Both are in requests per second."""
+    return np.maximum(MIN_HEADROOM, 1 - np.asarray(request_rate) / capacity)
+
+
+def relaxation_seconds(tail_ms: FloatArray | float, left: FloatArray | float) -> FloatArray:
+    """Return the relaxation time of a queue: 4 * ``tail_ms`` / ``left``, in seconds.
+
+    The workload is a reflected Brownian motion with drift -left and variance s per second. The mean of its
+    exponential distribution is s / (2 left), and its relaxation time is 2 s / left**2. ``tail_ms`` is that mean, by
+    the tail of the latencies. ``left`` is the share of the capacity that is left.
+    """
+    return 4 * np.asarray(tail_ms) / 1e3 / left
+
+
+def queue_overdispersion(
+    allowed: float, request_rate: FloatArray | float, memory_seconds: FloatArray | float
+) -> FloatArray:
+    """Return how much more the share over a quantile varies than that of independent requests would.
+
+    An indicator of the tail of a reflected Brownian motion with the share p has a mean over a time T. Its variance is
+    p (1 - p) - p**2 log(1 / p) times the relaxation time over T, by the Poisson equation (Asmussen and Glynn 2007,
+    "Stochastic Simulation", section IV.6). The share of a short measurement varies less.
+
+    Args:
+        allowed: Share of the requests over the quantile.
+        request_rate: Requests per second.
+        memory_seconds: See ``relaxation_seconds``.
+    """
+    share = 1 - allowed * math.log(1 / allowed) / (1 - allowed)
+    return np.maximum(1.0, np.asarray(request_rate) * share * memory_seconds)
 
 
 def seen_share(window_seconds: float, memory_seconds: float) -> float:

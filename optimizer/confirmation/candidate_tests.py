@@ -17,15 +17,18 @@ from objectives.load_sequence import (
     choose_candidate,
 )
 from objectives.pooled_windows import pool_measurements
+from objectives.queue_forecast import PlannedTest
 from objectives.sequential import LOOKS
 from objectives.verdict import SlaVerdict
 from optimizer.config.problem import Problem
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.machine_states import usual_latency_rise
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.confirmation.rate_forecast import forecast_trial
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import judge_load
 from optimizer.confirmation.windows import (
+    confirmed_spreads,
     errors_by_load,
     pooled_point,
     server_windows,
@@ -35,6 +38,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points, trial_of
 from optimizer.simulator.speed_correction import fit_speed_correction
 
+LIKELY_LOOKS = LOOKS[:2]  # a load is chosen that is likely to pass at one of these
 SHARES = (ERROR_SHARES, OTHER_ERROR_SHARES)  # shares of the error, for the first and the second tested candidate
 
 
@@ -119,6 +123,7 @@ class CandidateTests:
             self.shares,
             MARGIN if self.shares == ERROR_SHARES else OTHER_MARGIN,
             self.predictions.highest_first,
+            self.chances,
         )
         try:
             self.sequence.resume(
@@ -164,6 +169,29 @@ class CandidateTests:
         """Return how many more servers the time allows."""
         seconds = self._server_plan(self.point.load, LOOKS[0]).server_seconds
         return max(0, int(min(self.confirmation.seconds_left() / seconds, LOOKS[-1])))
+
+    def chances(self, indices: Sequence[int], error: float) -> Sequence[float] | None:
+        """Return the probability that a test with ``error`` passes at each load; None if it is unknown.
+
+        It is that at the last of LIKELY_LOOKS that the time allows. It is known at a steady request rate.
+        """
+        confirmation, problem = self.confirmation, self.confirmation.problem
+        forecast = forecast_trial(self.trial, problem)
+        if forecast is None or not indices:
+            return None
+        loads, possible = [self.predictions.loads[index] for index in indices], self.possible_servers()
+        servers = max((look for look in LIKELY_LOOKS if look <= possible), default=LIKELY_LOOKS[0])
+        server_plan = self._server_plan(loads[0], servers)
+        test = PlannedTest(servers, server_plan.windows * server_plan.window_seconds, error)
+        return forecast.chances(loads, problem.sla, test, confirmed_spreads(confirmation.trials, problem, []))
+
+    def most_promising(self) -> int | None:
+        """Return the index of the first load with the most expected throughput; None if the chances are unknown."""
+        indices = range(len(self.predictions.loads))
+        chances = self.chances(indices, self.sequence.current_error)
+        if chances is None:
+            return None
+        return max(indices, key=lambda index: chances[index] * self.predictions.throughput_infer_per_sec[index])
 
     def judge(self, index: int, error: float, max_servers: int) -> SlaVerdict:
         """Return the verdict on this load."""
@@ -282,6 +310,20 @@ def next_verdict(
     return next_test(confirmation, plan.best_points(points, problem))
 
 
+def begin_likely(
+    confirmation: ConfirmationState, point: Point, predictions: LoadPredictions, shares: tuple[float, ...]
+) -> LoadPredictions:
+    """Return ``predictions`` with tests that begin at most at the load with the most expected throughput.
+
+    They are unchanged if no probability to pass is known.
+    """
+    tests = CandidateTests(confirmation, point, predictions, shares)
+    if (first := tests.most_promising()) is None:
+        return predictions
+    limits = (first, predictions.highest_first)
+    return replace(predictions, highest_first=min(limit for limit in limits if limit is not None))
+
+
 def corrected_predictions(confirmation: ConfirmationState, trial: Trial) -> LoadPredictions | None:
     """Return the loads of a candidate that was compared and not tested, corrected by its last comparison.
 
@@ -297,7 +339,8 @@ def corrected_predictions(confirmation: ConfirmationState, trial: Trial) -> Load
     if predictions is None or len(server_windows(trial, load)) < COMPARED_SERVERS:
         return None
     rise = usual_latency_rise(confirmation.trials, trial, load, problem)
-    return predictions.for_rival(measured, replace(problem, sla=problem.sla.with_lower_latencies(rise)))
+    corrected = predictions.for_rival(measured, replace(problem, sla=problem.sla.with_lower_latencies(rise)))
+    return None if corrected is None else begin_likely(confirmation, measured, corrected, OTHER_ERROR_SHARES)
 
 
 def _choose_rival(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from objectives.load_sequence import ERROR_SHARES
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Verdict
@@ -15,6 +16,7 @@ from optimizer.config.problem import Problem
 from optimizer.confirmation.candidate_tests import (
     CandidateTests,
     ConfirmationState,
+    begin_likely,
     corrected_predictions,
     error_shares,
     next_test,
@@ -328,8 +330,11 @@ class Confirmer:
                     for point in new
                 }
             first = candidates[0]
-            if first in new and self._begins_lower(first):
-                added[first.trial] = added[first.trial].for_single_load()
+            if first in new:
+                predictions = added[first.trial]
+                if self._begins_lower(first):
+                    predictions = predictions.for_single_load()
+                added[first.trial] = begin_likely(self._state(), first, predictions, ERROR_SHARES)
         self._extend_plan(added)
 
     def _begins_lower(self, point: Point) -> bool:

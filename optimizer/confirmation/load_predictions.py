@@ -13,6 +13,7 @@ from objectives.load_sequence import MARGIN, OTHER_MARGIN, first_load
 from objectives.metrics import METRICS, Measurement
 from objectives.queue_memory import QueuedLoad
 from optimizer.config.problem import Problem
+from optimizer.confirmation.rate_forecast import forecast_rates
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.confirmation.verdicts import ConfirmedLoad, estimate_capacity
 from optimizer.core.trial import LoadPoint, Point
@@ -148,7 +149,8 @@ def predict_loads(
     steeply once requests wait for a place in a running batch. So ``model`` predicts it, and the candidate's own
     measurements correct the predictions. The simulator of the dynamic batcher is corrected by the median error, and
     other models, whose errors depend more on the load, by the interpolated one. Without a model, or where it predicts
-    nothing, the measurements are interpolated. Measurements without a latency that is bounded do not count.
+    nothing, the measurements are interpolated. At request rates a queue is fitted to them (``forecast_rates``).
+    Measurements without a latency that is bounded do not count.
 
     Loads that are predicted to miss the bound on the throughput, or to meet it by little, are left out, unless the
     load of ``point`` serves no more.
@@ -168,6 +170,8 @@ def predict_loads(
         expected = _extrapolate(measured, loads, problem)
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
+    if (forecast := forecast_rates(measured, problem)) is not None:
+        expected[:, 0] = forecast.log_latency_ratios(loads, problem.sla)
     throughput = np.exp(expected[:, 1])
     least = min(THROUGHPUT_MARGIN_FACTOR * problem.sla.throughput_floor, throughput[loads.index(point.load)])
     indices = np.flatnonzero(throughput >= least).tolist()

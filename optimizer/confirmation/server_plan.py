@@ -63,9 +63,16 @@ class ServerPlan:
         return CROSS_CHECK_WINDOWS * self.window_seconds
 
     def fitting(self, servers: int, seconds: float) -> ServerPlan:
-        """Return the plan with WINDOWS on each server, or FEWER_WINDOWS if ``servers`` need more than ``seconds``."""
-        full = replace(self, windows=WINDOWS)
-        return full if servers * full.server_seconds <= seconds else replace(self, windows=FEWER_WINDOWS)
+        """Return the plan with WINDOWS on each server, or fewer if ``servers`` need more than ``seconds``.
+
+        These are FEWER_WINDOWS. At a request rate they are all that the time allows, at least as many: the memory of
+        the queue makes a short test worth less.
+        """
+        empty_seconds = replace(self, windows=0).server_seconds
+        affordable = int(min((seconds / servers - empty_seconds) / self.window_seconds, WINDOWS))
+        if affordable < WINDOWS and not self.load.request_rate:
+            affordable = FEWER_WINDOWS
+        return replace(self, windows=max(affordable, FEWER_WINDOWS))
 
     def reserved_seconds(self, missing: int) -> float:
         """Return the time that comparisons leave to the test of the recommendation.

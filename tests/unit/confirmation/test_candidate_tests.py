@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from objectives.load_sequence import ERROR_SHARES, OTHER_ERROR_SHARES
 from objectives.metrics import Measurement
+from objectives.sla import Sla
 from optimizer.config.problem import Problem
-from optimizer.confirmation.candidate_tests import CandidateTests, ConfirmationState
-from optimizer.confirmation.load_predictions import LoadPredictions
+from optimizer.confirmation.candidate_tests import CandidateTests, ConfirmationState, begin_likely
+from optimizer.confirmation.load_predictions import LoadPredictions, predict_loads
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.confirmation.rate_forecast import forecast_trial
 from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.core.endpoint import Endpoint
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial, latest_points
 from tests.random_server import FASTER, LOADS, RandomServer, searched
 
@@ -81,3 +88,61 @@ def test_one_slow_server_at_another_load_does_not_hide_what_a_load_serves(trial:
     tests = CandidateTests(confirmation, latest_points([trial])[0], HIGHER_ONLY_FIRST, OTHER_ERROR_SHARES)
     assert tests.throughput(1) == pytest.approx(0.4 * 1100.0), "it was tested"
     assert tests.throughput(0) == pytest.approx(1000.0 * 0.4 ** (1 / 3))
+
+
+CAPACITY = 400.0  # requests per second
+BOUND_MS = 60.0
+
+
+def queue_measurement(rate: float, requests: int, factor: float = 1.0) -> Measurement:
+    """Return the measurement of an M/M/1 queue, with latencies that are ``factor`` times as long."""
+    mean_ms = factor * 1e3 / (CAPACITY - rate)
+    return Measurement(
+        rate,
+        latency_p50_ms=mean_ms * math.log(2),
+        latency_p90_ms=mean_ms * math.log(10),
+        latency_p95_ms=mean_ms * math.log(20),
+        requests=requests,
+        stable=True,
+    )
+
+
+@pytest.fixture
+def rate_problem(problem: Problem) -> Problem:
+    sla = Sla.from_bounds({"p95": BOUND_MS})
+    return replace(problem, sla=sla, open_loop=True, request_times=RequestTimes())
+
+
+@pytest.fixture
+def rate_trial() -> Trial:
+    """Return the trial of a search whose highest rate was measured in a lucky moment."""
+    measured = {200.0: queue_measurement(200.0, 500), 300.0: queue_measurement(300.0, 700)}
+    measured[370.0] = queue_measurement(370.0, 900, factor=0.3)
+    overload = Measurement(390.0, latency_p50_ms=200.0, latency_p95_ms=400.0, requests=700, overloaded=True)
+    pairs = [(LoadPoint(1, request_rate=rate), one) for rate, one in (measured | {600.0: overload}).items()]
+    return Trial(0, FASTER, measurements=tuple(pairs))
+
+
+def test_at_request_rates_a_test_begins_where_it_is_likely_to_pass(rate_trial: Trial, rate_problem: Problem) -> None:
+    points = latest_points([rate_trial])
+    best = next(point for point in points if point.load.request_rate == 370)
+    predictions = predict_loads(best, points, rate_problem, None)
+    expected = dict(zip(predictions.loads, predictions.log_latency_ratios, strict=True))
+    assert expected[best.load] > math.log(1.3 * (best.measurement.latency_p95_ms or 0) / BOUND_MS)
+    plan = ConfirmationPlan(ERROR, (0,), {0: predictions})
+    confirmation = ConfirmationState(rate_problem, plan, [rate_trial], START_SECONDS, is_cross_checked=False)
+    limited = begin_likely(confirmation, best, predictions, ERROR_SHARES)
+    begun, by_latency = (
+        one.loads[CandidateTests(confirmation, best, one, ERROR_SHARES).sequence.current or 0].request_rate
+        for one in (limited, predictions)
+    )
+    assert begun < by_latency < 370, "near the capacity four servers have too few independent requests"
+    assert begun > 200, "and a much lower rate serves less"
+
+
+@pytest.mark.parametrize("changes", [{"open_loop": False}, {"sla": Sla.from_bounds({"avg": BOUND_MS})}])
+def test_without_a_queue_the_predicted_latencies_decide(
+    changes: dict[str, Any], rate_trial: Trial, rate_problem: Problem
+) -> None:
+    assert forecast_trial(rate_trial, rate_problem) is not None
+    assert forecast_trial(rate_trial, replace(rate_problem, **changes)) is None

@@ -39,6 +39,13 @@ def test_a_server_has_fewer_windows_only_if_the_time_is_short() -> None:
         assert planned.fitting(5, 0.99 * needed_seconds) == fewer
 
 
+def test_at_a_request_rate_a_server_has_all_windows_that_the_time_allows() -> None:
+    planned = replace(PLAN, load=LoadPoint(1, request_rate=50.0))
+    for windows, expected in ((9, WINDOWS), (6, 6), (1, FEWER_WINDOWS)):
+        seconds = 5 * replace(planned, windows=windows).server_seconds
+        assert planned.fitting(5, seconds + 0.1) == replace(planned, windows=expected)
+
+
 def test_the_time_of_a_lower_load_is_reserved_for_the_recommendation() -> None:
     fewer = replace(PLAN, windows=FEWER_WINDOWS)
     assert PLAN.reserved_seconds(0) == LOOKS[0] * fewer.server_seconds

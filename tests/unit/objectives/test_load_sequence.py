@@ -126,6 +126,19 @@ def test_after_a_pass_small_gains_are_skipped_for_a_likely_larger_one(excess: fl
     assert sequence.current == then
 
 
+def test_known_chances_decide_about_the_next_load() -> None:
+    """The predicted latencies do not matter then."""
+    sequence = sequence_of(gain=1.2)
+    sequence.chances = lambda indices, _: [{0: 0.9, 1: 0.5, 3: 0.8, 4: 0.5}[index] for index in indices]
+    sequence.finish_failed(0.01)
+    assert sequence.current == 0
+    assert PREDICTED[1] < PREDICTED[2] - 0.01, "it would be next without them"
+    after_pass = sequence_of(gain=1.2)
+    after_pass.chances = sequence.chances
+    after_pass.finish_passed(-0.3)
+    assert after_pass.current == 4, "it adds more than twice as much, and passes as half of the tests"
+
+
 def test_lower_loads_after_failures_spend_reserved_shares_of_the_error() -> None:
     tester = ScriptedResults(lambda *_: judged(Verdict.UNDECIDED, excess=0.0))
     sequence = sequence_of((-0.9, -0.8, -0.7, -0.6, -0.5))
