@@ -336,8 +336,8 @@ class OtherRun(Note):
 
     def __str__(self) -> str:
         return (
-            f"another tune run measures on this machine (process {self.pid}, {self.folder}), and both change the "
-            "results of each other: stop one of them, or repeat this one when the other has ended"
+            f"another tune run measures on this machine (process {self.pid}, {self.folder}) and changes the results: "
+            "repeat this one without it"
         )
 
 
