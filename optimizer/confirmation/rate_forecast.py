@@ -55,10 +55,13 @@ def forecast_trial(trial: Trial, problem: Problem) -> RateForecast | None:
 def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | None:
     """Return the forecast from the ``points`` of one candidate; None if its latencies do not follow from a queue.
 
-    That is so without a steady request rate, for models that stream or keep state, and for a mean latency.
+    That is so without a steady request rate, for models that stream or keep state, and for a mean latency. It is also
+    None if no latency is bounded.
     """
     times, metrics = problem.request_times, problem.sla.bounded_latencies
     if times is None or not times.is_steady or not problem.is_simulated or not problem.open_loop:
+        return None
+    if not problem.sla.latencies:
         return None
     queues = dict[str, QueueForecast]()
     for metric in metrics:

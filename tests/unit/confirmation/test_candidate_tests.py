@@ -140,9 +140,18 @@ def test_at_request_rates_a_test_begins_where_it_is_likely_to_pass(rate_trial: T
     assert begun > 200, "and a much lower rate serves less"
 
 
-@pytest.mark.parametrize("changes", [{"open_loop": False}, {"sla": Sla.from_bounds({"avg": BOUND_MS})}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"open_loop": False},
+        {"sla": Sla.from_bounds({"avg": BOUND_MS})},
+        {"sla": Sla.from_bounds({"throughput": 100.0})},
+    ],
+)
 def test_without_a_queue_the_predicted_latencies_decide(
     changes: dict[str, Any], rate_trial: Trial, rate_problem: Problem
 ) -> None:
     assert forecast_trial(rate_trial, rate_problem) is not None
-    assert forecast_trial(rate_trial, replace(rate_problem, **changes)) is None
+    problem, points = replace(rate_problem, **changes), latest_points([rate_trial])
+    assert forecast_trial(rate_trial, problem) is None
+    assert all(map(math.isfinite, predict_loads(points[0], points, problem, None).log_latency_ratios))
