@@ -162,7 +162,8 @@ def _points_of(part: ConcurrentModel | None, points: Sequence[Point], problem: P
     own = []
     for point in points:
         by_model = model_stats.from_text(point.measurement.by_model)
-        measured = by_model.get(part.name if part else problem.model)
+        # the tuned model is the first one, and has another name in the study of another model (--warm-start)
+        measured = by_model.get(part.name) if part else next(iter(by_model.values()), None)
         throughput = sum(values.throughput_infer_per_sec or 0.0 for values in by_model.values())
         if measured is None or not throughput:
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from objectives import batch_stats
+from objectives import batch_stats, model_stats
 from objectives.metrics import Measurement
 from optimizer.config.problem import Problem
 from optimizer.core.candidate import Candidate, model_of_field
@@ -175,7 +175,7 @@ def _can_be_simulated(candidate: Candidate, load: LoadPoint, measurement: Measur
     return (
         load.concurrency <= max(problem.max_concurrency, MAX_TRANSFERRED_CONCURRENCY)
         and bool(measurement.throughput_infer_per_sec)
-        and (bool(measurement.by_model) or not problem.concurrent)
+        and {other.name for other in problem.concurrent} <= model_stats.from_text(measurement.by_model).keys()
         and all(size <= largest for size, _, _ in batch_stats.from_text(measurement.batch_stats))
     )
 

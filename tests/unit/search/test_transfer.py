@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from objectives import batch_stats
+from objectives import batch_stats, model_stats
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.problem import Problem
+from optimizer.config.problem import ConcurrentModel, Problem
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
@@ -418,6 +419,17 @@ def test_measurements_that_cannot_be_simulated_are_left_out() -> None:
         wrong = replace(simulated_trial, measurements=(cell,))
         with pytest.raises(BadInputError, match="it holds no measurements"):
             select_fitting(WarmStartSource("r", (wrong,)), PROBLEM, ())
+
+
+@pytest.mark.parametrize(("measured_model", "fits"), [("second", True), ("third", False)])
+def test_measurements_without_the_models_under_load_are_left_out(measured_model: str, fits: bool) -> None:
+    """A table without run.json may be of any models."""
+    problem = replace(PROBLEM, concurrent=(ConcurrentModel("second", 1.0, Candidate(8)),))
+    ((load, measured),) = trial(0, Candidate(16, True), 1.0).measurements
+    by_model = model_stats.to_text({"first": measured, measured_model: measured})
+    tried = Trial(0, Candidate(16, True), ((load, replace(measured, by_model=by_model)),))
+    with contextlib.nullcontext() if fits else pytest.raises(BadInputError, match="it holds no measurements"):
+        assert select_fitting(WarmStartSource("r", (tried,)), problem, ())[0].trials
 
 
 def optuna_storage(path: str) -> optuna.storages.BaseStorage:

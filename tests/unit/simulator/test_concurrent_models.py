@@ -115,6 +115,15 @@ def test_the_correction_of_the_speed_is_that_of_each_model() -> None:
     assert result.throughput_infer_per_sec == pytest.approx(2 * point.throughput_infer_per_sec, rel=0.1)
 
 
+def test_measurements_of_another_tuned_model_are_those_of_the_tuned_one() -> None:
+    """A warm start may take the trials of another model."""
+    points = measured([(candidate(False, 1, "off", 1), 4)])
+    loads = [(points[0].candidate, 4)]
+    (renamed,) = fit(points, replace(PROBLEM, model="other"), P95).simulate(loads)
+    (named,) = fit(points, PROBLEM, P95).simulate(loads)
+    assert renamed == named
+
+
 def test_faster_batches_are_those_of_the_tuned_model() -> None:
     loads = [(candidate(False, 1, "off", 1), 16)]
     (before,), (after,) = SERVER.simulate(loads), SERVER.at_speed(0.5, 1.0).simulate(loads)
