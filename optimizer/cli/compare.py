@@ -1,4 +1,4 @@
-"""``tune compare A B``: whether the recommendations of two runs differ in throughput, and what else differs."""
+"""``tune compare A B``: whether one recommendation of two runs is better than the other, and what else differs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_regression
 
 EPILOG = """\
-The first line is the answer: the ratio of the throughputs with its confidence
-interval, no measurable difference, or why the two cannot be compared.
+The first line is the answer: the ratio of the throughputs, or of another first
+objective of both runs, with its confidence interval, no measurable difference,
+or why the two cannot be compared.
 
 exit codes: 0 compared, 1 B regressed (--fail-on-regression), 2 bad input
 
@@ -37,7 +38,8 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--fail-on-regression",
         metavar="SHARE",
-        help="Return exit code 1 if the throughput of B is lower by this share or more: 5%%",
+        help="Return exit code 1 if the throughput, or another first objective, is worse by this share or more in B: "
+        "5%%",
     )
     add_results(parser)
     add_json(parser)

@@ -405,10 +405,9 @@ def regression_sentence(comparison: Comparison, limit: float) -> str:
     if comparison.ratio is None:
         return f"not judged, because there is no ratio of the {_plural(comparison)}"
     if comparison.has_regressed(limit):
-        loss = f"{100 * (1 - comparison.ratio.estimate):.3g} %"
         if comparison.metric == "throughput":
-            return f"B serves {loss} less than A (limit: {percent})"
-        return f"the {_name(comparison)} of B is {loss} worse than that of A (limit: {percent})"
+            return f"B serves {100 * (1 - comparison.ratio.estimate):.3g} % less than A (limit: {percent})"
+        return f"{formatting.gain(comparison.gain)} with B than with A (limit: {percent})"
     return f"none: B shows no measurable loss of {percent} or more"
 
 

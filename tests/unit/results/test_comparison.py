@@ -132,7 +132,8 @@ def test_runs_are_compared_in_their_objective(objective: str, sentence: str, tmp
     assert printed["objective"]["metric"] == objective
     assert printed["is_regression"] is (False if objective == "latency-p95" else None)
     if objective == "latency-p95":
-        assert regression_sentence(compared(b, a), 0.05) == "the p95 of B is 50 % worse than that of A (limit: 5 %)"
+        worse = "p95 2.00x higher (1.89 to 2.12) with B than with A (limit: 5 %)"
+        assert regression_sentence(compared(b, a), 0.05) == worse
         assert printed["ratio_text"].startswith("p95 2.00x lower")
 
 
