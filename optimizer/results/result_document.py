@@ -74,7 +74,7 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "speedup": "How many times better the objective is with the recommendation than with the baseline: its value "
     "divided by the baseline's, or the inverse if lower is better. It is null if one was not confirmed or missed its "
     "bounds on fresh servers, as `misses_in_usual_states` may say, and for `error-rate` and `score`, whose ratios "
-    "have no meaning.",
+    "have no meaning. It is 1 if the baseline is recommended.",
     "speedup_interval": "Interval of it.",
     "speedup_values": "Values of the objective of the recommendation and of the baseline, in the unit of the metric.",
     "speedup_text": "The gain in words, such as `p95 4.3x lower (3.8 to 4.9)`.",
