@@ -147,9 +147,10 @@ def _read_source(name: str, table: Path, folder: Path) -> WarmStartSource:
 
 def _shares_in(folder: Path) -> dict[str, float] | None:
     """Return the shares of the load in the record of a run or a sweep; None if there is no intact one."""
-    with contextlib.suppress(BadInputError, KeyError):
+    with contextlib.suppress(BadInputError):
         is_sweep = is_file(folder / SWEEP_FILE)
-        return read_shares(read_sweep_record(folder) if is_sweep else RunFolder(folder).read_info()["problem"])
+        info = read_sweep_record(folder) if is_sweep else RunFolder(folder).read_info().get("problem")
+        return read_shares(info) if isinstance(info, Mapping) else None
     return None
 
 

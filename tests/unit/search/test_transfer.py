@@ -201,6 +201,8 @@ def test_other_models_or_shares_of_the_load_are_refused(tmp_path: Path, problem:
                 select_fitting(source, problem, (), shares)
         assert select_fitting(source, problem, (), {"second": 3.0})[0].trials
     assert select_fitting(read_warm_start(str(table), "", 1), problem, (), {"second": 1.0})[0].trials
+    RunFolder(table).write_info(RunOptions("m"), {"problem": None})
+    assert read_warm_start(str(table), "", 1).shares is None, "only the table is needed"
 
 
 def test_settings_of_other_models_that_a_sweep_does_not_vary_are_as_given(problem: Problem) -> None:
