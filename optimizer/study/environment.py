@@ -222,8 +222,8 @@ class Environment:
             opened.callback(target.close)
             if not ports:  # clients of the user measure nothing
                 opened.enter_context(mark_measuring(folder.path, self._shared_study))
-            for run in self.other_runs():
-                self.on_progress(f"WARNING: {run}")
+                for run in self.other_runs():
+                    self.on_progress(f"WARNING: {run}")
             try:
                 yield target
             except TuneError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SERVER_CPUS
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, SeveralModelsLoaded, ShareOfNode, WithoutBatches
+from optimizer.core.process_owner import this_process
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.target_settings import ServerPorts, TargetSettings
 from optimizer.deploy.visible_gpus import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement, CpuTopology
 from optimizer.machine.hardware import Hardware
@@ -96,6 +98,21 @@ def test_an_error_of_closing_does_not_hide_the_error_before(environment: Environ
     with pytest.raises(ServerFault, match="not restored"), opened() as yielded:
         assert yielded is target
     assert target.closed == 2
+
+
+def test_only_a_run_that_measures_is_warned_of_another_one(environment: Environment, tmp_path: Path) -> None:
+    task = cast("Task", SimpleNamespace(**vars(task_with()), source=SimpleNamespace(models={})))
+    lines: list[str] = []
+    environment = replace(environment, on_progress=lines.append)
+    with socket.socket(socket.AF_UNIX) as mark:
+        mark.bind(f"\0tritune 4194304 {this_process().namespace} 0 /results".encode())  # no process has this number
+        for ports, warned in (((ServerPorts(1, 2, 3),), False), ((), True)):
+            opened = environment.open_target(
+                task, RunFolder(tmp_path), ports, make_target=lambda *_: UnclosableTarget(())
+            )
+            with pytest.raises(ServerFault, match="not restored"), opened:
+                pass
+            assert any("process 4194304, /results" in line for line in lines) is warned
 
 
 @pytest.mark.parametrize(
