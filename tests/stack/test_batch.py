@@ -61,5 +61,8 @@ def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) ->
     corrected = tune("batch", "suite.yaml", "--resume", folder, "--json")
     (entry, *_) = batch(corrected)["entries"]
     assert (entry["state"], entry["folder"]) == ("found", f"{run.parent.name}-2"), corrected.stderr
-    assert f"measured anew in {entry['folder']}; {run.parent.name} keeps the earlier measurements" in corrected.stderr
+    assert (
+        f"a new run in {entry['folder']} measures it; {run.parent.name} keeps the earlier measurements"
+        in corrected.stderr
+    )
     assert (run.parent / "trials.csv").read_bytes() == measured

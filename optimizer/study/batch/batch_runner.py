@@ -24,7 +24,7 @@ from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core import interrupts
 from optimizer.core.budget import CONFIRM_SHARE, RunMode
 from optimizer.core.errors import BadInputError, ChangedRunError, EnvironmentFault, TuneError
-from optimizer.core.safe_text import exists, one_line
+from optimizer.core.safe_text import exists, is_file, one_line
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.options.addresses import redact
 from optimizer.options.run_options import RunOptions
@@ -254,7 +254,7 @@ class BatchRunner:
         used = {other.folder for other in self.record.entries}
         folder = next(name for name in names if name not in used and not exists(self.folder.path / name))
         self.on_progress(
-            f"{entry.label}: its model, bounds or server have changed, so it is measured anew in {folder}; "
+            f"{entry.label}: its model, bounds or server have changed, so a new run in {folder} measures it; "
             f"{entry.folder} keeps the earlier measurements"
         )
         self._update_entry(index, EntryRecord(entry.model, entry.sla, entry.target, entry.command, folder))
@@ -308,10 +308,11 @@ class BatchRunner:
         """Run an entry for ``seconds`` more.
 
         Raises KeyboardInterrupt after recording the measurements. Raises ChangedRunError if the run of an entry that
-        has not been searched cannot be continued.
+        has not been searched was begun earlier and cannot be continued.
         """
         entry, options = self.record.entries[index], self.suite.entries[index].options
         folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
+        has_begun = is_file(folder.info)
         has_measured = run is not None and any(trial.measurements for trial in run.trials)
         limits = [limit for limit in (options.max_trials, max_trials) if limit is not None]
         # also limits the loading of a model, so all steps have the same
@@ -326,7 +327,7 @@ class BatchRunner:
             interrupts.acknowledge()
             status = "interrupted"
         except Exception as error:  # the other entries still run
-            if isinstance(error, ChangedRunError) and entry.state == "waiting":
+            if isinstance(error, ChangedRunError) and entry.state == "waiting" and has_begun:
                 raise
             reason = self._reason(error)
         is_interrupted, used_seconds = status == "interrupted", self.clock() - started

@@ -88,7 +88,7 @@ class EntryRecord:
         bounded: Each metric that the SLA bounds, of the recommendation; empty without one.
         concurrency: Requests in flight of its load in a closed loop; None in an open loop.
         request_rate: Requests per second of its load in an open loop; None in a closed loop.
-        baseline: The same of the baseline.
+        baseline: The first objective of the baseline; None if it is unknown.
         headline: The result in one sentence.
         verdict: PASS, FAIL or UNDECIDED; empty before the first step.
         remaining_tests: The tests on fresh servers that `tune verify` can continue.

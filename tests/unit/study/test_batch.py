@@ -18,7 +18,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.cli.batch import exit_code
 from optimizer.core.budget import RunMode
-from optimizer.core.errors import BadInputError, ServerFault
+from optimizer.core.errors import BadInputError, ChangedRunError, ServerFault
 from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -370,6 +370,13 @@ def test_a_failed_entry_whose_model_has_changed_is_measured_in_a_new_run(tmp_pat
     assert again.entries[0].seconds < 500
     after = {path.name: path.read_bytes() for path in (folder.path / failed.folder).iterdir() if path.is_file()}
     assert after == before
+
+
+def test_an_entry_whose_new_run_does_not_fit_its_storage_fails(tmp_path: Path, folder: BatchFolder) -> None:
+    """The storage of the suite holds a study with the name of the run, and another run would not fit either."""
+    refused = ChangedRunError("study.db: study differs in constraints")
+    batch = run(suite_of(tmp_path, "a", "b"), SampleRuns({"a": refused}), folder)
+    assert [(entry.state, entry.reason) for entry in batch.entries] == [("failed", str(refused)), ("found", "")]
 
 
 def test_an_interrupted_batch_is_resumed_where_it_stopped(tmp_path: Path, folder: BatchFolder) -> None:
