@@ -156,7 +156,8 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--fail-on-regression",
         metavar="SHARE",
-        help="Return exit code 1 if the throughput of a run fell by this share: 5%%",
+        help="Return exit code 1 if the throughput, or another first objective, of a run got worse by this share: "
+        "5%%",
     )
     parser.add_argument(
         "--dry-run",
