@@ -24,7 +24,7 @@ from optimizer.deploy.embedded_target import (
     stub_search_path,
 )
 from optimizer.deploy.installed_server import INSTALL_STUB_SHELL, NO_STUB_SHELL, STUB_SHELL
-from optimizer.deploy.server_process import temporary_parent
+from optimizer.deploy.server_process import NO_TEMPORARY_FOLDER, WRITABLE_TEMPORARY_FOLDER, temporary_parent
 from optimizer.machine import hardware, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
 from optimizer.options.command_line import Parser
@@ -255,7 +255,11 @@ def check_shared_memory() -> Finding:
 
 def check_temporary_files() -> Finding:
     """Check the folder for temporary files, which the server also runs programs from, and its free space."""
-    name, folder = "temporary files", temporary_parent()
+    name = "temporary files"
+    try:
+        folder = temporary_parent()
+    except EnvironmentFault:
+        return Finding(name, "fail", NO_TEMPORARY_FOLDER, WRITABLE_TEMPORARY_FOLDER)
     if fault := noexec_fault(folder, "TMPDIR"):
         return Finding(name, "fail", *fault)
     return _check_space(name, folder, 0.05, "free space there or set TMPDIR")

@@ -29,13 +29,20 @@ from optimizer.measure.server_errors import lacks_gpu_memory
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
 
+NO_TEMPORARY_FOLDER = "no folder for temporary files can be written"
+WRITABLE_TEMPORARY_FOLDER = "free space in /tmp, or set TMPDIR to a folder that can be written"
+
 
 def temporary_parent() -> Path:
     """Return the folder for temporary files, or /tmp if a shell would not take its path literally.
 
-    Triton's Python backend starts the process of a model through bash, with paths that it does not quote.
+    Triton's Python backend starts the process of a model through bash, with paths that it does not quote. Raises
+    EnvironmentFault if no folder can be written, for example because the disk is full.
     """
-    folder = tempfile.gettempdir()
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        raise EnvironmentFault(f"{NO_TEMPORARY_FOLDER}; {WRITABLE_TEMPORARY_FOLDER}") from None
     return Path(folder if is_shell_path(folder) else "/tmp")
 
 

@@ -227,6 +227,26 @@ def test_a_folder_that_programs_cannot_run_in_is_reported(sandbox: Sandbox) -> N
     assert (run.returncode, stderr) == (3, f"tune: {problem}; set TMPDIR to another folder\n")
 
 
+def test_doctor_reports_that_no_folder_for_temporary_files_can_be_written(sandbox: Sandbox) -> None:
+    """A namespace of mounts makes all of them read-only; a full disk has the same effect."""
+    folders = f"/tmp /var/tmp {sandbox.root}"
+    mounts = (
+        f'for at in {folders}; do mount --bind $at $at && mount -o remount,bind,ro $at || exit 1; done; exec "$@"'
+    )
+    namespace = ("unshare", "--map-root-user", "--mount", "sh", "-c", mounts, "sh")
+    if subprocess.run([*namespace, "true"], check=False).returncode:
+        pytest.skip("this machine permits no namespace of mounts")
+    check = sandbox.start("doctor", under=namespace)
+    stdout, stderr = check.communicate(timeout=RUN_SECONDS)
+    assert (check.returncode, stderr) == (3, "")
+    problem = (
+        "fail",
+        "no folder for temporary files can be written",
+        "free space in /tmp, or set TMPDIR to a folder that can be written",
+    )
+    assert findings(stdout)["temporary files"] == problem
+
+
 def test_doctor_before_setup_suggests_setup_and_downloads_nothing(called_tune: Tune, sandbox: Sandbox) -> None:
     cache = sandbox.root / "cache"
     shown = called_tune("doctor", env={"TRITUNE_CACHE": cache})
