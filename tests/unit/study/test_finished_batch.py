@@ -18,12 +18,25 @@ from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import change_info
 from tests.unit.study.test_batch import SampleRuns, run, suite_of
 
+NAME = "20261123-010000"
+
+
+@pytest.fixture(scope="module")
+def first_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a finished batch. It is made once, because the verdicts on its runs take 0.2 s."""
+    made = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        batch_of(made, NAME, "2026-11-23T01:00:00+0000")
+    return made
+
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BatchFolder:
+def folder(first_batch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BatchFolder:
     """Return a finished batch of two entries in the folder of results of the current folder."""
+    shutil.copytree(first_batch, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    return batch_of(tmp_path, "20261123-010000", "2026-11-23T01:00:00+0000")
+    return BatchFolder(Path("results/batches/nightly") / NAME)
 
 
 def batch_of(
