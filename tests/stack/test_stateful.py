@@ -20,12 +20,20 @@ from optimizer.measure.output_check import SequenceOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders.request_data import write_input_data
 from optimizer.model.repository import read_repository_model
-from tests.command_fixtures import FOUND, Tune
+from tests.command_fixtures import FOUND, Sandbox, Tune
 from tests.generated_requests import write_requests
 from tests.repositories import STATES, write_sums
 from tests.stack_fixtures import embedded_model
 
 LENGTH = 7
+PROFILE = """\
+model: {builder: accumulator}
+request: {sequence_length: 20}
+load: {max_concurrency: 4}
+space:
+  max_batch_size: [4, 16]
+  instance_group_count: [1]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +107,13 @@ def test_perf_analyzer_sends_sequences_of_the_same_length(
     assert max(last) <= LENGTH, "it cuts the last ones short"
 
 
-def test_a_run_ends_with_a_recommendation_that_loads(tune: Tune, tmp_path: Path) -> None:
+def test_a_run_ends_with_a_recommendation_that_loads(tune: Tune, sandbox: Sandbox) -> None:
+    """Few requests are in flight, because the model computes and would take both cores."""
+    (sandbox.working_folder / "sums.yaml").write_text(PROFILE)
     briefly = ("--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-confirmation")
-    ended = tune("--sla-p95", "500ms", *briefly, "accumulator")
+    ended = tune("--sla-p95", "500ms", *briefly, "sums.yaml")
     assert ended.code in FOUND, ended.stderr
-    (best,) = tmp_path.rglob("best/config.pbtxt")
+    (best,) = sandbox.root.rglob("best/config.pbtxt")
     config = model_config.read(best)
     assert config.sequence_batching.HasField("oldest")
     assert not config.HasField("dynamic_batching")
