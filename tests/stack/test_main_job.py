@@ -277,7 +277,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Run the small model by its name, with more trials if a busy machine leaves no load steady."""
     with open_sandbox(tmp_path_factory.mktemp("built")) as sandbox:
         arguments = ["--sla-p95", "500ms", "--budget", "3m", "--max-trials", "2", "--no-confirmation"]
-        arguments += ["--measurement-interval", "300ms", "--json", "mlp"]
+        arguments += ["--measurement-interval", "100ms", "--json", "mlp"]
         run = Run(sandbox, run_tune(sandbox, *arguments))
         for more in (1, 2, 3):
             if run.ended.code in FOUND:
