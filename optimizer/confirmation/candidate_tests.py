@@ -183,7 +183,11 @@ class CandidateTests:
         servers = max((look for look in LIKELY_LOOKS if look <= possible), default=LIKELY_LOOKS[0])
         server_plan = self._server_plan(loads[0], servers)
         test = PlannedTest(servers, server_plan.windows * server_plan.window_seconds, error)
-        return forecast.chances(loads, problem.sla, test, confirmed_spreads(confirmation.trials, problem, []))
+        rises = [
+            usual_latency_rise(confirmation.trials, self.trial, load, problem) for load in errors_by_load(self.trial)
+        ]
+        sla = problem.sla.with_lower_latencies(rises[-1] if rises else 0.0)  # as the last verdict
+        return forecast.chances(loads, sla, test, confirmed_spreads(confirmation.trials, problem, []))
 
     def most_promising(self) -> int | None:
         """Return the index of the first load with the most expected throughput; None if the chances are unknown."""

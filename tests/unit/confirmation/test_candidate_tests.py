@@ -20,7 +20,7 @@ from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial, latest_points
-from tests.random_server import FASTER, LOADS, RandomServer, searched
+from tests.random_server import FAST, FASTER, LOADS, RandomServer, searched
 
 ERROR = 0.01
 LOWER, HIGHER = LoadPoint(1, 8), LoadPoint(1, 10)
@@ -155,3 +155,24 @@ def test_without_a_queue_the_predicted_latencies_decide(
     problem, points = replace(rate_problem, **changes), latest_points([rate_trial])
     assert forecast_trial(rate_trial, problem) is None
     assert all(map(math.isfinite, predict_loads(points[0], points, problem, None).log_latency_ratios))
+
+
+def test_in_a_disturbed_run_a_lower_rate_is_likely_to_pass(rate_trial: Trial, rate_problem: Problem) -> None:
+    """A verdict adds the usual rise of latency, if other programs were less active in the test than in the run."""
+    problem = replace(rate_problem, cpu_count=4)
+    points = latest_points([rate_trial])
+    predictions = predict_loads(points[1], points, problem, None)
+    plan, chances = ConfirmationPlan(ERROR, (0,), {0: predictions}), []
+    untested = ConfirmationState(problem, plan, [rate_trial], START_SECONDS, is_cross_checked=False)
+    tested = predictions.loads[CandidateTests(untested, points[1], predictions, ERROR_SHARES).sequence.current or 0]
+    quiet = replace(queue_measurement(300.0, 1200), other_cpu_share=0.0, measure_seconds=4.0)
+    window = ConfirmationWindow(1, tested, quiet, ERROR * ERROR_SHARES[0], latency_slope=1.5)
+    trial = rate_trial.with_confirmation(window)
+    shares = (0.0, 0.0, 0.0, 0.5, 0.5)
+    mixed = tuple((tested, replace(quiet, other_cpu_share=share, measure_seconds=20.0)) for share in shares)
+    for search in ((), (Trial(1, FAST, measurements=mixed),)):
+        confirmation = replace(untested, trials=[*search, trial])
+        tests = CandidateTests(confirmation, points[1], predictions, ERROR_SHARES)
+        chances.append(tests.chances(range(len(predictions.loads)), ERROR) or ())
+    assert all(disturbed <= usual for usual, disturbed in zip(*chances, strict=True))
+    assert sum(chances[1]) < 0.8 * sum(chances[0])
