@@ -173,7 +173,8 @@ class CandidateTests:
     def chances(self, indices: Sequence[int], error: float) -> Sequence[float] | None:
         """Return the probability that a test with ``error`` passes at each load; None if it is unknown.
 
-        It is that at the last of LIKELY_LOOKS that the time allows. It is known at a steady request rate.
+        It is that at the last of LIKELY_LOOKS that the time allows. It is known at a steady request rate, unless
+        these looks have too few requests for a PASS at all loads, as for a high percentile at a low rate.
         """
         confirmation, problem = self.confirmation, self.confirmation.problem
         forecast = forecast_trial(self.trial, problem)
@@ -187,7 +188,8 @@ class CandidateTests:
             usual_latency_rise(confirmation.trials, self.trial, load, problem) for load in errors_by_load(self.trial)
         ]
         sla = problem.sla.with_lower_latencies(rises[-1] if rises else 0.0)  # as the last verdict
-        return forecast.chances(loads, sla, test, confirmed_spreads(confirmation.trials, problem, []))
+        chances = forecast.chances(loads, sla, test, confirmed_spreads(confirmation.trials, problem, []))
+        return chances if any(chances) else None
 
     def most_promising(self) -> int | None:
         """Return the index of the first load with the most expected throughput; None if the chances are unknown."""

@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from objectives.latency_sketch import sketch_latencies
 from objectives.load_sequence import ERROR_SHARES, OTHER_ERROR_SHARES
 from objectives.metrics import Measurement
 from objectives.sla import Sla
@@ -138,6 +140,27 @@ def test_at_request_rates_a_test_begins_where_it_is_likely_to_pass(rate_trial: T
     )
     assert begun < by_latency < 370, "near the capacity four servers have too few independent requests"
     assert begun > 200, "and a much lower rate serves less"
+
+
+def test_rates_with_too_few_requests_for_a_pass_are_chosen_by_their_latency(
+    rate_trial: Trial, rate_problem: Problem
+) -> None:
+    """The lowest rate would be the first one otherwise, with the fewest requests."""
+    latencies_ms = np.random.default_rng(0).exponential(10.0, 10_000)
+    (load, measurement), *_ = rate_trial.measurements
+    sketched = replace(measurement, latency_sketch=sketch_latencies(latencies_ms))
+    trial, problem = (
+        replace(rate_trial, measurements=((load, sketched),)),
+        replace(rate_problem, sla=Sla.from_bounds({"p99.99": 2000.0})),
+    )
+    (point,) = latest_points([trial])
+    predictions = predict_loads(point, [point], problem, None)
+    plan = ConfirmationPlan(ERROR, (0,), {0: predictions})
+    confirmation = ConfirmationState(problem, plan, [trial], START_SECONDS, is_cross_checked=False)
+    tests = CandidateTests(confirmation, point, predictions, ERROR_SHARES)
+    assert forecast_trial(trial, problem) is not None
+    assert tests.chances([0], ERROR) is None
+    assert begin_likely(confirmation, point, predictions, ERROR_SHARES) == predictions
 
 
 @pytest.mark.parametrize(
