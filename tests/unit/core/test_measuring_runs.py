@@ -77,9 +77,8 @@ def test_a_process_does_not_see_its_own_run(tmp_path: Path) -> None:
 
 
 def test_a_run_in_another_container_is_not_seen() -> None:
-    with socket.socket(socket.AF_UNIX) as mark:
-        mark.bind(f"\0tritune 4194305 {this_process().namespace + 1} 0 /results".encode())
-        assert OtherRun(4194305, "/results") not in other_runs()
-    with socket.socket(socket.AF_UNIX) as mark:
-        mark.bind(f"\0tritune 4194305 {this_process().namespace} 0 /results".encode())
-        assert OtherRun(4194305, "/results") in other_runs()
+    other = OtherRun(4194305, f"/results/{os.getpid()}")  # no process has this number
+    for namespace, is_seen in ((this_process().namespace + 1, False), (this_process().namespace, True)):
+        with socket.socket(socket.AF_UNIX) as mark:
+            mark.bind(f"\0tritune {other.pid} {namespace} 0 {other.folder}".encode())
+            assert (other in other_runs()) is is_seen

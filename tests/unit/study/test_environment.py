@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from dataclasses import replace
@@ -19,7 +20,15 @@ from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import SERVER_CPUS
 from optimizer.core.errors import BadInputError, ServerFault
-from optimizer.core.notes import DETAILS, BatcherTuned, OwnBackend, SeveralModelsLoaded, ShareOfNode, WithoutBatches
+from optimizer.core.notes import (
+    DETAILS,
+    BatcherTuned,
+    OtherRun,
+    OwnBackend,
+    SeveralModelsLoaded,
+    ShareOfNode,
+    WithoutBatches,
+)
 from optimizer.core.process_owner import this_process
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy.target_settings import ServerPorts, TargetSettings
@@ -104,15 +113,16 @@ def test_only_a_run_that_measures_is_warned_of_another_one(environment: Environm
     task = cast("Task", SimpleNamespace(**vars(task_with()), source=SimpleNamespace(models={})))
     lines: list[str] = []
     environment = replace(environment, on_progress=lines.append)
+    other = OtherRun(4194304, f"/results/{os.getpid()}")  # no process has this number
     with socket.socket(socket.AF_UNIX) as mark:
-        mark.bind(f"\0tritune 4194304 {this_process().namespace} 0 /results".encode())  # no process has this number
+        mark.bind(f"\0tritune {other.pid} {this_process().namespace} 0 {other.folder}".encode())
         for ports, warned in (((ServerPorts(1, 2, 3),), False), ((), True)):
             opened = environment.open_target(
                 task, RunFolder(tmp_path), ports, make_target=lambda *_: UnclosableTarget(())
             )
             with pytest.raises(ServerFault, match="not restored"), opened:
                 pass
-            assert any("process 4194304, /results" in line for line in lines) is warned
+            assert (f"WARNING: {other}" in lines) is warned
 
 
 @pytest.mark.parametrize(
