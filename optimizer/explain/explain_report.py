@@ -230,13 +230,16 @@ def _latencies(forecast: CandidateForecast) -> str:
 
 def _print_changes(console: Console, explanation: Explanation, changes: ChangeForecasts) -> None:
     """Print the effect of each change and of each other SLA and, without a recommendation, the lowest latencies."""
-    is_simulated = explanation.run.problem.is_simulated
+    problem = explanation.run.problem
+    is_simulated = problem.is_simulated
     _heading(console, "What would help")
     _sentences(console, _origin(changes, is_simulated=is_simulated))
-    is_of_each = concurrent_models.applies(explanation.run.problem)
-    if explanation.step_advice is not None and explanation.subject.is_limited_by_another and not is_of_each:
+    simulated = {other.name for other in problem.concurrent} if concurrent_models.applies(problem) else set[str]()
+    if explanation.step_advice is not None and explanation.subject.is_limited_by_another:
         model = explanation.step_advice.step.model
-        _sentences(console, f"{model} has to serve more before these gains are possible: its limit is not simulated.")
+        if model not in simulated:
+            sentence = f"{model} has to serve more before these gains are possible: its limit is not simulated."
+            _sentences(console, sentence)
     if explanation.forecast_checks.throughput:
         _sentences(console, str(explanation.forecast_checks))
     if explanation.run.concurrent_models:

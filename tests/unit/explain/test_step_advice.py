@@ -176,6 +176,29 @@ def test_the_limiting_one_of_several_models_under_load_is_named(tmp_path: Path) 
     assert "has to serve more" not in explanation_text(explain(simulated)), "the limit of each is simulated"
 
 
+def test_the_limit_of_a_step_is_not_simulated_next_to_other_models(tmp_path: Path) -> None:
+    """The simulation has the times of the tuned step, and of the other models under load."""
+    by_model = {"chain": Measurement(200.0, latency_p95_ms=30.0), "other": Measurement(200.0, latency_p95_ms=9.0)}
+    times = to_text(
+        [
+            StepStatistic("chain", 0, 100, 100, 0, 0, 0),
+            StepStatistic("first", 1, 100, 100, 0, 10 * MS, 10 * MS),
+            StepStatistic("second", 1, 100, 100, 900 * MS, 950 * MS, 950 * MS),
+            StepStatistic("other", 1, 100, 100, 0, 20 * MS, 20 * MS),
+        ]
+    )
+    counted = replace(
+        MEASURED, throughput_infer_per_sec=400.0, by_model=model_stats.to_text(by_model), step_stats=times
+    )
+    run = write_run(tmp_path, "chain", measured=counted)
+    candidates = {"other": candidate_document(Candidate(8))}
+    changed = change_info(
+        run, "problem", batcher="first", concurrent_models="other=1", concurrent_candidates=candidates
+    )
+    words = " ".join(explanation_text(explain(read_run(changed))).split())
+    assert "second has to serve more before" in words
+
+
 def test_the_limiting_step_is_in_text_json_and_report(tmp_path: Path) -> None:
     # 100 requests of two samples at 1,000 infer/s are 0.2 s: first computes 0.18 s of them
     times = to_text(
