@@ -13,7 +13,7 @@ from optimizer.results.request_steps import step_times
 
 if TYPE_CHECKING:
     from objectives.intervals import ConfidenceInterval
-    from objectives.metrics import Timing
+    from objectives.metrics import Metric, Timing
     from optimizer.config.problem import Problem
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import BaselineResult, Outcome
@@ -357,9 +357,24 @@ def why_not_recommended(outcome: Outcome, point: Point) -> str:
         return "the server fell behind the rate"
     if not point.measurement.stable:
         return "its windows disagreed"
+    if outcome.recommended is not None and (worse := _worse_objective(outcome.objective, point, outcome.recommended)):
+        return f"{worse}, and that is the objective"
+    if outcome.confirmed is None:
+        return "it ranks lower after the correction for disturbances and the speed of the machine"
     if any(entry.point.candidate == point.candidate for entry in outcome.confirmed_loads):
         return "it was measured in the search only; fresh servers of this configuration were measured at another load"
     return "it was measured in the search only, which overestimates its best configurations"
+
+
+def _worse_objective(objective: Metric, point: Point, best: Point) -> str:
+    """Return that another objective than the throughput is worse than at ``best``, as a clause; otherwise nothing."""
+    value, best_value = (objective.value(one.measurement) for one in (point, best))
+    if objective.name == "throughput" or value is None or best_value is None or value == best_value:
+        return ""
+    is_higher = value > best_value
+    if is_higher is not (objective.better == "lower"):
+        return ""
+    return f"its {formatting.goal_label(objective.name)} is {'higher' if is_higher else 'lower'}"
 
 
 def evenly_spread(points: Sequence[Point], max_points: int) -> Sequence[Point]:

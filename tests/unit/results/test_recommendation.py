@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.pareto import dominates
 from objectives.sla import Sla, Verdict
 from optimizer.config.problem import Problem
@@ -136,6 +136,24 @@ def test_a_recommendation_that_is_off_the_front_as_unstable_says_so() -> None:
     assert outcome.recommended is not None
     remark = "The recommendation is not on the front: its measurement was unstable or disturbed."
     assert outcome_values.front_remark(outcome) == remark
+
+
+@pytest.mark.parametrize(
+    ("objective", "other_cpu_share", "why"),
+    [
+        ("latency-p95", 0.0, "its p95 is higher, and that is the objective"),
+        ("throughput", 0.9, "it ranks lower after the correction for disturbances and the speed of the machine"),
+    ],
+)
+def test_more_throughput_in_the_search_alone_has_its_own_reason(
+    objective: str, other_cpu_share: float, why: str
+) -> None:
+    quiet, better = (window(1600.0, 10.0, 4000), replace(window(1700.0, 12.0, 4000), other_cpu_share=other_cpu_share))
+    trials = [Trial(n, c, ((LoadPoint(1, 16), m),)) for n, (c, m) in enumerate(((PLAIN, quiet), (BASELINE, better)))]
+    outcome = assess(trials, replace(PROBLEM, objectives=(METRICS[objective],)), BASELINE, PLAIN)
+    assert outcome.recommended is not None
+    assert outcome.recommended.trial == 0
+    assert outcome_values.why_not_recommended(outcome, latest_points(trials)[1]) == why
 
 
 def test_a_wider_bound_admits_no_less_than_a_disturbed_recommendation() -> None:
