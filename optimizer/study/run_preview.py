@@ -38,7 +38,7 @@ from optimizer.study.warm_start import load_warm_start
 DYNAMIC_BATCHING = ("max_queue_delay_us", "preferred_batch_sizes")  # parameters that a stateful model does not have
 CHOICES_WIDTH = 24  # columns of a terminal that are left for the choices next to a long name
 PROPOSALS = 2  # further ones of tpe depend on the measurements
-SERVER_MB = 90  # size of the download
+SERVER_MB = 100  # size of the download
 REASONS = {
     "baseline": "the configuration as given; gains are relative to it",
     "dynamic_batching": "plain dynamic_batching {}, the usual advice; gains are relative to it too",
