@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from objectives.intervals import ObjectiveGain
-from objectives.metrics import METRICS
+from objectives.sla import metric_name
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
@@ -48,7 +48,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible values: a batch.json may come from anywhere."""
-        if self.metric not in METRICS or not math.isfinite(self.value):
+        if metric_name(self.metric) != self.metric or not math.isfinite(self.value):
             raise ValueError(f"{self.metric} {self.value} is not a measured value")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -251,3 +252,11 @@ def test_only_disjoint_intervals_are_a_change(a: float, i: float, b: float, j: f
 @pytest.mark.parametrize(("share", "text"), [(0.06, "6 %"), (-0.0583, "5.8 %"), (0.0043, "0.43 %"), (1.2, "120 %")])
 def test_a_share_is_shown_in_percent_with_two_digits(share: float, text: str) -> None:
     assert change_percent(share) == text
+
+
+def test_a_value_has_the_name_of_any_metric_that_a_bound_may_have() -> None:
+    """METRICS does not list percentiles such as p99.9."""
+    assert Estimate("latency-p99.9", 20.0).metric == "latency-p99.9"
+    for metric, value in (("p95", 20.0), ("unknown", 20.0), ("latency-p95", math.nan)):
+        with pytest.raises(ValueError, match="is not a"):
+            Estimate(metric, value)
