@@ -90,8 +90,8 @@ class Measurement:
             tune's own client measures it.
         by_priority: Requests, throughput and latencies of each priority, see ``objectives.priority_stats``; empty for
             a load without priorities.
-        by_model: Requests, throughput and latencies of each model, see ``objectives.model_stats``; empty unless
-            several models get load at the same time.
+        by_model: Requests, throughput, latencies, times on the server and batches of each model, see
+            ``objectives.model_stats``; empty unless several models get load at the same time.
         requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
             (bound in ms, count); empty if they were not counted, as by perf_analyzer.
         requests_over_ttft_ms: The same for the bounds of the time to first response.
