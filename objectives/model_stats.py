@@ -9,7 +9,7 @@ name and the last three values are quoted as in a URL.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -44,6 +44,11 @@ def to_text(by_model: Mapping[str, Measurement]) -> str:
 def throughput_of(model: str, measurement: Measurement) -> float | None:
     """Return the inferences per second of ``model``, which ``measurement`` has alone or next to other models."""
     return from_text(measurement.by_model).get(model, measurement).throughput_infer_per_sec
+
+
+def has_models(models: Iterable[str], measurement: Measurement) -> bool:
+    """Return whether ``measurement`` has values of each of the ``models`` under load."""
+    return set(models) <= from_text(measurement.by_model).keys()
 
 
 def _write(value: float | None) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from google.protobuf import text_format
 
+from objectives import model_stats
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from objectives.sla import Verdict
@@ -249,11 +250,13 @@ def _has_fp16_conversion(run: FinishedRun) -> bool:
 def _forecast_changes(
     run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp16_factor: float
 ) -> ChangeForecasts | None:
-    """Return the forecasts of changes to ``subject``; None if no measurement has all predicted metrics."""
+    """Return the forecasts of changes to ``subject``; None if no measurement has all predicted metrics and models."""
     problem, sla, candidate = run.problem, run.problem.sla, subject.point.candidate
     measured = latest_points(run.trials)
     closed = as_closed_loop(measured, problem) if problem.open_loop else measured
-    if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in closed):
+    others = [other.name for other in problem.concurrent]
+    known = [point for point in closed if model_stats.has_models(others, point.measurement)]
+    if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in known):
         return None
     tried = _thinned(list(dict.fromkeys([candidate, *(point.candidate for point in outcome.front.points)])))
     factor = fp16_factor if _has_fp16_conversion(run) else None

@@ -176,7 +176,7 @@ def _can_be_simulated(candidate: Candidate, load: LoadPoint, measurement: Measur
     return (
         load.concurrency <= max(problem.max_concurrency, MAX_TRANSFERRED_CONCURRENCY)
         and bool(measurement.throughput_infer_per_sec)
-        and {other.name for other in problem.concurrent} <= model_stats.from_text(measurement.by_model).keys()
+        and model_stats.has_models((other.name for other in problem.concurrent), measurement)
         and all(size <= largest for size, _, _ in batch_stats.from_text(measurement.batch_stats))
     )
 

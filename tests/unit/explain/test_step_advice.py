@@ -174,6 +174,9 @@ def test_the_limiting_one_of_several_models_under_load_is_named(tmp_path: Path) 
     simulated = read_run(change_info(run, "problem", concurrent_candidates=candidates))
     assert simulated.problem.concurrent == (ConcurrentModel("other", 9.0, Candidate(8)),)
     assert "has to serve more" not in explanation_text(explain(simulated)), "the limit of each is simulated"
+    unknown = write_run(tmp_path / "unknown", "chain", measured=MEASURED)
+    change_info(unknown, "problem", concurrent_models="other=9", concurrent_candidates=candidates)
+    assert explain(read_run(unknown)).changes is None, "a damaged table lacks the values of each model"
 
 
 def test_the_limit_of_a_step_is_not_simulated_next_to_other_models(tmp_path: Path) -> None:
