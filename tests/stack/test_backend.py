@@ -297,6 +297,23 @@ def test_bf16_is_refused_because_numpy_has_no_such_type(tmp_path: Path) -> None:
     assert "TYPE_BF16 tensors need Triton's own onnxruntime backend" in refusal(tmp_path, PLAIN, model)
 
 
+def test_an_output_that_the_configuration_leaves_out_may_have_any_type(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["y"]),
+        helper.make_node("Cast", ["x"], ["z"], to=TensorProto.BFLOAT16),
+    ]
+    dims = ("batch", 4)
+    outputs = {"y": (TensorProto.FLOAT, dims), "z": (TensorProto.BFLOAT16, dims)}
+    model = onnx_model(nodes, {"x": (TensorProto.FLOAT, dims)}, outputs)
+    config = (
+        f'{PLAIN}max_batch_size: 8\ninput {{ name: "x" data_type: TYPE_FP32 dims: 4 }}\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: 4 }\n'
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with serving(tmp_path, model, config) as served:
+        assert_same(served.infer({"x": x}), {"y": x + x})
+
+
 # -- parameters and hardware ------------------------------------------------------------------------------------
 
 

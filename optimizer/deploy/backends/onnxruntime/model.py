@@ -52,7 +52,8 @@ class TritonPythonModel:
         self.batched = config["max_batch_size"] > 0
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.outputs = [o["name"] for o in config["output"]]  # other outputs of the graph are not computed
-        tensors = [*self.session.get_inputs(), *self.session.get_outputs()]
+        outputs = [o for o in self.session.get_outputs() if o.name in self.outputs]
+        tensors = [*self.session.get_inputs(), *outputs]
         self.texts = {t.name for t in tensors if t.type == "tensor(string)"}
         if any(t.type == "tensor(bfloat16)" for t in tensors):
             raise pb_utils.TritonModelException(
