@@ -54,6 +54,13 @@ def plan_of(*words: str | Path) -> tuple[dict[str, Any], str]:
     return json.loads(json.dumps(document(capacity))), text.getvalue()
 
 
+@pytest.fixture(scope="module")
+def day() -> tuple[dict[str, Any], str]:
+    """Return the document and the text of the plan for a day, whose autoscaler takes a second to simulate."""
+    words = ("--traffic", "diurnal", "--peak-factor", "2", "--rate", "20000/s", "--gpu-hour-cost", "1")
+    return plan_of(SAMPLE, *words)
+
+
 def found_runs(results: Path, *names: str | Path) -> list[str]:
     """Return the folders, in ``results``, of the runs with which ``names`` are planned."""
     runs = PlannedRuns(str(results), {}, pytest.fail, lambda: pytest.fail("a run begins"))
@@ -191,15 +198,14 @@ def test_a_budget_gives_the_tightest_bound_that_its_replicas_meet(
     assert missed["replicas"] > 3
 
 
-def test_a_day_is_planned_for_its_peak(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--traffic", "diurnal", "--peak-factor", "2", "--gpu-hour-cost", "1")
-    day = planned(capsys, run, "--rate", "20000/s", *words)["answers"][0]
-    assert day["rate_infer_per_sec"] == 40_000
-    assert day["replicas"] in (4, 5)
-    assert day["cost"]["per_million"] == pytest.approx(day["replicas"] / 72)
-    assert max(day["replicas_by_hour"]) == day["replicas"]
-    assert min(day["replicas_by_hour"]) <= 2
-    assert day["cost"]["scaled_per_hour"] < day["cost"]["per_hour"]
+def test_a_day_is_planned_for_its_peak(day: tuple[dict[str, Any], str]) -> None:
+    (answer,) = day[0]["answers"]
+    assert answer["rate_infer_per_sec"] == 40_000
+    assert answer["replicas"] in (4, 5)
+    assert answer["cost"]["per_million"] == pytest.approx(answer["replicas"] / 72)
+    assert max(answer["replicas_by_hour"]) == answer["replicas"]
+    assert min(answer["replicas_by_hour"]) <= 2
+    assert answer["cost"]["scaled_per_hour"] < answer["cost"]["per_hour"]
 
 
 def test_replicas_serve_the_same_peak_on_a_day_and_half_of_it_on_average(
@@ -242,9 +248,11 @@ def test_further_measurements_and_forecast_errors_are_reported(run: Path) -> Non
     assert bound["further_measuring"] is None
 
 
-def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_emitted_autoscaler_is_tested_on_a_day(
+    run: Path, day: tuple[dict[str, Any], str], capsys: pytest.CaptureFixture[str]
+) -> None:
     words = (run, "--traffic", "diurnal", "--peak-factor", "2", "--rate", "20000/s")
-    plan, text = plan_of(*words)
+    plan, text = day
     test = plan["answers"][0]["autoscaler_test"]
     recommendation = read_recommendation(read_run(str(run), "results"))
     emitted = ProductionServer(recommendation, "image", read_repository("/models"), "dlrm")
