@@ -187,8 +187,9 @@ class CandidateTests:
         rises = [
             usual_latency_rise(confirmation.trials, self.trial, load, problem) for load in errors_by_load(self.trial)
         ]
-        sla = problem.sla.with_lower_latencies(rises[-1] if rises else 0.0)  # as the last verdict
-        chances = forecast.chances(loads, sla, test, confirmed_spreads(confirmation.trials, problem, []))
+        rise = rises[-1] if rises else 0.0  # as in the last verdict
+        judged = replace(problem, sla=problem.sla.with_lower_latencies(rise))
+        chances = forecast.chances(loads, judged, test, confirmed_spreads(confirmation.trials, problem, []))
         return chances if any(chances) else None
 
     def most_promising(self) -> int | None:

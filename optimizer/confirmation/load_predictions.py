@@ -171,7 +171,7 @@ def predict_loads(
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     if (forecast := forecast_rates(measured, problem)) is not None:
-        expected[:, 0] = forecast.log_latency_ratios(loads, problem.sla)
+        expected[:, 0] = forecast.log_latency_ratios(loads, problem)
     throughput = np.exp(expected[:, 1])
     least = min(THROUGHPUT_MARGIN_FACTOR * problem.sla.throughput_floor, throughput[loads.index(point.load)])
     indices = np.flatnonzero(throughput >= least).tolist()

@@ -14,7 +14,6 @@ from objectives.pooled_windows import pooled_quantile_ms
 from objectives.queue_forecast import PlannedTest, QueueForecast, RateMeasurement
 from objectives.queue_memory import MIN_TAIL_LEVEL, exponential_tail_ms
 from objectives.server_spread import ServerSpread
-from objectives.sla import Sla
 from optimizer.config.problem import Problem
 from optimizer.confirmation.windows import confirmed_loads, pooled_point
 from optimizer.core.trial import LoadPoint, Point, Trial
@@ -26,21 +25,21 @@ class RateForecast:
 
     queues: Mapping[str, QueueForecast]
 
-    def log_latency_ratios(self, loads: Sequence[LoadPoint], sla: Sla) -> FloatArray:
+    def log_latency_ratios(self, loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
         """Return the log of the latency over its bound at each of ``loads``, the largest one of several bounds."""
         logs = [
-            queue.log_latency_ms(_rates(loads)) - math.log(sla.latency_bound_ms(metric))
+            queue.log_latency_ms(_rates(loads)) - math.log(problem.sla.latency_bound_ms(metric))
             for metric, queue in self.queues.items()
         ]
         largest: FloatArray = np.array(logs).max(axis=0)
         return largest
 
     def chances(
-        self, loads: Sequence[LoadPoint], sla: Sla, test: PlannedTest, spreads: Mapping[str, ServerSpread]
+        self, loads: Sequence[LoadPoint], problem: Problem, test: PlannedTest, spreads: Mapping[str, ServerSpread]
     ) -> list[float]:
         """Return the probability that ``test`` passes at each of ``loads``, the lowest one of several bounds."""
         chances = [
-            queue.chances(_rates(loads), sla.latency_bound_ms(metric), test, spreads[metric])
+            queue.chances(_rates(loads), problem.sla.latency_bound_ms(metric), test, spreads[metric])
             for metric, queue in self.queues.items()
         ]
         return [float(chance) for chance in np.array(chances).min(axis=0)]
