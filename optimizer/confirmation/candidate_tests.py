@@ -184,10 +184,9 @@ class CandidateTests:
         servers = max((look for look in LIKELY_LOOKS if look <= possible), default=LIKELY_LOOKS[0])
         server_plan = self._server_plan(loads[0], servers)
         test = PlannedTest(servers, server_plan.windows * server_plan.window_seconds, error)
-        rises = [
-            usual_latency_rise(confirmation.trials, self.trial, load, problem) for load in errors_by_load(self.trial)
-        ]
-        rise = rises[-1] if rises else 0.0  # as in the last verdict
+        rise, tested = 0.0, list(errors_by_load(self.trial))
+        if tested:  # as in the last verdict
+            rise = usual_latency_rise(confirmation.trials, self.trial, tested[-1], problem)
         judged = replace(problem, sla=problem.sla.with_lower_latencies(rise))
         chances = forecast.chances(loads, judged, test, confirmed_spreads(confirmation.trials, problem, []))
         return chances if any(chances) else None

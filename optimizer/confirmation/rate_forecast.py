@@ -16,7 +16,7 @@ from objectives.queue_memory import MIN_TAIL_LEVEL, exponential_tail_ms
 from objectives.server_spread import ServerSpread
 from optimizer.config.problem import Problem
 from optimizer.confirmation.windows import confirmed_loads, pooled_point
-from optimizer.core.trial import LoadPoint, Point, Trial
+from optimizer.core.trial import LoadPoint, Point, Trial, all_points
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class RateForecast:
 
 def forecast_trial(trial: Trial, problem: Problem) -> RateForecast | None:
     """Return ``forecast_rates`` of all measurements of ``trial``."""
-    points = [Point(trial.number, trial.candidate, *pair) for pair in trial.measurements]
-    return forecast_rates([*points, *(pooled_point(trial, load) for _, load in confirmed_loads([trial]))], problem)
+    confirmed = (pooled_point(trial, load) for _, load in confirmed_loads([trial]))
+    return forecast_rates([*all_points([trial]), *confirmed], problem)
 
 
 def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | None:
@@ -57,13 +57,12 @@ def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | 
     That is so without a steady request rate, for models that stream or keep state, and for a mean latency. It is also
     None if no latency is bounded.
     """
-    times, metrics = problem.request_times, problem.sla.bounded_latencies
-    if times is None or not times.is_steady or not problem.is_simulated or not problem.open_loop:
-        return None
-    if not problem.sla.latencies:
+    times = problem.request_times
+    is_steady = problem.open_loop and times is not None and times.is_steady
+    if not is_steady or not problem.is_simulated or not problem.sla.latencies:
         return None
     queues = dict[str, QueueForecast]()
-    for metric in metrics:
+    for metric in problem.sla.bounded_latencies:
         level = METRICS[metric].quantile
         if level is None or METRICS[metric].timing is not LATENCY:
             return None

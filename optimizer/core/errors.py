@@ -16,7 +16,7 @@
         (ServerCrashed is both: the server died with a candidate, which may be tried again on a new server;
         RequestOverdue is a ServerCrashed: a request that belongs to no load was not answered in time)
 
-A message is one line: what is wrong, where, and what to do. Each note of an error is a further line.
+A message is one line that names the fault, its place and the fix. Each note of an error is a further line.
 
 Users never see two other errors, because callers convert them: ParameterError below, and CallError, a failed call of
 the server (optimizer.measure.server_client).

@@ -106,7 +106,7 @@ class FinishedRun:
 
     @property
     def has_simulated_replica(self) -> bool:
-        """Return whether a replica can be simulated at any request rate: that of one model with one batcher."""
+        """Whether a replica can be simulated at any request rate: that of one model with one batcher."""
         return self.problem.is_simulated and not self.concurrent_models
 
     @property

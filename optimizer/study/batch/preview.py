@@ -93,12 +93,11 @@ def preview_batch(suite: Suite, budget_seconds: float, out: str, on_progress: Ca
     share_seconds = budget_seconds / len(suite.entries)
     entries = []
     for entry in suite.entries:
-        run, problem = None, None
         try:
             run = preview(replace(entry.options, budget_seconds=share_seconds, out=out), on_progress)
+            entries.append(EntryPreview(entry, run, None))
         except TuneError as error:
-            problem = error
-        entries.append(EntryPreview(entry, run, problem))
+            entries.append(EntryPreview(entry, None, error))
     return BatchPreview(suite, budget_seconds, tuple(entries))
 
 

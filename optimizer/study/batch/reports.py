@@ -75,9 +75,8 @@ def bounded_words(entry: EntryRecord) -> str:
 
 def load_words(entry: EntryRecord) -> str:
     """Return the load of the recommendation: ``concurrency 24`` or ``3,000 req/s``; empty without one."""
-    if entry.request_rate:
-        return formatting.load(LoadPoint(1, request_rate=entry.request_rate))
-    return f"concurrency {entry.concurrency:,}" if entry.concurrency else ""
+    load = LoadPoint(1, entry.concurrency or 0, entry.request_rate or 0.0)
+    return formatting.named_load(load) if load.concurrency or load.request_rate else ""
 
 
 def interval_words(entry: EntryRecord) -> str:

@@ -220,7 +220,7 @@ def test_the_highest_percentile_needs_the_most_requests(bounds_ms: Mapping[str, 
 
 
 def test_all_checks_share_the_error_probability() -> None:
-    """With three latency bounds there are ten checks. The upper end of the rate is wrong with a tenth of 1 %."""
+    """Three latency bounds lead to ten checks, so the upper end of the rate is wrong with a tenth of 1 %."""
     sla = Sla.from_bounds({"p95": 20.0, "p99": 40.0, "p99.9": 60.0})
     rate = Judgement(expectation_of(sla=sla), loads(500.0), 1).check(CheckKind.RATE)
     assert rate is not None
