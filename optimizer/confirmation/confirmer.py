@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredicti
 from optimizer.confirmation.machine_states import LATENCY_SLOPE, disturbance_limit, was_search_disturbed
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, correct_search_points, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
-from optimizer.confirmation.verdicts import judge_confirmations
+from optimizer.confirmation.verdicts import estimate_capacity, has_steady_rate, judge_confirmations
 from optimizer.confirmation.windows import (
     errors_by_load,
     last_lost_windows,
@@ -46,6 +47,7 @@ from optimizer.simulator.performance_model import ModelFitter, PerformanceModel,
 from optimizer.simulator.predicted_metrics import is_complete, predicted_latencies
 from optimizer.simulator.speed_correction import fit_speed_correction
 
+OVERLOAD_FACTOR = 1.5  # rate that shows the capacity of a machine, over that of the machine of the search
 MAX_ATTEMPTS = 2  # attempts to measure on one server if the load generator fails
 
 
@@ -209,6 +211,7 @@ class Confirmer:
 
         Windows and crashes of earlier tests do not count, and are not in the returned trials.
 
+        At a request rate the capacity is measured first, because that of the machine of the search may be another.
         ``comparisons`` are measured in turn with its first servers. Those for which the time seemed too short are
         measured after the test, if it left enough.
         """
@@ -216,6 +219,7 @@ class Confirmer:
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         self.measurer.disturbance_limit = disturbance_limit(self.trials, self.measurer.node)
         self._plan = ConfirmationPlan(1 - self.problem.confidence, (recommended.trial,))
+        self._measure_capacity(recommended)
         tests = CandidateTests(self._state(), recommended, only, (1.0,))
         self._measure_in_turn(tests, comparisons)
         while (index := tests.next_load()) is not None and self.measure(tests.server_plan(index)):
@@ -223,6 +227,21 @@ class Confirmer:
         if self.trial(recommended.trial).confirmations:  # otherwise there is nothing to compare with
             self._compare_in_turn(comparisons)
         return self.trials
+
+    def _measure_capacity(self, recommended: Point) -> None:
+        """Replace the measurements of ``recommended`` in the search by one above the capacity, if it is judged by it.
+
+        A failed one replaces nothing.
+        """
+        trial, load = self.trial(recommended.trial), recommended.load
+        points = [trial.point(*pair) for pair in trial.measurements]
+        if not has_steady_rate(load, self.problem) or not points or self.budget.seconds_left() <= 0:
+            return
+        load = replace(load, request_rate=float(f"{OVERLOAD_FACTOR * estimate_capacity(points):.3g}"))
+        with contextlib.suppress(DeploymentError), self.target.deploy(trial.candidate) as endpoint:
+            measured = self.measurer.measure(replace(trial, measurements=()), endpoint, load)
+            if measured.measurements[0][1].has_values:
+                self.trials[self._index(trial.number)] = measured
 
     def measure(self, server_plan: ServerPlan) -> bool:
         """Measure one more fresh server by ``server_plan``. Return False if it could not be measured.

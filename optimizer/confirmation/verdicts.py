@@ -165,13 +165,18 @@ def queued_load(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem:
 
     It is None for models that stream or keep state as well: their latencies differ for other reasons than a queue.
     """
-    times = problem.request_times
-    if not load.request_rate or times is None or not times.is_steady or not problem.is_simulated:
+    if not has_steady_rate(load, problem):
         return None
     (known,) = [other for other in trials if other.number == trial.number]
     windows = ((window.load, window.measurement) for window in known.confirmations)
     points = [known.point(*pair) for pair in (*known.measurements, *windows)]
     return QueuedLoad(load.request_rate, estimate_capacity(points)).part(1 / trial.candidate.server_processes)
+
+
+def has_steady_rate(load: LoadPoint, problem: Problem) -> bool:
+    """Return whether the verdict at ``load`` counts the memory of the queue, as ``queued_load`` describes it."""
+    times = problem.request_times
+    return bool(load.request_rate) and times is not None and times.is_steady and problem.is_simulated
 
 
 def estimate_capacity(points: Sequence[Point]) -> float:

@@ -13,14 +13,18 @@ import pytest
 from rich.console import Console
 
 from objectives.metrics import Measurement
+from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
 from optimizer.config.problem import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
+from optimizer.confirmation.verdicts import judge_confirmations, queued_load
 from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
-from optimizer.core.trial import ConfirmationWindow, Crash, Point, Trial
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.load_shapes import RequestTimes
+from optimizer.core.trial import ConfirmationWindow, Crash, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
@@ -131,6 +135,36 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
         r"effective requests\) was not likely to pass in the time that was left",
         verification.reason,
     ), verification.reason
+
+
+class RateServer(RandomServer):
+    """A server that answers up to ``capacity`` requests per second, with latencies of about 5 ms below it."""
+
+    def __init__(self, capacity: float) -> None:
+        super().__init__()
+        self.capacity = capacity
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        served = min(load.request_rate, self.capacity)
+        measured = self.measured(self.random.gamma(4, 1.25, size=int(served * (seconds or 2))), served)
+        return replace(measured, overloaded=load.request_rate > self.capacity)
+
+
+def test_the_capacity_is_that_of_the_machine_that_is_tested(problem: Problem, tmp_path: Path) -> None:
+    """Near it fewer of the same requests are independent. That of the machine of the search is 2,000 requests/s."""
+    problem = replace(problem, open_loop=True, request_times=RequestTimes())
+    search, load = RateServer(2000.0), LoadPoint(1, request_rate=500.0)
+    rates = (load, LoadPoint(1, request_rate=3000.0))
+    measured = tuple((rate, search.measure(Endpoint("", FASTER), rate)) for rate in rates)
+    effective = []
+    for capacity in (900.0, 503.0):
+        now = RateServer(capacity)
+        measuring = Measurer(now, now, TrialsTable(tmp_path / f"{capacity}.csv", "drawn", {}), QuietObserver())
+        confirmer = Confirmer(problem, now, measuring, Budget(600), [Trial(0, FASTER, measured)])
+        trials = confirmer.test_recommendation(Point(0, FASTER, *measured[0]), [])
+        assert queued_load(trials, trials[0], load, problem) == QueuedLoad(500.0, capacity)
+        effective.append(judge_confirmations(trials, problem)[0].judged.effective_requests)
+    assert 0 < 2 * effective[1] < effective[0]
 
 
 def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path) -> None:
