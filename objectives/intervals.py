@@ -74,6 +74,15 @@ class ObjectiveGain:
         if self.metric not in METRICS or (self.ratio and not min(self.ratio.estimate, *self.ratio.bounds) > 0):
             raise ValueError(f"{self.metric} {self.ratio} is not a gain")
 
+    @property
+    def differs_from_values(self) -> bool:
+        """Whether the ratio of the two values is outside of the interval, see ``gain_ratio`` for the reasons."""
+        if self.ratio is None or not self.value or not self.compared_value:
+            return False
+        values = self.value, self.compared_value
+        better, other = values if METRICS[self.metric].better == "higher" else values[::-1]
+        return not self.ratio.interval.low <= better / other <= self.ratio.interval.high
+
 
 def throughput_interval(
     servers: ServerWindows, spread: ServerSpread, confidence: float, metric: str = "throughput"

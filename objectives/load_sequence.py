@@ -29,7 +29,7 @@ PREDICTION_ERROR = 0.1  # standard deviation of the log of the measured latency 
 STEP_ERROR = 0.05  # the same after predictions were shifted to the latency of another load on fresh servers
 MIN_LATENCY_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
 MIN_GAIN_FACTOR = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
-CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at least this multiple
+CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to be worth at least this multiple
 
 
 def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: float) -> int:
@@ -259,11 +259,13 @@ class LoadSequence:
 
 @dataclass(frozen=True, slots=True)
 class CandidateState:
-    """How far the tests of one configuration are, with throughputs in one unit.
+    """How far the tests of one configuration are.
+
+    A load is worth its throughput or, with another objective, ``Metric.worth``.
 
     Attributes:
-        passed: The throughput of the highest load that passed; 0 if none did.
-        expected: The expected throughput of the load that is tested next; None if no further server can help.
+        passed: The worth of the highest load that passed; 0 if none did.
+        expected: The expected worth of the load that is tested next; None if no further server can help.
         is_begun: Whether servers were measured to test that load.
     """
 
@@ -276,12 +278,12 @@ def choose_candidate(states: Sequence[CandidateState]) -> int | None:
     """Return the index of the configuration that is tested next; None if no other test can improve the result.
 
     A begun test is finished first, and the first configuration is tested until one of its loads passes or none is
-    left. After a PASS, a configuration qualifies if it is expected to serve at least CLEAR_GAIN times as much as
-    another one that has passed. If two qualify, the first is tested, unless the second is expected to serve at least
-    CLEAR_GAIN times as much.
+    left. After a PASS, a configuration qualifies if it is expected to be worth at least CLEAR_GAIN times as much as
+    another one that has passed. If two qualify, the first is tested, unless the second is expected to be worth at
+    least CLEAR_GAIN times as much.
     """
     chosen: int | None = None
-    chosen_throughput = 0.0
+    chosen_worth = 0.0
     has_passed = any(state.passed for state in states)
     for index, state in enumerate(states):
         if state.expected is None:
@@ -289,6 +291,6 @@ def choose_candidate(states: Sequence[CandidateState]) -> int | None:
         if state.is_begun or not has_passed:
             return index
         passed = max((other.passed for other in (*states[:index], *states[index + 1 :])), default=0.0)
-        if state.expected >= CLEAR_GAIN * max(passed, chosen_throughput):
-            chosen, chosen_throughput = index, state.expected
+        if state.expected >= CLEAR_GAIN * max(passed, chosen_worth):
+            chosen, chosen_worth = index, state.expected
     return chosen

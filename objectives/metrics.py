@@ -352,6 +352,21 @@ class Metric:
             return None
         return -value if self.better == "higher" else value
 
+    def is_better(self, measurement: Measurement, other: Measurement) -> bool:
+        """Return whether the value of ``measurement`` is known and better than that of ``other``."""
+        cost, other_cost = self.cost(measurement), self.cost(other)
+        return cost is not None and (other_cost is None or cost < other_cost)
+
+    def worth(self, measurement: Measurement) -> float | None:
+        """Return the value, or its inverse if lower is better, so that twice the worth is twice as good.
+
+        None if ratios of the metric have no meaning, or if the value is unknown or not positive.
+        """
+        value = self.value(measurement)
+        if not self.has_ratio or value is None or not value > 0:
+            return None
+        return value if self.better == "higher" else 1 / value
+
 
 def _sketched_quantile_ms(sketch: str, level: float) -> float | None:
     """Return the quantile of a sketch; None without one."""

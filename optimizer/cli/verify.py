@@ -30,8 +30,8 @@ change. The machine and the server have to be those of the run.
 With --fresh the recommendation and the two next best configurations are
 measured in a separate test: in turn on fresh servers, without the windows of
 the run. The recommendation holds if it meets the SLA at the confidence of the
-run and neither of the others has a significantly higher throughput within the
-SLA. The results are in the folder verify/ of the run.
+run and neither of the others is significantly better by the first objective
+within the SLA. The results are in the folder verify/ of the run.
 
 With --fresh --target remote the measurements take place on a running server,
 for example on the production server before a release. The model is reloaded

@@ -36,6 +36,7 @@ from optimizer.confirmation.windows import (
 )
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points, trial_of
+from optimizer.options.run_options import SIMULATED_OBJECTIVES
 from optimizer.simulator.speed_correction import fit_speed_correction
 
 LIKELY_LOOKS = LOOKS[:2]  # a load is chosen that is likely to pass at one of these
@@ -146,10 +147,26 @@ class CandidateTests:
 
     def state(self, index: int | None) -> CandidateState:
         """Return how far the tests are; ``index`` is that of ``next_load``."""
-        passed = 0.0 if self.sequence.passed is None else self.throughput(self.sequence.passed)
+        passed = 0.0 if self.sequence.passed is None else self.worth(self.sequence.passed)
         if index is None:
             return CandidateState(passed, None)
-        return CandidateState(passed, self.throughput(index), is_begun=self.servers(index) > 0)
+        return CandidateState(passed, self.worth(index), is_begun=self.servers(index) > 0)
+
+    def worth(self, index: int) -> float:
+        """Return what this load is expected to be worth by the first objective, see ``Metric.worth``.
+
+        An objective of served requests or tokens is in proportion to the expected throughput. Any other one is that
+        of the fresh servers at this load or, without them, of the search. All loads are worth 1 if ratios of it have
+        no meaning.
+        """
+        objective = self.confirmation.problem.objectives[0]
+        searched = objective.worth(self.point.measurement) or 1.0
+        if objective.name in SIMULATED_OBJECTIVES:
+            return self.throughput(index) * (searched / (self.point.throughput_infer_per_sec or searched))
+        windows = [
+            window for server in server_windows(self.trial, self.predictions.loads[index]) for window in server
+        ]
+        return (objective.worth(pool_measurements(windows)) if windows else None) or searched
 
     def server_plan(self, index: int) -> ServerPlan:
         """Return how the next server at this load is measured, with fewer windows if the time is short."""
@@ -256,8 +273,8 @@ class NextTest:
 def next_test(confirmation: ConfirmationState, best: Sequence[Point]) -> NextTest | None:
     """Return which finalist is tested next; None if no further server can change a verdict.
 
-    The first one that can be deployed is tested, and one other, a rival: the one that is expected to serve the most
-    by its fresh servers. ``choose_candidate`` says which of the two is next.
+    The first one that can be deployed is tested, and one other, a rival: the one that is expected to be the best by
+    its fresh servers. ``choose_candidate`` says which of the two is next.
 
     Args:
         confirmation: The state of the confirmation.
@@ -269,7 +286,7 @@ def next_test(confirmation: ConfirmationState, best: Sequence[Point]) -> NextTes
     if not deployable:
         return None
     compared = _compared_predictions(confirmation)
-    rival = _choose_rival(deployable[1:], by_number, compared)
+    rival = _choose_rival(confirmation, deployable[1:], compared)
     tests, states = list[NextTest | None](), list[CandidateState]()
     for point in filter(None, (deployable[0], rival)):
         shares = error_shares(plan, trials, point.trial)
@@ -350,15 +367,22 @@ def corrected_predictions(confirmation: ConfirmationState, trial: Trial) -> Load
 
 
 def _choose_rival(
-    finalists: Sequence[Point], by_number: Mapping[int, Trial], compared: Mapping[int, LoadPredictions]
+    confirmation: ConfirmationState, finalists: Sequence[Point], compared: Mapping[int, LoadPredictions]
 ) -> Point | None:
     """Return the one of ``finalists`` that may be tested too; None if there are none.
 
-    If tests of some were begun, it is one of these. Among several it is the one that is expected to serve the most.
+    If tests of some were begun, it is one of these. Among several it is the one whose test is expected to begin with
+    the best value of the first objective.
     """
-    tested = [point for point in finalists if errors_by_load(by_number[point.trial])]
-    expected = {number: predictions.rival_throughput_infer_per_sec for number, predictions in compared.items()}
-    return max(tested or finalists, key=lambda point: expected.get(point.trial, 0.0), default=None)
+
+    def worth(point: Point) -> float:
+        if point.trial not in compared:
+            return 0.0
+        tests = CandidateTests(confirmation, point, compared[point.trial], OTHER_ERROR_SHARES)
+        return tests.worth(tests.sequence.current or 0)
+
+    tested = [point for point in finalists if errors_by_load(trial_of(point, confirmation.trials))]
+    return max(tested or finalists, key=worth, default=None)
 
 
 def _compared_predictions(confirmation: ConfirmationState) -> dict[int, LoadPredictions]:

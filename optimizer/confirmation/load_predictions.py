@@ -54,11 +54,6 @@ class LoadPredictions:
         """The load at which the tests of the best candidate would begin."""
         return self.loads[self._first_index(MARGIN)]
 
-    @property
-    def rival_throughput_infer_per_sec(self) -> float:
-        """The predicted throughput at the load at which the test of a rival of the best candidate begins."""
-        return self.throughput_infer_per_sec[self._first_index(OTHER_MARGIN)]
-
     def slower(self, log_factor: float) -> LoadPredictions:
         """Return the predictions with latencies whose log is higher by ``log_factor``."""
         return replace(self, log_latency_ratios=tuple(ratio + log_factor for ratio in self.log_latency_ratios))

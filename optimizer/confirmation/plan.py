@@ -20,7 +20,7 @@ from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import NO_CORRECTION, fit_speed_correction
 
 MAX_FINALISTS = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
-MIN_RUNNER_UP_SHARE = 0.8  # share of the best throughput in the search that a runner-up serves at least
+MIN_RUNNER_UP_SHARE = 0.8  # share of the worth of the best candidate, by the first objective, of a runner-up
 MIN_ERROR = 1e-9  # below it, rounding is all that is left of the error
 
 
@@ -104,7 +104,7 @@ def compared_points(
 
     Each is at its best point, or at the one closest to the SLA. The runner-up is the best other candidate that
     differs from all of these in its execution settings, because different batching settings alone seldom make a
-    difference. If there is none that serves nearly as much, it is the second best.
+    difference. If there is none that is nearly as good by the first objective, it is the second best.
     """
     chosen = dict[Candidate, Point]()
     for candidate in comparisons:
@@ -113,11 +113,11 @@ def compared_points(
         if point is not None:
             chosen[candidate] = point
     compared = {execution_settings(candidate) for candidate in (best[0].candidate, *chosen)}
-    min_throughput = MIN_RUNNER_UP_SHARE * best[0].throughput_infer_per_sec
+    worths = [problem.objectives[0].worth(point.measurement) or 0.0 for point in best]  # 0 without ratios
     different = [
         point
-        for point in best[1:]
-        if point.throughput_infer_per_sec >= min_throughput and execution_settings(point.candidate) not in compared
+        for point, worth in zip(best, worths, strict=True)
+        if worth >= MIN_RUNNER_UP_SHARE * worths[0] and execution_settings(point.candidate) not in compared
     ]
     for runner_up in (different or best[1:])[:1]:
         chosen[runner_up.candidate] = runner_up

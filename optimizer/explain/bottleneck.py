@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from optimizer.config.batching import CANDIDATE_SEQUENCES
 from optimizer.core.candidate import Candidate
@@ -21,12 +21,12 @@ from optimizer.simulator.calibration import observe_point
 
 @dataclass(frozen=True, slots=True)
 class BindingConstraint:
-    """The constraint that prevents a higher throughput.
+    """The constraint that prevents a better value of the first objective.
 
-    ``constraint`` is None if no measurement beyond a bound had more throughput. ``beyond`` is the point with the
-    highest throughput that misses only this constraint, ``gain`` its relative gain. ``used_shares`` are the shares of
-    the bounds that the subject uses, by the text of the constraint: 1 is all of an upper bound, or exactly a lower
-    bound.
+    ``constraint`` is None if no measurement beyond a bound had a better one. ``beyond`` is the best point that misses
+    only this constraint, ``gain`` its relative gain (``Metric.worth``), None if ratios of the objective have no
+    meaning. ``used_shares`` are the shares of the bounds that the subject uses, by the text of the constraint: 1 is
+    all of an upper bound, or exactly a lower bound.
     """
 
     constraint: Constraint | None
@@ -35,7 +35,9 @@ class BindingConstraint:
     used_shares: dict[str, float]
 
 
-def find_binding_constraint(subject: Point, measured: Sequence[Point], sla: Sla, *, met: bool) -> BindingConstraint:
+def find_binding_constraint(
+    subject: Point, measured: Sequence[Point], sla: Sla, objective: Metric, *, met: bool
+) -> BindingConstraint:
     """Return the constraint that binds ``subject``, among all ``measured`` points.
 
     If the bounds are not ``met``, it is the one with the largest violation; None if ``subject`` is only unstable.
@@ -47,13 +49,14 @@ def find_binding_constraint(subject: Point, measured: Sequence[Point], sla: Sla,
             sla.missed(subject.measurement), key=lambda bound: bound.violation(subject.measurement), default=None
         )
         return BindingConstraint(missed, None, None, used_shares)
-    binding = BindingConstraint(None, None, None, used_shares)
-    for point in measured:
-        missed_bounds = sla.missed(point.measurement).constraints
-        gain = point.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1
-        if len(missed_bounds) == 1 and point.measurement.stable and gain > (binding.gain or 0.0):
-            binding = BindingConstraint(missed_bounds[0], point, gain, used_shares)
-    return binding
+    beyond = [point for point in measured if len(sla.missed(point.measurement)) == 1]
+    better = [point for point in beyond if objective.is_better(point.measurement, subject.measurement)]
+    best = Sla().best_point(better, [objective])
+    if best is None:
+        return BindingConstraint(None, None, None, used_shares)
+    worths = objective.worth(best.measurement), objective.worth(subject.measurement)
+    gain = worths[0] / worths[1] - 1 if worths[0] and worths[1] else None
+    return BindingConstraint(sla.missed(best.measurement).constraints[0], best, gain, used_shares)
 
 
 def _used_share(constraint: Constraint, subject: Point) -> float | None:

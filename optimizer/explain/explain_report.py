@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from objectives.metrics import METRICS
-from objectives.sla import Constraint
+from objectives.intervals import ObjectiveGain
+from objectives.metrics import METRICS, Metric
+from objectives.sla import Constraint, Sla
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import Point
 from optimizer.explain.bottleneck import BottleneckKind
@@ -125,13 +126,18 @@ def _binding_constraint(explanation: Explanation) -> Iterator[str]:
         why = explanation.outcome.no_recommendation_reason
         missed = f"{formatting.bound(binding.constraint)} is missed: {why}" if binding.constraint else None
         yield f"{missed or why[:1].upper() + why[1:]}."
-    elif binding.constraint is None or binding.beyond is None or binding.gain is None:
+    elif binding.constraint is None or binding.beyond is None:
         yield _no_bound_binds(explanation)
     else:
-        value = formatting.value_of(binding.beyond, binding.constraint.metric)
+        objective, value = (
+            explanation.outcome.objective,
+            formatting.value_of(binding.beyond, binding.constraint.metric),
+        )
+        served = "served" if objective.name == "throughput" else f"had {formatting.goal_label(objective.name)}"
+        better = "" if binding.gain is None else f" ({_change(objective, 1 + binding.gain)})"
         yield (
-            f"{formatting.bound(binding.constraint)}: beyond it, trial {binding.beyond.trial} served "
-            f"{formatting.value_of(binding.beyond, 'throughput')} ({signed_percent(binding.gain, 1)}), "
+            f"{formatting.bound(binding.constraint)}: beyond it, trial {binding.beyond.trial} {served} "
+            f"{formatting.value_of(binding.beyond, objective.name)}{better}, "
             f"with {formatting.short_metric(binding.constraint.metric)} {value}."
         )
     if explanation.has_recommendation:
@@ -145,11 +151,20 @@ def _binding_constraint(explanation: Explanation) -> Iterator[str]:
             yield _next_load(changes.next_load, changes.next_measured, explanation)
 
 
+def _change(objective: Metric, times_better: float) -> str:
+    """Return the signed change of the value of ``objective`` that is ``times_better``."""
+    return signed_percent((times_better if objective.better == "higher" else 1 / times_better) - 1, 1)
+
+
 def _no_bound_binds(explanation: Explanation) -> str:
-    """Return why no bound binds, with the measurement that had more throughput if there is one."""
+    """Return why no bound binds, with the measurement that had a better objective if there is one."""
     outcome, subject, problem = explanation.outcome, explanation.subject.point, explanation.run.problem
-    faster = [point for point in outcome.points if point.throughput_infer_per_sec > subject.throughput_infer_per_sec]
-    if not faster:
+    objective = outcome.objective
+    advantage = formatting.advantage(objective)
+    better = [point for point in outcome.points if objective.is_better(point.measurement, subject.measurement)]
+    if not better:
+        if objective.name != "throughput":
+            return f"None: no measurement had {advantage}."
         if subject.load.concurrency and subject.load.concurrency >= problem.max_concurrency:
             highest = max(point.load.concurrency for point in outcome.points)
             return (
@@ -160,16 +175,16 @@ def _no_bound_binds(explanation: Explanation) -> str:
             "None: no measurement had more throughput. Among the tried configurations and loads, the capacity of the "
             "server is the limit."
         )
-    reliable = [point for point in faster if _is_reliable(point, outcome)]
-    fastest = max(reliable or faster, key=lambda point: point.throughput_infer_per_sec)
-    shown = _measured(explanation, fastest)
+    reliable = [point for point in better if _is_reliable(point, outcome)]
+    best = Sla().best_point(reliable or better, [objective], unstable=True) or better[0]
+    shown = _measured(explanation, best)
     if not reliable:
-        return f"Only an unstable measurement had more throughput, so none is known to bind: {shown}."
-    missed = problem.sla.missed(fastest.measurement)
+        return f"Only an unstable measurement had {advantage}, so none is known to bind: {shown}."
+    missed = problem.sla.missed(best.measurement)
     if missed:
-        bounds = formatting.bounds(missed)
-        return f"Several together. The stable measurement with the most throughput misses {bounds}: {shown}."
-    return "None: no measurement beyond a bound had more throughput."
+        bounds, name = formatting.bounds(missed), formatting.goal_label(objective.name)
+        return f"Several together. The stable measurement with the best {name} misses {bounds}: {shown}."
+    return f"None: no measurement beyond a bound had {advantage}."
 
 
 def _is_reliable(point: Point, outcome: Outcome) -> bool:
@@ -178,14 +193,16 @@ def _is_reliable(point: Point, outcome: Outcome) -> bool:
 
 
 def _more_within(explanation: Explanation) -> Iterator[str]:
-    """Yield the measurement within the bounds that had more throughput than the recommendation, and why it lost."""
+    """Yield the measurement within the bounds with a better objective than the recommendation, and why it lost."""
     outcome, subject, sla = explanation.outcome, explanation.subject.point, explanation.run.problem.sla
-    within = [point for point in outcome.points if _is_reliable(point, outcome) and sla.is_met(point.measurement)]
-    fastest = max(within, key=lambda point: point.throughput_infer_per_sec, default=subject)
-    if fastest.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
+    objective = outcome.objective
+    reliable = [point for point in outcome.points if _is_reliable(point, outcome)]
+    best = sla.best_point(reliable, [objective], unstable=True)
+    if best is None or not objective.is_better(best.measurement, subject.measurement):
         return
-    why = outcome_values.why_not_recommended(outcome, fastest)
-    yield f"Another measurement within the bounds had more throughput: {_measured(explanation, fastest)}."
+    why = outcome_values.why_not_recommended(outcome, best)
+    advantage = formatting.advantage(objective)
+    yield f"Another measurement within the bounds had {advantage}: {_measured(explanation, best)}."
     yield f"It is not recommended, because {why}."
 
 
@@ -240,6 +257,10 @@ def _print_changes(console: Console, explanation: Explanation, changes: ChangeFo
         if model not in simulated:
             sentence = f"{model} has to serve more before these gains are possible: its limit is not simulated."
             _sentences(console, sentence)
+    objective = explanation.outcome.objective
+    if objective.name != "throughput":
+        goal = formatting.goal_label(objective.name)
+        _sentences(console, f"Gains are in throughput; the objective of the run is {goal}.")
     if explanation.forecast_checks.throughput:
         _sentences(console, str(explanation.forecast_checks))
     if explanation.run.concurrent_models:
@@ -412,39 +433,60 @@ def _forecast_gain(gain: Gain | None, forecast: CandidateForecast, explanation: 
 
 
 def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator[str]:
-    """Yield the runner-up, its throughput relative to that of the recommendation, and why it is not recommended."""
+    """Yield the runner-up, how it compares with the recommendation, and why it is not recommended."""
     if runner_up is None:
         yield "There is none: no other configuration met the SLA."
         return
     yield f"trial {runner_up.point.trial}: {configuration_text.configuration(runner_up.point.candidate)}"
     latencies = explanation.run.problem.sla.bounded_latencies
+    relation = _relation(explanation.outcome.objective, runner_up.gain)
     yield f"{formatting.performance(runner_up.point, *latencies)}{'' if runner_up.confirmed else ', in the search'}"
     if runner_up.confirmed is None:
-        yield (
-            f"It served {_loss(runner_up.loss)} than the recommendation in single measurements. It was not confirmed "
-            "on fresh servers, so there is no confidence interval."
-        )
+        yield f"In single measurements {relation}."
+        yield "It was not confirmed on fresh servers, so there is no confidence interval."
         return
-    low, high = sorted((runner_up.interval.low, runner_up.interval.high), key=abs)
-    interval = "" if math.isinf(high) else f" (from {_loss(low)} to {_loss(high)})"
-    yield f"On average over its windows it served {_loss(runner_up.loss)} than the recommendation{interval}."
+    yield f"On average over its windows {relation}."
+    if runner_up.gain and runner_up.gain.differs_from_values:
+        yield summary.GAIN_NOTE
+    ratio = runner_up.gain.ratio if runner_up.gain else None
     verdict = formatting.verdict(runner_up.confirmed)
     if runner_up.confirmed.sla:
         verdict = f"Its own test ended with {verdict}"
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
-    elif runner_up.interval.high < 0:
+    elif ratio is None:
+        yield f"{verdict}."
+    elif ratio.interval.high < 1:
         why = outcome_values.why_not_recommended(explanation.outcome, runner_up.point)
         yield f"{verdict}. It is not recommended, because {why}."
-    elif runner_up.interval.low <= 0 <= runner_up.interval.high:
+    elif not ratio.is_measurable:
         yield f"{verdict}. The difference is within the uncertainty of the measurements."
     else:
-        yield f"{verdict}. The recommendation serves more."
+        yield f"{verdict}. The recommendation has {formatting.advantage(explanation.outcome.objective)}."
 
 
-def _loss(share: float) -> str:
-    """Return a lost share of the throughput: ``3.0 % less``, or ``3.0 % more`` for a negative one."""
-    return f"{percent(abs(share), 1)} {'less' if share >= 0 else 'more'}"
+def _relation(objective: Metric, gain: ObjectiveGain | None) -> str:
+    """Return how the runner-up compares with the recommendation, whose ``gain`` over it is given, as a clause.
+
+    It is ``it served 3.0 % less than the recommendation``, or ``its p95 was 3.0 % higher than that of the
+    recommendation``, with the interval if it is known.
+    """
+    name = formatting.goal_label(objective.name)
+    if gain is None:
+        return f"its {name} and that of the recommendation cannot be compared, because one is unknown"
+    if not objective.has_ratio or not min(gain.value, gain.compared_value) > 0:
+        values = (formatting.quantity(objective, value) for value in (gain.compared_value, gain.value))
+        return f"its {name} was {' instead of '.join(values)}"
+    subject, less, more, than = f"its {name} was", "lower", "higher", "that of the recommendation"
+    if objective.name == "throughput":
+        subject, less, more, than = "it served", "less", "more", "the recommendation"
+    factors, ratio = [gain.compared_value / gain.value], gain.ratio
+    if ratio is not None:
+        nearest_first = sorted(ratio.bounds, key=lambda bound: abs(math.log(bound)))
+        factors = [times if objective.better == "lower" else 1 / times for times in (ratio.estimate, *nearest_first)]
+    difference, *ends = (f"{percent(abs(factor - 1), 1)} {more if factor > 1 else less}" for factor in factors)
+    interval = f" (from {' to '.join(ends)})" if ends else ""
+    return f"{subject} {difference} than {than}{interval}"
 
 
 def _heading(console: Console, text: str) -> None:

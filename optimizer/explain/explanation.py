@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from google.protobuf import text_format
 
 from objectives import model_stats
-from objectives.intervals import ConfidenceInterval
+from objectives.intervals import ObjectiveGain
 from objectives.metrics import METRICS
 from objectives.sla import Verdict
 from optimizer.config.backends import backend_of, is_ensemble
@@ -58,7 +58,6 @@ NO_STEPS = (
 NO_STEPS_OF_STREAM = (
     "The run has no times of each model: in Triton's statistics, a streamed request ends when the model accepts it."
 )
-UNKNOWN_INTERVAL = ConfidenceInterval(-math.inf, math.inf)
 MAX_CANDIDATES = 12  # candidates of the Pareto front that are forecast: each takes as long as a change
 NEXT_LOAD_FACTOR = 1.1  # the next higher load, relative to that of the subject; at least one request more
 
@@ -67,47 +66,46 @@ NEXT_LOAD_FACTOR = 1.1  # the next higher load, relative to that of the subject;
 class RunnerUp:
     """The second best configuration.
 
-    ``loss`` is the share of the recommendation's throughput that it lacks (negative: it served more). ``interval`` is
-    the confidence interval of ``loss``, UNKNOWN_INTERVAL if either was not confirmed. ``missed`` is the reason of its
-    verdict, empty for PASS.
+    ``gain`` is that of the recommendation over it in the first objective, None if either value is unknown. It has no
+    ratio if either was not confirmed. ``missed`` is the reason of its verdict, empty for PASS.
     """
 
     point: Point
     confirmed: ConfirmedLoad | None
-    loss: float
-    interval: ConfidenceInterval
+    gain: ObjectiveGain | None
     missed: str
 
 
 def find_runner_up(run: FinishedRun) -> RunnerUp | None:
-    """Return the best confirmed candidate other than the recommendation and the baseline, within the SLA if possible.
+    """Return the best confirmed candidate other than the recommendation and the baseline, by the objectives.
 
-    Without one, return the best other candidate of the search.
+    If none of them meets the SLA, it is the one closest to it. Without a confirmed one, return the best other
+    candidate of the search.
     """
-    outcome = run.outcome
+    outcome, problem = run.outcome, run.problem
     if outcome is None or outcome.recommended is None:
         return None
-    best, best_load = outcome.recommended, outcome.confirmed
+    best, objective = outcome.recommended, problem.objectives[0]
     confirmed = [
         entry for entry in outcome.confirmed_loads if entry.point.candidate not in (best.candidate, run.baseline)
     ]
-    met = [entry for entry in confirmed if entry.meets_sla]
-    second = max(met or confirmed, key=lambda entry: entry.point.throughput_infer_per_sec, default=None)
-    if second is None:
-        searched = [point for point in latest_points(run.trials) if point.candidate != best.candidate]
-        point = next(iter(finalists(searched, run.problem, 1)), None)
-        return None if point is None else RunnerUp(point, None, _throughput_loss(best, point), UNKNOWN_INTERVAL, "")
-    missed = "" if second.judged.verdict is Verdict.PASS or not second.error else second.judged.reason
-    gain = compare_metric(best_load, second, run.trials, run.problem, "throughput") if best_load else None
-    if gain is None:
-        return RunnerUp(second.point, second, _throughput_loss(best, second.point), UNKNOWN_INTERVAL, missed)
-    low, loss, high = (1 - 1 / ratio for ratio in (gain.interval.low, gain.estimate, gain.interval.high))
-    return RunnerUp(second.point, second, loss, ConfidenceInterval(low, high), missed)
-
-
-def _throughput_loss(best: Point, second: Point) -> float:
-    """Return the share of the throughput of ``best`` that ``second`` lacks."""
-    return 1 - second.throughput_infer_per_sec / best.throughput_infer_per_sec
+    searched = [point for point in latest_points(run.trials) if point.candidate != best.candidate]
+    point = (
+        problem.best_point([entry.point for entry in confirmed if entry.meets_sla], unstable=True)
+        or problem.sla.closest_point([entry.point for entry in confirmed], problem.objectives)
+        or next(iter(finalists(searched, problem, 1)), None)
+    )
+    if point is None:
+        return None
+    ours, theirs = outcome.confirmed, outcome.confirmation_of(point)
+    missed = (
+        "" if theirs is None or theirs.judged.verdict is Verdict.PASS or not theirs.error else theirs.judged.reason
+    )
+    values = objective.value(best.measurement), objective.value(point.measurement)
+    if values[0] is None or values[1] is None:
+        return RunnerUp(point, theirs, None, missed)
+    ratio = compare_metric(ours, theirs, run.trials, problem, objective.name) if ours and theirs else None
+    return RunnerUp(point, theirs, ObjectiveGain(objective.name, values[0], values[1], ratio), missed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +206,9 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         subject=subject,
         has_recommendation=has_recommendation,
         bottleneck=_bottleneck(subject, changes, step_reasons),
-        binding=find_binding_constraint(point, measured, run.problem.sla, met=has_recommendation),
+        binding=find_binding_constraint(
+            point, measured, run.problem.sla, run.problem.objectives[0], met=has_recommendation
+        ),
         changes=changes,
         forecast_checks=check_forecasts(run.trials),
         runner_up=find_runner_up(run),

@@ -152,7 +152,6 @@ def _runner_up_document(runner_up: RunnerUp) -> dict[str, Any]:
     return {
         **result_document.entry(runner_up.point),
         "confirmation": result_document.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
-        "less_throughput": runner_up.loss,
-        "less_throughput_interval": result_document.interval_document(runner_up.interval),
+        **result_document.gain_entry("speedup", runner_up.gain),
         "missed": runner_up.missed or None,
     }

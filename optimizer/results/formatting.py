@@ -274,6 +274,13 @@ def goal_label(metric: str) -> str:
     return short_metric(metric) if METRICS[metric].timing else metric_label(metric)
 
 
+def advantage(metric: Metric) -> str:
+    """Return the advantage of a better configuration in words: ``more throughput`` or ``a lower p95``."""
+    if metric.name == "throughput":
+        return "more throughput"
+    return f"a {metric.better} {goal_label(metric.name)}"
+
+
 def bound(constraint: Constraint) -> str:
     """Return a constraint with its unit: ``p95 <= 20 ms``."""
     metric = METRICS[constraint.metric]

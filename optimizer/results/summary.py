@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 VERIFY_MINUTES = 3  # time in the proposed command that continues the tests, if the next verdict does not need more
 SPARE_TIME_FACTOR = 1.25  # multiple of the estimated time until the next verdict, in that command
+GAIN_NOTE = (
+    "A gain is the ratio of means over the windows at the same speed of the machine, so it differs from that of the "
+    "shown values."
+)
 MAX_VERDICT_SECONDS = 1e6  # run.json may have been changed
 MIN_PERCENT = 1e-4  # a smaller share is shown as 0
 
@@ -257,14 +261,9 @@ def _better_comparison(outcome: Outcome) -> str:
         "the current configuration": outcome.baseline.gain,
         "dynamic_batching {}": dynamic.gain if dynamic else None,
     }
-    objective = outcome.objective
-    is_what = (
-        "served more"
-        if objective.name == "throughput"
-        else f"had a {objective.better} {formatting.goal_label(objective.name)}"
-    )
     ratios = {name: gain.ratio for name, gain in gains.items() if gain is not None}
-    return next((f"{name} {is_what}" for name, ratio in ratios.items() if ratio and ratio.interval.high < 1), "")
+    better = f"had {formatting.advantage(outcome.objective)}"
+    return next((f"{name} {better}" for name, ratio in ratios.items() if ratio and ratio.interval.high < 1), "")
 
 
 def _only_baseline_measured(outcome: Outcome) -> bool:
@@ -481,10 +480,15 @@ def cross_check(outcome: Outcome) -> str:
 
 
 def evidence(outcome: Outcome) -> str:
-    """Return the confidence of the intervals and the extent of the test, in one or two sentences."""
+    """Return the confidence of the intervals and the extent of the test, in one or two sentences.
+
+    Another one explains a gain that clearly differs from the ratio of the shown values, as after a disturbance.
+    """
     confirmed = outcome.confirmed
     if confirmed is None:
         return "Measured in the search only, which overestimates its best configurations."
     windows, servers = formatting.count(confirmed.windows, "measurement"), confirmed.servers
     confidence = formatting.confidence(confirmed.judged.confidence)
-    return f"Intervals: {confidence}. Recommended: {windows} on {formatting.count(servers, 'fresh server')}."
+    gains = [compared.gain for compared in (outcome.baseline, outcome.dynamic_batching) if compared]
+    note = f" {GAIN_NOTE}" if any(gain and gain.differs_from_values for gain in gains) else ""
+    return f"Intervals: {confidence}. Recommended: {windows} on {formatting.count(servers, 'fresh server')}.{note}"

@@ -14,7 +14,7 @@ from objectives.sequential import LOOKS
 from objectives.sla import Verdict
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.server_plan import ServerPlan, estimate_start_seconds, plan_server
-from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
+from optimizer.confirmation.verdicts import ConfirmedLoad, compare_metric, judge_confirmations
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
@@ -118,9 +118,10 @@ def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], pro
     recommended, *runners_up = measured
     judged = recommended.judged
     verdict_holds = judged.verdict is Verdict.PASS
-    better = [runner_up for runner_up in runners_up if _is_better(runner_up, recommended, problem)]
+    better = [runner_up for runner_up in runners_up if _is_better(runner_up, recommended, trials, problem)]
     reasons = [] if verdict_holds else [_why_it_did_not_pass(recommended)]
-    reasons += [f"trial {runner_up.point.trial} now serves more within the SLA" for runner_up in better]
+    advantage = formatting.advantage(problem.objectives[0])
+    reasons += [f"trial {runner_up.point.trial} now has {advantage} within the SLA" for runner_up in better]
     measured_trials = {confirmed.point.trial for confirmed in measured}
     missing = [plan.trial for plan in plans if plan.trial not in measured_trials]
     unmeasured = [number for number in missing if by_number[number].status == "ok"]
@@ -151,10 +152,12 @@ def _may_pass(recommended: ConfirmedLoad, problem: Problem) -> bool:
     return intervals_reach_bounds(recommended, problem.sla)
 
 
-def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, problem: Problem) -> bool:
-    """Return True if ``other`` meets the SLA and the intervals of the throughputs do not overlap."""
-    meets = problem.sla.is_met(other.point.measurement)
-    return meets and other.judged.verdict is not Verdict.FAIL and other.throughput.low > recommended.throughput.high
+def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, trials: Sequence[Trial], problem: Problem) -> bool:
+    """Return True if ``other`` meets the SLA and is better by the first objective, by more than chance."""
+    if not problem.sla.is_met(other.point.measurement) or other.judged.verdict is Verdict.FAIL:
+        return False
+    ratio = compare_metric(other, recommended, trials, problem, problem.objectives[0].name)
+    return ratio is not None and ratio.interval.low > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ class TestMetric:
     def test_an_unknown_value_is_not_zero(self, metric: Metric) -> None:
         assert metric.value(Measurement()) is None
         assert metric.cost(Measurement()) is None
+        assert metric.worth(Measurement()) is None
+
+    def test_twice_the_worth_is_twice_as_good(self, metric: Metric) -> None:
+        value = VALUES[metric.name] if metric.has_ratio else None
+        assert metric.worth(FULL) == (1 / value if value and metric.better == "lower" else value)
 
     def test_the_name_is_the_key_and_a_unit_is_given(self, metric: Metric) -> None:
         assert METRICS[metric.name] is metric

@@ -26,7 +26,8 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial, latest_points
 from optimizer.results import outcome_values, result_document, summary
-from optimizer.results.recommendation import assess
+from optimizer.results.recommendation import Outcome, assess
+from optimizer.simulator.speed_correction import at_other_speed
 from tests.conftest import known_problem, measurement
 from tests.curve_model import CurveModel
 from tests.random_server import (
@@ -163,6 +164,50 @@ def test_a_configuration_that_missed_the_sla_is_compared_at_its_closest_load(pro
     )
     best, *_ = points = [*latest_points(trials), far, close]
     assert compared_points([best], (BASELINE, FAST), points, problem) == [close], "the other one was not measured"
+
+
+@pytest.mark.parametrize(("objective", "chosen"), [("latency-p95", 1), ("throughput", 0), ("score", 1)])
+def test_the_first_objective_decides_which_runner_up_is_nearly_as_good(
+    objective: str, chosen: int, problem: Problem
+) -> None:
+    """The first of two candidates has the same execution settings as the best one. The second serves much less."""
+    problem = replace(problem, objectives=(METRICS[objective],))
+    candidates = FASTER, replace(FASTER, max_queue_delay_us=100), replace(FASTER, instance_count=3)
+    best, *others = (
+        Point(number, candidate, LoadPoint(1, 1), replace(measurement(served, 10.0), score=0.9))
+        for number, (candidate, served) in enumerate(zip(candidates, (1000.0, 990.0, 500.0), strict=True))
+    )
+    assert compared_points([best, *others], (), [best, *others], problem) == [others[chosen]]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency-p95"])
+def test_a_gain_that_clearly_differs_from_the_shown_values_is_explained(
+    objective: str, problem: Problem, tmp_path: Path
+) -> None:
+    """The machine was half as fast while the baseline was measured, as the speed probe shows."""
+    problem = replace(problem, objectives=(METRICS[objective],), sla=Sla(), cpu_count=2)
+    server = RandomServer()
+    trials = confirm(server, searched(server, dict.fromkeys(LOADS, 1)), problem, tmp_path)
+
+    def slowed(window: ConfirmationWindow, slowness: float) -> ConfirmationWindow:
+        slowness *= 1.0 + 0.3 * (window.server // 3 % 2)  # by which the effect of the speed is known
+        slow = at_other_speed(window.measurement, 1 / slowness)
+        return replace(window, measurement=replace(slow, speed_probe_ms=slowness))
+
+    def outcome(baseline_slowness: float) -> Outcome:
+        slowness = {BASELINE: baseline_slowness}
+        windows = {
+            trial: tuple(slowed(window, slowness.get(trial.candidate, 1.0)) for window in trial.confirmations)
+            for trial in trials
+        }
+        changed = [replace(trial, confirmations=confirmations) for trial, confirmations in windows.items()]
+        return assess(changed, problem, BASELINE, FAST)
+
+    usual, disturbed = outcome(1.0), outcome(2.0)
+    assert summary.GAIN_NOTE not in summary.evidence(usual)
+    assert summary.evidence(disturbed) == f"{summary.evidence(usual)} {summary.GAIN_NOTE}"
+    assert usual.speedup == pytest.approx(4.0, rel=0.1)
+    assert disturbed.speedup == pytest.approx(4.0, rel=0.2)
 
 
 def test_a_comparison_that_was_not_confirmed_has_no_gain(problem: Problem, tmp_path: Path) -> None:

@@ -237,6 +237,26 @@ def test_a_runner_up_that_serves_clearly_more_on_fresh_servers_is_tested_too(
     assert outcome.confirmed.servers in LOOKS, "the servers by which it was chosen do not count"
 
 
+def test_a_runner_up_with_a_clearly_better_objective_is_tested_although_it_serves_less(
+    problem: Problem, tmp_path: Path
+) -> None:
+    problem = replace(problem, objectives=(METRICS["latency-p95"],))
+    server = RandomServer(slow={FASTER: (1.5,)})
+    trials = confirm(server, searched(RandomServer(), dict.fromkeys(LOADS, 1)), problem, tmp_path)
+    assert {candidate for candidate, _ in judged_loads(trials, problem)} == {FASTER, FAST}
+    recommended = assess(trials, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    assert recommended.candidate == FAST
+    assert recommended.throughput_infer_per_sec < SERVED[FASTER]
+
+
+def test_a_runner_up_that_serves_more_is_not_tested_for_a_worse_objective(problem: Problem, tmp_path: Path) -> None:
+    problem = replace(problem, objectives=(METRICS["latency-p95"],))
+    server = RandomServer(served={**SERVED, FAST: 3000.0}, slow={FAST: (4.0,)})
+    trials = confirm(server, searched(RandomServer(), dict.fromkeys(LOADS, 1)), problem, tmp_path)
+    assert {candidate for candidate, _ in judged_loads(trials, problem)} == {FASTER}
+
+
 def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison(problem: Problem) -> None:
     """It may get to higher loads after a PASS."""
     server, trial = RandomServer(), Trial(1, FASTER)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from objectives.intervals import ConfidenceInterval
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.cli.explain import main
 from optimizer.config.problem import Problem
@@ -20,7 +20,7 @@ from optimizer.core.candidate import INSTANCE_GPUS, SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
-from optimizer.explain.explanation import explain
+from optimizer.explain.explanation import explain, find_runner_up
 from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import CandidateForecast, Gain, compute_gain
 from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
@@ -181,12 +181,20 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
     sla = Sla.from_bounds({"p95": 20.0, "memory": 1e9})
     recommended, too_slow, too_large = point(100, 15.0, 5e8), point(110, 25.0, 5e8), point(120, 15.0, 2e9)
     slow_and_large = point(200, 30.0, 3e9)
-    result = find_binding_constraint(recommended, [recommended, too_slow, too_large, slow_and_large], sla, met=True)
+    points = [recommended, too_slow, too_large, slow_and_large]
+    result = find_binding_constraint(recommended, points, sla, METRICS["throughput"], met=True)
     assert (result.constraint, result.beyond) == (sla.constraints[1], too_large)
     assert result.gain == pytest.approx(0.2)
     assert result.used_shares == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
-    assert find_binding_constraint(recommended, [recommended], sla, met=True).constraint is None
-    assert find_binding_constraint(slow_and_large, [], sla, met=False).constraint == sla.constraints[1]
+    throughput = METRICS["throughput"]
+    assert find_binding_constraint(recommended, [recommended], sla, throughput, met=True).constraint is None
+    assert find_binding_constraint(slow_and_large, [], sla, throughput, met=False).constraint == sla.constraints[1]
+    floor = Sla.from_bounds({"throughput": 115.0})
+    quicker, memory = point(80, 5.0, 1e9), METRICS["memory"]
+    result = find_binding_constraint(too_large, [*points, quicker], floor, METRICS["latency-p95"], met=True)
+    assert (result.constraint, result.beyond) == (floor.constraints[0], quicker)
+    assert result.gain == pytest.approx(2.0), "a third of the latency is three times as good"
+    assert find_binding_constraint(too_large, [*points, quicker], floor, memory, met=True).beyond is recommended
 
 
 # -- forecasts, against a server whose service times they do not see ---------------------------------------------
@@ -325,12 +333,47 @@ def test_the_sample_run_is_explained() -> None:
     assert gains[0] < 0 < gains[1] <= gains[2] + 0.02
     assert explanation.runner_up is not None
     assert explanation.runner_up.point.trial == 5
-    assert explanation.runner_up.interval.low < explanation.runner_up.loss < explanation.runner_up.interval.high
     assert explanation.runner_up.missed == "", "it was measured for comparison only"
+    gain = explanation.runner_up.gain
+    assert gain is not None
+    assert gain.ratio is not None
+    low, high = gain.ratio.bounds
+    assert low < gain.ratio.estimate < high
+    assert document(explanation)["runner_up"]["speedup_interval"] == [low, high]
     shown = explanation_text(explanation, 200)
     assert max(map(len, shown.splitlines())) <= 80
     assert "assumption: inference takes 0.5" in " ".join(shown.split())
     assert "What limits the throughput: computing" in shown
+
+
+def test_the_first_objective_decides_what_a_run_is_compared_by(folder: Path) -> None:
+    """The capacity and the forecasts are about the throughput in any case."""
+    change_info(
+        folder, "problem", objectives=["latency-p95", "throughput"], constraints=["throughput >= 5000 infer/s"]
+    )
+    explanation = explain(read_run(folder))
+    shown = " ".join(explanation_text(explanation).split())
+    beyond = (
+        "throughput >= 5,000 infer/s: beyond it, trial 0 had p95 4.15 ms (-77.5 %), with throughput 4,783 infer/s."
+    )
+    assert beyond in shown
+    assert "Another measurement within the bounds had a lower p95: 12,582 infer/s, p95 15.6 ms" in shown
+    assert "Gains are in throughput; the objective of the run is p95." in shown
+    assert explanation.runner_up is not None
+    assert "its p95 was 5.3 % higher than that of the recommendation (from 1.2 % lower to 12.3 % higher)" in shown
+    gain = explanation.runner_up.gain
+    assert gain is not None
+    assert (gain.metric, gain.value) == ("latency-p95", explanation.subject.point.measurement.latency_p95_ms)
+    assert document(explanation)["runner_up"]["speedup_values"] == [gain.value, gain.compared_value]
+
+
+@pytest.mark.parametrize(("objective", "trial"), [("throughput", 5), ("memory", 0)])
+def test_the_runner_up_is_the_second_best_by_the_objective(objective: str, trial: int) -> None:
+    run = read_run(SAMPLE)
+    problem = replace(run.problem, objectives=(METRICS[objective],))
+    runner_up = find_runner_up(replace(run, problem=problem, baseline=BATCHED))
+    assert runner_up is not None
+    assert runner_up.point.trial == trial
 
 
 def test_the_fp16_factor_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,7 +488,7 @@ def test_a_measurement_within_the_bounds_with_more_throughput_is_named() -> None
         "p95 <= 30 ms: +1 %, measured: 18,486 infer/s, p95 14.9 ms, concurrency 41; trial 7, one measurement of the "
         "search, which is within 20 ms too." in shown
     )
-    assert "Its own test ended with UNDECIDED at 99 % confidence. The recommendation serves more." in shown
+    assert "Its own test ended with UNDECIDED at 99 % confidence. The recommendation has more throughput." in shown
 
 
 def test_explain_and_plan_show_the_same_throughput() -> None:
@@ -489,10 +532,10 @@ def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faste
         explanation,
         run=run_with_two_bounds,
         outcome=replace(explanation.outcome, points=points),
-        binding=find_binding_constraint(point, points, sla, met=True),
+        binding=find_binding_constraint(point, points, sla, run.problem.objectives[0], met=True),
     )
     text = " ".join(explanation_text(explanation_with_two_bounds).split())
-    fastest = "The stable measurement with the most throughput"
+    fastest = "The stable measurement with the best throughput"
     assert f"Several together. {fastest} misses p50 <= 14 ms and p95 <= 20 ms" in text
     assert f"{1.1 * rate:,.0f} infer/s" in text
 
@@ -510,6 +553,6 @@ def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_li
         explanation,
         run=replace(run, problem=replace(run.problem, max_concurrency=max_concurrency)),
         outcome=replace(explanation.outcome, points=(point,)),
-        binding=find_binding_constraint(point, [point], run.problem.sla, met=True),
+        binding=find_binding_constraint(point, [point], run.problem.sla, run.problem.objectives[0], met=True),
     )
     assert sentence in " ".join(explanation_text(explanation_of_one_point).split())

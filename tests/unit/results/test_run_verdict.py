@@ -357,7 +357,9 @@ def test_a_compared_configuration_that_served_more_is_tested_next(
     result = replace(result, dynamic_batching=served)
     step = summary.next_step(result, "r", "tune known", tests=tests)
     assert step.command == command
-    assert step.advice.startswith("dynamic_batching {} served more") == (command == "tune verify r --budget 3m")
+    assert step.advice.startswith("dynamic_batching {} had more throughput") == (
+        command == "tune verify r --budget 3m"
+    )
 
 
 def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching() -> None:

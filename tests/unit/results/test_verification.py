@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
@@ -44,6 +44,7 @@ from tests.random_server import (
     FAST,
     FASTER,
     LOADS,
+    SERVED,
     RandomServer,
     confirm,
     drawn_problem,
@@ -184,7 +185,20 @@ def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_p
     verification = verified(tmp_path, problem, served={BASELINE: 300.0, FAST: 1500.0, FASTER: 1200.0})
     assert verification.verdict_holds
     assert not verification.ranking_holds
-    assert verification.reason == "trial 1 now serves more within the SLA"
+    assert verification.reason == "trial 1 now has more throughput within the SLA"
+
+
+def test_a_runner_up_with_a_better_first_objective_breaks_the_ranking(problem: Problem, tmp_path: Path) -> None:
+    """All are measured with one request in flight, and the runner-up serves less."""
+    problem = replace(problem, objectives=(METRICS["latency-p95"],))
+    before = searched(RandomServer(), dict.fromkeys(LOADS, 1))
+    verification = verified(tmp_path, problem, before=before, slow={FASTER: (1.5,)})
+    assert verification.verdict_holds
+    assert not verification.ranking_holds
+    assert verification.reason == "trial 1 now has a lower p95 within the SLA"
+    (tmp_path / "more").mkdir()
+    served = {**SERVED, FAST: 2400.0}
+    assert verified(tmp_path / "more", problem, before=before, served=served, slow={FAST: (3.0,)}).ranking_holds
 
 
 def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem, tmp_path: Path) -> None:
