@@ -35,8 +35,8 @@ before a tune that was killed; the next `tune --target remote` with the same
 --url restores them.
 
 {FLAG} refuses while another tune has a server, tunes a remote one, builds a
-model or fetches the server. There is no lock for other uses: a run that is
-being prepared, or is in another container, is not noticed and would fail.
+model or fetches the server. It does not notice a run that is being prepared, or
+is in another container, which would fail.
 
 exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 the cache is in
 use or cannot be removed

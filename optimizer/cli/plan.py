@@ -78,9 +78,7 @@ exit codes: 0 found, 1 nothing meets the bounds, 2 bad input, 3 environment,
 examples:
   tune plan dlrm --rate 40000/s --sla-p95 20ms --gpu-hour-cost 2.50
   tune plan dlrm/sample --traffic diurnal --peak-factor 1.8 --rate 10000req/s
-  tune plan results/dlrm/sample --trace requests.csv
-  tune plan results/dlrm/sample --trace requests.csv --max-replicas 20 \\
-      --replica-start 90s
+  tune plan results/dlrm/sample --trace requests.csv --max-replicas 20
   tune plan results/dlrm/sample --gpus 8
   tune plan results/dlrm/sample --max-cost 12 --gpu-hour-cost A100=3.2
 """

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 500  # columns of a table that is not printed on a terminal, so that each run is one line
 DECLINED = 1
 EPILOG = """\
-A run is named by its folder or by <model>/<run>. All commands that take a RUN
-also take a model, for its newest run, and latest, for the newest run of all:
-tune verify latest, tune report dlrm, tune --resume latest.
+Commands take a RUN as its folder, as <model>/<run>, as a model for its newest
+run, or as latest for the newest run of all.
 
 The column result has the verdict of the run, or one of
   running      a process measures something for the run now
@@ -48,10 +47,9 @@ The column result has the verdict of the run, or one of
   sweep        `tune sweep` measured it
   damaged      its record cannot be read
 
-The measurements of `tune verify --fresh` are part of their run. Batches are
-listed below the runs, and --json has the runs of each as its entries. The runs
-of a batch are listed with --results results/batches/SUITE/BATCH, and those of
-all batches of a suite with --results results/batches/SUITE.
+Batches are listed below the runs. --results results/batches/SUITE/BATCH lists
+the runs of a batch, and --results results/batches/SUITE those of all batches
+of a suite.
 
 exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 a run is in use
 or cannot be deleted

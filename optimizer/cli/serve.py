@@ -47,11 +47,8 @@ server listens on 127.0.0.1 only, because Triton does not authenticate
 clients.
 
 Ctrl-C or SIGTERM stops it: new requests are refused, and those in flight are
-completed, for up to --exit-timeout. A second Ctrl-C stops it at once.
-
-Without a port option, Triton's own port is used if it is free, otherwise any
-free one. Each further server process has ports that are {PORT_STEP} higher. The
-addresses are printed when the server is ready.
+completed, for up to --exit-timeout. A second Ctrl-C stops it at once. Each
+further server process has ports that are {PORT_STEP} higher.
 
 exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 bad input, such as a run without
 a recommendation, 3 the server did not start or has died, 130 interrupted

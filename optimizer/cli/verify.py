@@ -21,22 +21,18 @@ from optimizer.study.run_request import read_run_request, read_stored_options, r
 
 _TARGET = {option.name for option in TARGET_OPTIONS}
 EPILOG = """\
-The test of the recommendation continues where the run ended it, with the same
-loads and error shares and with all windows that were measured so far. So the
-command may be repeated until PASS, with the error probability of one test. The
-new measurements are added to the run: trials.csv, run.json and the report
-change. The machine and the server have to be those of the run.
+The test continues where the run ended it, with all windows so far, on the same
+machine and server. All sessions together err as one test does, so the command
+may be repeated until PASS. trials.csv, run.json and the report are updated.
 
 With --fresh the recommendation and the two next best configurations are
-measured in a separate test: in turn on fresh servers, without the windows of
-the run. The recommendation holds if it meets the SLA at the confidence of the
-run and neither of the others is significantly better by the first objective
-within the SLA. The results are in the folder verify/ of the run.
+measured in a separate test, without the windows of the run. The recommendation
+holds if it meets the SLA and neither of the others is significantly better by
+the first objective. The results are in the folder verify/ of the run.
 
-With --fresh --target remote the measurements take place on a running server,
-for example on the production server before a release. The model is reloaded
-with each configuration and restored at the end. The server must run with
---model-control-mode=explicit and get no other requests meanwhile.
+With --fresh --target remote a running server is measured, for example that of
+production before a release. It must run with --model-control-mode=explicit and
+get no other requests. Its model is restored at the end.
 
 exit codes: 0 PASS, 1 no configuration meets the SLA, 2 bad input, 3
 environment, 4 UNDECIDED, 130 interrupted; with --fresh 0 the recommendation
@@ -44,10 +40,8 @@ holds, 1 it does not hold, 4 the measurements do not decide
 
 examples:
   tune verify latest
-  tune verify results/dlrm/20261120-231154
   tune verify --budget 10m results/dlrm/20261120-231154
-  tune verify --fresh --target remote --url triton:8001 \\
-      results/dlrm/20261120-231154
+  tune verify --fresh --target remote --url triton:8001 dlrm
 """
 
 
