@@ -10,6 +10,7 @@ import difflib
 import os
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from itertools import dropwhile
 from pathlib import Path
@@ -150,34 +151,51 @@ def add_model(parser: Parser, text: str, nargs: Literal["?"] | None = None) -> N
 
 
 def add_run(
-    parser: Parser, name: str = "run", metavar: str = "RUN", text: str = _RUN_HELP, nargs: Literal["+"] | None = None
+    parser: Parser,
+    name: str = "run",
+    metavar: str = "RUN",
+    text: str = _RUN_HELP,
+    nargs: Literal["+"] | None = None,
+    *,
+    batches: bool = False,
 ) -> None:
-    """Add the argument ``name`` for a run, whose words a shell can complete; the other arguments are argparse's."""
+    """Add the argument ``name`` for a run, or also a batch, whose words a shell can complete.
+
+    The other arguments are argparse's.
+    """
     argument = parser.add_argument(name, metavar=metavar, nargs=nargs, help=text)
-    argument.completer = complete_run  # type: ignore[attr-defined]  # read by argcomplete
+    argument.completer = partial(complete_run, batches=batches)  # type: ignore[attr-defined]  # read by argcomplete
 
 
 def complete_run(
-    prefix: str, parsed_args: argparse.Namespace, *, sweeps: bool = False, with_files: bool = False, **_: object
+    prefix: str,
+    parsed_args: argparse.Namespace,
+    *,
+    sweeps: bool = False,
+    batches: bool = False,
+    with_files: bool = False,
+    **_: object,
 ) -> list[str]:
     """Return the words that RUN may be: ``latest``, models with runs, their runs behind a slash, and folders.
 
     The runs are those in ``--results``, or in ``--out`` of a command that writes runs. ``sweeps`` names
-    sweeps in place of runs, and ``with_files`` adds files.
+    sweeps in place of runs, ``batches`` adds suites and their batches, and ``with_files`` adds files.
     """
     from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 
     from optimizer.options.run_options import DEFAULTS
-    from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
-    from optimizer.store.run_lookup import LATEST, runs_in
+    from optimizer.store.run_folder import BATCH_FILE, RUN_FILE, SWEEP_FILE
+    from optimizer.store.run_lookup import BATCHES, LATEST, runs_in
 
     results = getattr(parsed_args, "results", None) or getattr(parsed_args, "out", None) or DEFAULTS.out
     paths = [run.path for run in runs_in(results, record=SWEEP_FILE if sweeps else RUN_FILE)]
-    models = list(dict.fromkeys(path.parent.name for path in paths))
-    if "/" in prefix:  # the runs of all models would hide the models
-        names = [f"{path.parent.name}/{path.name}" for path in paths]
-    else:
-        names = [LATEST, *models] if models else []
+    models = [LATEST, *dict.fromkeys(path.parent.name for path in paths)] if paths else []
+    if batches:
+        batch_paths = [batch.path for batch in runs_in(str(Path(results) / BATCHES), record=BATCH_FILE)]
+        models += dict.fromkeys(f"{path.parent.name}/" for path in batch_paths)
+        paths += batch_paths
+    # the runs of all models would hide the models
+    names = [f"{path.parent.name}/{path.name}" for path in paths] if "/" in prefix else models
     complete_path = FilesCompleter() if with_files else DirectoriesCompleter()
     return [*names, *complete_path(prefix)]
 

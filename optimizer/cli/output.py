@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import is_file, one_line, show_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,11 +71,16 @@ def _terminal() -> Console:
 
 
 def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
-    """Print the result of a run."""
+    """Print the result of a run, and how the page of the batch that it belongs to is written again."""
+    from optimizer.store.run_folder import BATCH_FILE
+
+    folder, task, environment = result.record.folder, result.record.task, result.record.environment
+    if is_file(folder.path.parent / BATCH_FILE):
+        batch = shlex.quote(show_path(folder.path.parent))
+        print_message(f"the run belongs to a batch; `tune report {batch}` writes its page again")
     if as_json:
         print_json(result.document)
         return
-    folder, task, environment = result.record.folder, result.record.task, result.record.environment
     if result.status == "left":
         print(f"{result.continued_by}; the measurements of this run are in {folder.path}")
         return

@@ -11,7 +11,7 @@ from optimizer.cli.output import busy, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, quote, show_path
 from optimizer.options.command_line import Parser, add_results
-from optimizer.store.run_lookup import find_recorded
+from optimizer.store.run_lookup import find_recorded, find_run
 
 if TYPE_CHECKING:
     from optimizer.results.finished_run import FinishedRun
@@ -44,7 +44,7 @@ def build_parser() -> Parser:
         description="Write runs or a batch as one HTML page, as Markdown, as tables and as plots.",
         epilog=EPILOG,
     )
-    add_run(parser, "runs", nargs="+")
+    add_run(parser, "runs", nargs="+", batches=True)
     parser.add_argument(
         "--format",
         action="append",
@@ -148,7 +148,7 @@ def _read_runs(names: list[str], out: str) -> list[FinishedRun]:
     runs: dict[Path, FinishedRun] = {}
     for name in names:
         try:
-            run = read_run(name, out)
+            run = read_run(find_run(name, out, "run", or_batch=True).path)
         except BadInputError as error:
             print_message(str(error))
             continue

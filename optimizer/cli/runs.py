@@ -108,7 +108,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="List only the runs of this model")
     text = "Delete these runs and batches: folders, <model>/<run> or <suite>/<batch> in --results, or latest"
-    add_run(parser, DELETE_FLAG, text=text, nargs="+")
+    add_run(parser, DELETE_FLAG, text=text, nargs="+", batches=True)
     parser.add_argument("--yes", action="store_true", help="Delete without a question; needed without a terminal")
     add_results(parser)
     add_json(parser)

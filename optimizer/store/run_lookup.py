@@ -44,18 +44,19 @@ _NOUNS = {RUN_FILE: "run", SWEEP_FILE: "sweep"}
 OTHER_RECORDS = (BATCH_FILE, "verify.json")  # their folders are named by the time too, and are no runs
 
 
-def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
+def find_run(run: str, out: str, flag: str = "--resume", *, or_batch: bool = False) -> RunFolder:
     """Return an existing run, given by its path, as ``<model>/<run>`` in ``out``, or by a name; see ``newest_run``.
 
     A path takes precedence over a name.
 
-    Raises BadInputError, which begins with ``flag``, if there is no such run.
+    Raises BadInputError, which begins with ``flag``, if there is no such run. With ``or_batch`` it says that the
+    command takes batches too.
     """
     if (found := find_recorded(run, out)) is not None:
         return found
     if run != LATEST and (sweep := find_recorded(run, out, SWEEP_FILE)) is not None:
         raise _sweep_error(sweep.path, flag, run)
-    raise _not_found(run, out, flag, RUN_FILE)
+    raise _not_found(run, out, flag, RUN_FILE, or_batch=or_batch)
 
 
 def find_sweep(sweep: str, out: str, flag: str = "--resume") -> RunFolder:
@@ -73,7 +74,7 @@ def find_sweep(sweep: str, out: str, flag: str = "--resume") -> RunFolder:
     raise _not_found(sweep, out, flag, SWEEP_FILE)
 
 
-def _not_found(name: str, out: str, flag: str, record: str) -> BadInputError:
+def _not_found(name: str, out: str, flag: str, record: str, *, or_batch: bool = False) -> BadInputError:
     """Return the error for a ``name`` that stands for no run, or for no sweep if ``record`` is ``SWEEP_FILE``."""
     noun, results, shown = _NOUNS[record], one_line(out, MAX_NAME_LENGTH), list_command(out)
     if name == LATEST:
@@ -85,9 +86,12 @@ def _not_found(name: str, out: str, flag: str, record: str) -> BadInputError:
     in_results = Path(out) / name
     is_inside = in_results == Path(name) or Path(name).is_relative_to(out)
     also = "" if is_inside else f" nor in {quote(str(in_results))}"
+    names, listed = f"a model or {LATEST}", f"{noun}s"
+    if or_batch:
+        names, listed = f"a model, {LATEST} or <suite>/<batch>", "runs and batches"
     return BadInputError(
         f"{flag} {quote(name)}: no {record} there{also}, and {results} has no {noun} of such a model; "
-        f"give a {noun}'s folder, a model or {LATEST} (`{shown}` lists {noun}s)"
+        f"give a {noun}'s folder, {names} (`{shown}` lists {listed})"
     )
 
 
@@ -294,7 +298,7 @@ def find_deletable(run: str, out: str) -> ListedRun:
     places = (Path(run), Path(out) / run, Path(out) / BATCHES / run)
     path = next((path for path in places if _is_link(path) or exists(path)), None)
     if path is None or (run == LATEST and not _is_run(path)):
-        path = find_run(run, out, DELETE_FLAG).path
+        path = find_run(run, out, DELETE_FLAG, or_batch=True).path
     if _is_link(path):
         raise BadInputError(f"{named}: is a link; give the folder that it leads to, or remove the link with rm")
     if path != Path(run) and not path.resolve().is_relative_to(Path(out).resolve()):

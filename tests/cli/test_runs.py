@@ -185,6 +185,9 @@ def test_a_run_that_is_not_there_is_reported_with_the_command_that_lists_runs(
         assert line.endswith("(`tune runs` lists runs)")
     (line,) = called_tune("sweep", "--resume", "latest").stderr_lines
     assert line.endswith("(`tune runs` lists sweeps)")
+    for words in (["report", "nightly"], ["runs", "--delete", "nightly", "--yes"]):
+        (line,) = called_tune(*words).stderr_lines
+        assert line.endswith("latest or <suite>/<batch> (`tune runs` lists runs and batches)")
 
 
 def test_runs_are_deleted_together_or_not_at_all(called_tune: Tune, sandbox: Sandbox, results: Path) -> None:

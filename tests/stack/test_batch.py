@@ -66,3 +66,7 @@ def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) ->
         in corrected.stderr
     )
     assert (run.parent / "trials.csv").read_bytes() == measured
+    assert entry["earlier_folder"] == run.parent.name
+    assert f'href="{run.parent.name}/">earlier measurements</a>' in (folder / "index.html").read_text()
+    verified = tune("verify", folder / entry["folder"], "--budget", "1s")
+    assert f"the run belongs to a batch; `tune report {folder}` writes its page again" in verified.stderr

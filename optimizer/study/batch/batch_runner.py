@@ -257,7 +257,8 @@ class BatchRunner:
             f"{entry.label}: its model, bounds or server have changed, so a new run in {folder} measures it; "
             f"{entry.folder} keeps the earlier measurements"
         )
-        self._update_entry(index, EntryRecord(entry.model, entry.sla, entry.target, entry.command, folder))
+        begun = EntryRecord(entry.model, entry.sla, entry.target, entry.command, folder, earlier_folder=entry.folder)
+        self._update_entry(index, begun)
 
     def _allocate(self) -> None:
         """Give the rest of the search time to one entry after another, until no search can use it."""

@@ -77,6 +77,8 @@ class EntryRecord:
         target: The target and its address; empty for the embedded server.
         command: The command that reproduces the run, with paths from the folder of the suite.
         folder: The folder of its run, in that of the batch.
+        earlier_folder: The folder of its earlier measurements, which a changed model or server made useless; empty
+            without them.
         state: ``waiting`` before its minimum search, ``searched`` while its search may continue or be confirmed, then
             ``found``, ``none`` or ``failed``.
         reason: Why it failed; empty for another state.
@@ -108,6 +110,7 @@ class EntryRecord:
     target: str
     command: str
     folder: str
+    earlier_folder: str = ""
     state: EntryStatus = "waiting"
     reason: str = ""
     seconds: float = 0.0
@@ -132,8 +135,9 @@ class EntryRecord:
     regressed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError if ``folder`` leads out of the batch."""
-        check_file_name(self.folder)
+        """Raise ValueError if one of the folders leads out of the batch."""
+        for name in (self.folder, *filter(None, [self.earlier_folder])):
+            check_file_name(name)
 
     @property
     def label(self) -> str:

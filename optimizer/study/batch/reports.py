@@ -14,7 +14,7 @@ from rich.text import Text
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from optimizer.core.files import write_atomically
-from optimizer.core.safe_text import is_file, one_line, show_path
+from optimizer.core.safe_text import is_file, is_folder, one_line, show_path
 from optimizer.core.trial import LoadPoint
 from optimizer.results import formatting, summary
 from optimizer.results.recommendation import RATIO_TO_ITSELF
@@ -181,6 +181,7 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
         "measured": bounded_words(entry),
         "load": load_words(entry),
         "report": f"{entry.folder}/report.html" if is_file(RunFolder(folder.path / entry.folder).report) else "",
+        "earlier": entry.earlier_folder if is_folder(folder.path / entry.earlier_folder) else "",
         "value": value_words(entry),
         "interval": interval_words(entry),
         "speedup": gain_words(entry),
