@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
 from google.protobuf import text_format
-from onnx import numpy_helper
 from pydantic import ValidationError
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -37,10 +34,10 @@ from optimizer.model.builders.dense import (
     table_indices,
     table_rows,
 )
+from tests.built_models import Array, model_file, obtain, run, weights_of
 
-Array = npt.NDArray[Any]
-SMALL_DLRM: dict[str, object] = {"max_rows_per_table": 100, "samples": 64}
-SMALL: dict[str, dict[str, object]] = {
+SMALL_DLRM: dict[str, Any] = {"max_rows_per_table": 100, "samples": 64}
+SMALL: dict[str, dict[str, Any]] = {
     "dlrm": SMALL_DLRM,
     "bert": {"size": "tiny", "sequence": 16},
     "resnext": {"depth": "50", "image": 32},
@@ -49,31 +46,10 @@ SMALL: dict[str, dict[str, object]] = {
 IN_PYTHON = {"accumulator", "gru", "minilm", "tinygpt"}  # the ONNX part of minilm is minilm_model
 
 
-def obtain(cache: Path, builder: str = "mlp", **settings: object) -> ModelSource:
-    return build(builder, settings, cache=cache, max_batch_size=64, kind="KIND_CPU", on_progress=lambda _: None)
-
-
-def model_file(source: ModelSource) -> Path:
-    return source.repository / source.name / "1" / "model.onnx"
-
-
-def weights_of(source: ModelSource) -> dict[str, Array]:
-    model = onnx.load(str(model_file(source)))
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
 def requests_of(source: ModelSource) -> list[dict[str, bytes]]:
     assert source.input_data is not None
     entries = json.loads(source.input_data.read_text(encoding="utf-8"))["data"]
     return [{name: base64.b64decode(value["b64"]) for name, value in entry.items()} for entry in entries]
-
-
-def run(source: ModelSource, **inputs: Array) -> Array:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(model_file(source)), options, ["CPUExecutionProvider"])
-    output: Array = session.run(None, inputs)[0]
-    return output
 
 
 def dlrm_by_the_book(weights: dict[str, Array], dense: Array, indices: Array, rows: list[int]) -> Array:
@@ -131,7 +107,7 @@ def test_dlrm_computes_dlrm(tmp_path: Path) -> None:
     dense = rng.uniform(0, 5, (6, 13)).astype(np.float32)
     indices = rng.integers(0, CARDINALITIES, (6, 26))
     expected = dlrm_by_the_book(weights_of(source), dense, indices, [min(n, 100) for n in CARDINALITIES])
-    actual = run(source, input__0=dense, input__1=indices)
+    actual = run(source, input__0=dense, input__1=indices)[0]
     assert actual.shape == (6, 1)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
     assert np.std(expected) > 0.1, "outputs that do not vary would hide a wrong graph"
@@ -145,7 +121,7 @@ def test_dlrm_in_half_precision_computes_dlrm(tmp_path: Path) -> None:
     weights = weights_of(source)
     assert weights["embedding"].dtype == np.float16
     expected = dlrm_by_the_book(weights, dense, indices, [min(n, 100) for n in CARDINALITIES])
-    actual = run(source, input__0=dense, input__1=indices)
+    actual = run(source, input__0=dense, input__1=indices)[0]
     assert actual.dtype == np.float16
     np.testing.assert_allclose(actual, expected, rtol=0.05, atol=0.05)
 
@@ -156,7 +132,7 @@ def test_any_int64_is_a_valid_index(tmp_path: Path) -> None:
     indices = np.array([[bounds.min] * 26, [-1] * 26, [bounds.max] * 26], np.int64)
     dense = np.ones((3, 13), np.float32)
     expected = dlrm_by_the_book(weights_of(source), dense, indices, [min(n, 100) for n in CARDINALITIES])
-    np.testing.assert_allclose(run(source, input__0=dense, input__1=indices), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(source, input__0=dense, input__1=indices)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_embedding_table_lies_in_its_own_file(tmp_path: Path) -> None:
@@ -174,7 +150,7 @@ def test_mlp_computes_an_mlp(tmp_path: Path) -> None:
     for i in range(3):
         expected = expected @ w[f"layer.{i}.weight"] + w[f"layer.{i}.bias"]
         expected = np.maximum(expected, 0) if i < 2 else expected
-    np.testing.assert_allclose(run(source, input=x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run(source, input=x)[0], expected, rtol=1e-4, atol=1e-5)
     assert source.facts["parameters"] == 64 * 32 + 32 + 32 * 32 + 32 + 32 * 8 + 8
 
 
@@ -331,7 +307,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(tmp_path: Path) -> None:
     assert [p.name for p in models.iterdir() if not p.name.startswith(".")] == []
     assert list(models.glob(".*.partial"))
     source = obtain(tmp_path)
-    assert run(source, input=np.zeros((1, 64), np.float32)).shape == (1, 8)
+    assert run(source, input=np.zeros((1, 64), np.float32))[0].shape == (1, 8)
     assert not list(models.glob(".*.partial"))
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
 from scipy import special
 from tokenizers import Tokenizer
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
@@ -39,26 +37,9 @@ from optimizer.model.builders.encoders import (
 from optimizer.model.builders.python_models import minilm_tokenize
 from optimizer.model.builders.request_data import vocabulary
 from optimizer.model.builders.stateful import draw_gru
+from tests.built_models import Array, obtain, run, weights_of
 
-Array = npt.NDArray[Any]
 HIDDEN = 12
-
-
-def obtain(cache: Path, builder: str, **settings: object) -> ModelSource:
-    return build(builder, settings, cache=cache, max_batch_size=8, kind="KIND_CPU", on_progress=lambda _: None)
-
-
-def run(source: ModelSource, **inputs: Array) -> list[Array]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    path = source.repository / source.name / "1" / "model.onnx"
-    session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-    return list(session.run(None, inputs))
-
-
-def weights_of(source: ModelSource) -> dict[str, Array]:
-    model = onnx.load(str(source.repository / source.name / "1" / "model.onnx"))
-    return {tensor.name: numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
 
 
 # -- parameters -----------------------------------------------------------------------------------------------------
@@ -94,6 +75,7 @@ def encoded_by_the_book(
     w: dict[str, Array], ids: Array, segments: Array, mask: Array, layers: int, heads: int
 ) -> Array:
     """Compute BERT for one sample, head by head, in double precision."""
+    w = {name: values.astype(np.float64) for name, values in w.items()}
     x = w["embedding.token"][ids] + w["embedding.position"][: len(ids)] + w["embedding.segment"][segments]
     x = norm(x, w, "embedding.norm")
     for layer in range(layers):
@@ -165,7 +147,7 @@ def test_minilm_takes_any_number_of_tokens(bare_minilm: ModelSource) -> None:
 
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
-    return obtain(tmp_path_factory.mktemp("minilm"), "minilm", samples=40)
+    return obtain(tmp_path_factory.mktemp("minilm"), "minilm", max_batch_size=8, samples=40)
 
 
 def config_of(source: ModelSource, model: str) -> ModelConfig:
