@@ -21,14 +21,14 @@ from optimizer.core.errors import BadInputError
 from optimizer.emit.kubernetes import target_load
 from optimizer.emit.production import ProductionServer, read_repository
 from optimizer.emit.recommended import read_recommendation
-from optimizer.plan.capacity_plan import CapacityPlan, plan_by_simulation
+from optimizer.plan.capacity_plan import CapacityPlan, FleetPlan, plan_by_simulation
 from optimizer.plan.plan_report import document, headline, print_plan
-from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.planned_runs import PlannedRuns
 from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import change_info, copy_run
+from tests.unit.plan.test_traffic import write_recording
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
 
@@ -208,20 +208,24 @@ def test_a_day_is_planned_for_its_peak(day: tuple[dict[str, Any], str]) -> None:
     assert answer["cost"]["scaled_per_hour"] < answer["cost"]["per_hour"]
 
 
-def test_replicas_serve_the_same_peak_on_a_day_and_half_of_it_on_average(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replicas_serve_the_same_peak_on_a_day_and_half_of_it_on_average() -> None:
     """The rate of a question is the mean of the day, and the bound of its answer holds at the peak."""
-    replicas, day = ("--gpus", "3", "--gpu-hour-cost", "1"), ("--traffic", "diurnal", "--peak-factor", "2")
-    steady, daily = (planned(capsys, run, *replicas, *words)["answers"][0] for words in ((), day))
-    assert daily["rate_infer_per_sec"] == steady["rate_infer_per_sec"]
-    assert daily["cost"]["per_million"] == pytest.approx(2 * steady["cost"]["per_million"])
-    peak, mean = (
-        planned(capsys, run, *replicas, *words)["answers"][0]
-        for words in (("--rate", "20000/s"), ("--rate", "10000/s", *day))
-    )
-    assert mean["rate_infer_per_sec"] == peak["rate_infer_per_sec"] == 20_000
-    assert mean["tightest_bound_ms"] == peak["tightest_bound_ms"]
+    day = ("--traffic", "diurnal", "--peak-factor", "2")
+
+    def answer(*words: str) -> FleetPlan:
+        question = read_plan_arguments([str(SAMPLE), "--gpus", "3", "--gpu-hour-cost", "1", *words]).question
+        without_test = replace(question, autoscaler=None)  # its simulation of a day takes a second
+        (answer,) = plan_by_simulation(without_test, [read_run(SAMPLE)]).answers
+        return answer
+
+    steady, daily = answer(), answer(*day)
+    assert daily.rate == steady.rate
+    assert steady.cost is not None
+    assert daily.cost is not None
+    assert daily.cost.per_million == pytest.approx(2 * (steady.cost.per_million or 0))
+    peak, mean = answer("--rate", "20000/s"), answer("--rate", "10000/s", *day)
+    assert mean.rate == peak.rate == 20_000 / 4, "in requests of four samples"
+    assert mean.tightest_bound_ms == peak.tightest_bound_ms
 
 
 def test_further_measurements_and_forecast_errors_are_reported(run: Path) -> None:
@@ -307,15 +311,6 @@ def test_one_replica_serves_a_rate(run: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith("dlrm: 1 replica serves 8,000 infer/s")
 
 
-def test_the_last_line_of_a_plan_is_not_empty(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = copy_run(run, "own", problem={"facts": {}})
-    assert main([str(other), "--rate", "12000/s"]) == 0
-    lines = capsys.readouterr().out.split("\n")
-    assert not any(line.startswith("published") for line in lines)
-    assert lines[-1] == ""
-    assert lines[-2]
-
-
 def test_fewer_gpus_than_a_replica_has_are_named(run: Path) -> None:
     question = read_plan_arguments([str(run), "--gpus", "1"]).question
     (answer,) = plan_by_simulation(question, [read_run(run)]).answers
@@ -380,14 +375,18 @@ def test_a_price_of_other_hardware_is_named(run: Path, capsys: pytest.CaptureFix
     )
 
 
-def test_a_long_headline_is_printed_without_trailing_blanks(
+def test_a_plan_has_neither_trailing_blanks_nor_an_empty_last_line(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert main([str(run), "--rate", "12000/s"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    own_model = copy_run(run, "own", problem={"facts": {}})
+    assert main([str(own_model), "--rate", "12000/s"]) == 0
+    output = capsys.readouterr().out
+    lines = output.splitlines()
     assert lines[1].startswith("(3,000 req/s of 4) within"), "the headline has several lines"
+    assert not any(line.startswith("published") for line in lines)
     assert lines[-1]
+    assert output.endswith("\n")
     assert all(line == line.rstrip() for line in lines)
 
 
@@ -533,16 +532,11 @@ def test_a_half_written_run_is_left_out(run: Path, capsys: pytest.CaptureFixture
 # -- recordings -------------------------------------------------------------------------------------------------
 
 
-def written(path: Path, times: Any, header: str = "timestamp,what") -> Path:
-    path.write_text("\n".join([header, *(f"{time},x" for time in times)]) + "\n")
-    return path
-
-
 def test_a_recording_is_planned_at_its_own_rate(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = np.cumsum(np.random.default_rng(0).exponential(1 / 10_000, 60_000))
-    trace = written(tmp_path / "trace.csv", times)
+    trace = write_recording(tmp_path / "trace.csv", times)
     answer = planned(capsys, run, "--trace", trace)["answers"][0]
     assert answer["rate_requests_per_sec"] == pytest.approx(10_000, rel=0.02)
     assert answer["replicas"] in (4, 5)  # as at random, which it is
@@ -557,7 +551,9 @@ def test_the_rate_of_replicas_does_not_depend_on_that_of_a_recording(
     """Only the times between the requests of the recording count."""
     gaps = np.random.default_rng(0).exponential(1, 20_000)
     slow, fast = (
-        planned(capsys, run, "--gpus", "5", "--trace", written(tmp_path / f"{rate}.csv", np.cumsum(gaps / rate)))
+        planned(
+            capsys, run, "--gpus", "5", "--trace", write_recording(tmp_path / f"{rate}.csv", np.cumsum(gaps / rate))
+        )
         for rate in (1_000, 10_000)
     )
     assert fast["answers"][0]["rate_infer_per_sec"] > 5 * 10_000
@@ -566,104 +562,12 @@ def test_the_rate_of_replicas_does_not_depend_on_that_of_a_recording(
     )
 
 
-@pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
-def test_timestamps_are_read_in_any_unit(tmp_path: Path, unit: float) -> None:
-    times = [f"{(1_763_000_000 + 0.5 * i) * unit:.0f}" for i in range(0, 400, 2)]
-    assert read_trace(written(tmp_path / "t.csv", times)).rate == pytest.approx(1.0, rel=1e-3)
-
-
-def test_dates_without_a_header_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("".join(f"2026-11-21T10:{i // 60:02}:{i % 60:02}.250Z\n" for i in range(300)))
-    trace = read_trace(path)
-    assert trace.rate == pytest.approx(1.0)
-    assert trace.note == ""
-
-
-def test_the_column_of_timestamps_is_found_by_its_name(tmp_path: Path) -> None:
-    """A log may end with rows of empty cells. The smallest number of timestamps is 100."""
-    path = tmp_path / "t.csv"
-    path.write_text("latency_ms, Timestamp\n" + "".join(f"{i % 7},{i / 4}\n" for i in range(100)) + ",\n,\n")
-    trace = read_trace(path)
-    assert trace.rate == pytest.approx(4.0)
-    assert trace.note == ""
-
-
-def test_gaps_are_reported_and_left_out(tmp_path: Path) -> None:
-    times: list[Any] = [0.01 * i + (600 if i > 500 else 0) for i in range(1000)]
-    times[7] = ""
-    times[9] = "broken"
-    trace = read_trace(written(tmp_path / "t.csv", times))
-    assert "2 rows without a timestamp, the first in line 9" in trace.note
-    assert "1 gaps of 600 s in total in 610 s left out" in trace.note
-    assert trace.rate == pytest.approx(100, rel=0.01)
-
-
-def test_the_line_of_a_row_without_a_timestamp_counts_line_breaks_in_cells(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    rows = [f'{0.01 * i},"agent" x {i}\n' for i in range(300)]
-    path.write_text("".join(['timestamp,agent\n0,"two\nlines"\n\n', *rows, "broken,\n"]))
-    assert "1 rows without a timestamp, the first in line 305" in read_trace(path).note
-
-
-def test_a_recording_that_is_no_utf8_text_is_refused_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_bytes(b"timestamp\n1\n\xe9\n")
-    with pytest.raises(BadInputError, match=r"t\.csv:3: byte 0xe9 is not UTF-8 text; save the file as UTF-8$"):
-        read_trace(path)
-
-
 def test_a_run_whose_recording_is_missing_names_the_file(run: Path, tmp_path: Path) -> None:
     recording = tmp_path / "gone.csv"
     recorded = copy_run(run, "recorded", options={"load": "rate", "request_times": str(recording)})
     expected = f"^{recording}: no such file; put back the recording that {recorded} was measured with$"
     with pytest.raises(BadInputError, match=expected):
         main([str(recorded), "--rate", "9/s", "--traffic", "poisson"])
-
-
-def test_bursts_keep_the_idle_times_between_them(tmp_path: Path) -> None:
-    """200 requests within 20 ms are followed by an idle second, which is 1,000 times the median interval."""
-    times = [second + 1e-4 * i for second in range(60) for i in range(200)]
-    trace = read_trace(written(tmp_path / "t.csv", times))
-    assert trace.note == ""
-    assert trace.rate == pytest.approx(200, rel=0.02)
-
-
-def test_several_gaps_are_left_out(tmp_path: Path) -> None:
-    gaps = np.random.default_rng(0).exponential(0.01, 5000)
-    gaps[[1000, 2000, 2001, 4000]] = [50.0, 3600.0, 3000.0, 60.0]
-    trace = read_trace(written(tmp_path / "t.csv", np.cumsum(gaps)))
-    assert "4 gaps of 6,710 s" in trace.note
-    assert trace.rate == pytest.approx(100, rel=0.05)
-
-
-def test_requests_of_the_same_second_are_spread_over_it(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path / "t.csv", [1_763_000_000 + i // 300 for i in range(18_000)]))
-    assert trace.note.endswith("17,940 requests with the timestamp of another one were spread over 1 s")
-    assert trace.rate == pytest.approx(300, rel=0.02)
-    assert trace.intervals_s.std() == pytest.approx(1 / 300, rel=0.05), "as independent requests"
-    pairs = read_trace(written(tmp_path / "pairs.csv", [i // 2 * 3 + i % 2 for i in range(200) for _ in range(2)]))
-    assert pairs.note.endswith("200 requests with the timestamp of another one were spread over 1 s")
-    assert pairs.intervals_s.min() > 0
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "empty; give a timestamp in each row"),
-        ("timestamp\n1\n2\n", "has 2 readable timestamps in 2 rows; give at least 100"),
-        ("a,b\n" * 500, "has 0 readable timestamps"),
-        ("1\n", "has 1 readable timestamp in 1 row; give at least 100"),
-        ("5\n" * 500, "all timestamps are equal"),
-        ("\x00\xff", "readable timestamps"),
-    ],
-)
-def test_a_useless_recording_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadInputError, match=message) as caught:
-        read_trace(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_run_with_a_load_shape_needs_the_traffic(run: Path) -> None:
@@ -701,15 +605,6 @@ def test_a_plan_without_a_permitted_error_rate_says_that_refusals_are_not_simula
     assert "the plan simulates no refused requests" in capsys.readouterr().err
     with pytest.raises(BadInputError, match=r"problem\.queue"):
         main([str(copy_run(run, "wrong", problem={"queue": {"max_batch_size": 4}})), "--rate", "9/s"])
-
-
-def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:
-    rows = "".join(f"{i / 50},{1 + i % 3},{i % 2}\n" for i in range(200))
-    path = tmp_path / "trace.csv"
-    path.write_text(f"time_s,batch_size,priority\n{rows}")
-    trace = read_trace(path)
-    assert trace.rate == pytest.approx(50)
-    assert trace.note == ""
 
 
 def test_a_replica_is_compared_with_the_measured_throughput(run: Path) -> None:
