@@ -301,16 +301,6 @@ def test_a_lower_load_is_tested_if_the_first_one_does_not_pass(problem: Problem,
     assert outcome.confirmed.point.load.concurrency in passed
 
 
-def test_a_hopeless_load_is_given_up_before_the_first_look(problem: Problem, tmp_path: Path) -> None:
-    server = RandomServer(slow={FASTER: (2.0,)})
-    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
-    first = next(
-        tested_load for (candidate, _), tested_load in judged_loads(trials, problem).items() if candidate == FASTER
-    )
-    assert first.servers < LOOKS[0]
-    assert first.judged.verdict is Verdict.UNDECIDED
-
-
 class BiasedLoadGenerator(RandomServer):
     """A second load generator, whose latencies are ``latency_ratio`` times those of the server."""
 
@@ -402,21 +392,6 @@ def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: P
     assert "died (SIGKILL)" in confirmed.agreement.reason
 
 
-def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(problem: Problem) -> None:
-    def confirmed_load(*slow: float) -> ConfirmedLoad:
-        server, trial = RandomServer(slow={FASTER: slow}), Trial(1, FASTER)
-        for number in range(1, LOOKS[0] + 1):
-            server.deployed.append(FASTER)
-            for window in server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 13), 0.5, WINDOWS):
-                trial = trial.with_confirmation(ConfirmationWindow(number, LoadPoint(1, 13), window, 0.01))
-        (confirmed,) = judge_confirmations([trial], problem)
-        return confirmed
-
-    assert confirmed_load(0.9).judged.verdict is Verdict.PASS
-    assert confirmed_load(0.7, 1.0, 0.8, 1.1).judged.verdict is Verdict.UNDECIDED
-    assert confirmed_load(2.0).judged.verdict is Verdict.FAIL
-
-
 def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: Problem) -> None:
     """Few effective requests do not bound the quantile by order statistics, and one fresh server may be slower.
 
@@ -440,46 +415,6 @@ def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path
     trials = confirm(server, searched(server, LOADS), problem, tmp_path, speed_probe=probes.__next__)
     windows = [window.measurement for trial in trials for window in trial.confirmations]
     assert {window.speed_probe_ms for window in windows} == {round(1000 * math.sqrt(0.02 * 0.03), 3)}
-
-
-def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Problem) -> None:
-    def confirmed_load(disturbed: int) -> ConfirmedLoad:
-        server, trial = RandomServer(), Trial(1, FASTER)
-        for number in range(1, LOOKS[0] + 1):
-            windows = server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 11), 0.5, WINDOWS)
-            for place, window in enumerate(windows):
-                if number == 1 and place < disturbed:
-                    window = replace(window, stable=False, reason="others took 60 % of the CPUs", latency_p95_ms=90.0)
-                trial = trial.with_confirmation(ConfirmationWindow(number, LoadPoint(1, 11), window, 0.01))
-        (confirmed,) = judge_confirmations([trial], problem)
-        return confirmed
-
-    few, many, total = confirmed_load(2).judged, confirmed_load(WINDOWS).judged, LOOKS[0] * WINDOWS
-    assert few.verdict is Verdict.PASS
-    assert few.disturbed_share == pytest.approx(2 / total)
-    assert many.verdict is Verdict.UNDECIDED
-    assert many.reason == f"{WINDOWS} of {total} windows were disturbed: others took 60 % of the CPUs"
-
-
-def test_a_lower_load_than_the_failed_one_is_recommended_unconfirmed(problem: Problem, tmp_path: Path) -> None:
-    server = RandomServer(slow={FASTER: (20.0,)})
-    (baseline, trial) = searched(server, {BASELINE: 64, FASTER: LOADS[FASTER]})
-    low = LoadPoint(1, 2)
-    trial = replace(trial, measurements=((low, server.measure(Endpoint("", FAST), low)), *trial.measurements))
-    outcome = assess(confirm(server, [baseline, trial], problem, tmp_path), problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.load == low
-    assert outcome.confirmed is None
-
-
-def test_the_reason_names_a_failed_confirmation(problem: Problem, tmp_path: Path) -> None:
-    server = RandomServer(slow={BASELINE: (9.0,)})
-    outcome = assess(confirm(server, searched(server, {BASELINE: 3}), problem, tmp_path), problem, BASELINE, FAST)
-    assert outcome.recommended is None
-    assert re.match(
-        r"p95 was 1\d(\.\d)? ms in the search, but missed the bound on fresh servers",
-        outcome.no_recommendation_reason,
-    )
 
 
 def test_an_unstable_candidate_is_confirmed_if_none_is_stable(problem: Problem, tmp_path: Path) -> None:
@@ -654,24 +589,6 @@ def test_wrong_outputs_of_a_later_server_fail_the_candidate(problem: Problem, tm
     assert (trial.status, trial.confirmations) == ("failed", ())
 
 
-@pytest.mark.parametrize(("rise_ms", "verdict"), [(0.0, Verdict.PASS), (0.5, Verdict.UNDECIDED)])
-def test_a_queue_that_grows_on_each_server_is_no_pass(rise_ms: float, verdict: Verdict, problem: Problem) -> None:
-    load, server = LoadPoint(1, request_rate=1000.0), RandomServer()
-    confirmations = []
-    for number in range(1, LOOKS[0] + 1):
-        for window in range(WINDOWS):
-            window_measurement = server.measure(Endpoint("", FAST), LoadPoint(1, 6), 2.0)
-            later_ms = rise_ms * window + (window_measurement.latency_avg_ms or 0)
-            confirmations.append(
-                ConfirmationWindow(number, load, replace(window_measurement, latency_avg_ms=later_ms), 0.01)
-            )
-    compared = ConfirmationWindow(0, load, server.measure(Endpoint("", FAST), LoadPoint(1, 6), 2.0))
-    for before in ([], [compared] * WINDOWS):  # the servers of an earlier comparison do not count
-        (confirmed,) = judge_confirmations([Trial(0, FAST, confirmations=(*before, *confirmations))], problem)
-        assert confirmed.judged.verdict is verdict
-        assert ("may exceed the capacity" in confirmed.judged.reason) is (rise_ms > 0)
-
-
 @pytest.mark.parametrize(("is_measured_later", "verdict"), [(True, Verdict.PASS), (False, Verdict.UNDECIDED)])
 def test_a_pass_does_not_depend_on_later_measurements(
     is_measured_later: bool, verdict: Verdict, problem: Problem
@@ -696,17 +613,6 @@ def test_a_pass_does_not_depend_on_later_measurements(
         for confirmed_load in judge_confirmations([tested, compared], problem)
     }
     assert confirmed[FAST].judged.verdict is verdict
-
-
-@pytest.mark.parametrize(("servers", "verdict"), [(LOOKS[0], Verdict.FAIL), (LOOKS[0] - 1, Verdict.UNDECIDED)])
-def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verdict, problem: Problem) -> None:
-    load = LoadPoint(1, request_rate=1000.0)
-    overload = Measurement(
-        400.0, latency_p95_ms=500.0, requests=400, overloaded=True, reason="overloaded: 99 requests unanswered"
-    )
-    confirmations = [ConfirmationWindow(server, load, overload, 0.01) for server in range(1, servers + 1)]
-    (confirmed,) = judge_confirmations([Trial(0, FAST, confirmations=tuple(confirmations))], problem)
-    assert confirmed.judged.verdict is verdict
 
 
 @pytest.mark.parametrize("loads", [{BASELINE: 3, FASTER: 13}, {BASELINE: 3}])
@@ -747,42 +653,6 @@ def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, t
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     assert outcome.confirmed.point.candidate == longer_delay
-
-
-def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Path) -> None:
-    class InterruptedServer(RandomServer):
-        left = 5
-
-        def measure_windows(
-            self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int
-        ) -> list[Measurement]:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-            return super().measure_windows(endpoint, load, seconds, count)
-
-    interrupted_server, server = InterruptedServer(), RandomServer()
-    table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
-    measuring = Measurer(interrupted_server, interrupted_server, table, QuietObserver())
-    confirmer = Confirmer(problem, interrupted_server, measuring, Budget(600), searched(interrupted_server, LOADS))
-    for trial in confirmer.trials:
-        for load, measurement in trial.measurements:
-            table.append(trial, load, measurement)
-    with pytest.raises(KeyboardInterrupt):
-        confirmer.run(COMPARISONS)
-    assert sum(len(trial.confirmations) for trial in table.read()) == 4 * WINDOWS
-    measuring = Measurer(server, server, table, QuietObserver())
-    continued = Confirmer(problem, server, measuring, Budget(600), table.read())
-    continued.recorded_plan = confirmer.recorded_plan
-    trials = continued.run(COMPARISONS)
-    compared_loads = [
-        confirmed_load for confirmed_load in judge_confirmations(trials, problem) if not confirmed_load.error
-    ]
-    assert {confirmed_load.point.candidate for confirmed_load in compared_loads} == {FAST, BASELINE}
-    assert all(confirmed_load.servers == COMPARED_SERVERS for confirmed_load in compared_loads)
-    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
-    assert confirmed is not None
-    assert confirmed.judged.verdict is Verdict.PASS
 
 
 def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return Uninterrupted(sessions.run(), sessions, request.param)
 
 
-@pytest.mark.parametrize("servers", [1, 3, 11])
+@pytest.mark.parametrize("servers", [1, 11])
 def test_an_interrupted_confirmation_measures_the_same_as_an_uninterrupted_one(
     new_sessions: Callable[..., Sessions], servers: int, uninterrupted: Uninterrupted
 ) -> None:

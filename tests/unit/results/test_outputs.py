@@ -286,11 +286,6 @@ class TestText:
         printed = printed_outcome(outcome(), remaining_tests=complete)
         assert printed.endswith(" tune verify --fresh results/dlrm/1\n")
 
-    def test_the_command_for_programs_makes_a_separate_test_too(self) -> None:
-        assert summary.next_command(outcome(), "r", "tune longer") == "tune verify r --budget 3m"
-        complete = summary.RemainingTests(is_complete=True)
-        assert summary.next_command(outcome(), "r", "tune longer", complete) == "tune verify --fresh r"
-
     def test_details_are_shown_on_request(self) -> None:
         short, text = printed_outcome(outcome()), printed_outcome(outcome(), verbose=True)
         details = (
@@ -408,11 +403,6 @@ class TestText:
         assert "\x1b" not in text
         assert "\r" not in text
 
-    def test_unstable_measurements_ask_for_a_quiet_machine(self) -> None:
-        shaken = replace(measured(3000, 10.0), stable=False, reason="the windows disagree")
-        text = printed_outcome(outcome([trial(0, BASELINE, (4, shaken))]))
-        assert "next          stop other programs on this machine, then run again:\n" in text
-
     def test_unknown_metrics_are_shown_as_unknown(self) -> None:
         searched = replace(problem(), objectives=(METRICS["throughput"], METRICS["energy"]))
         result = outcome([trial(0, BASELINE, (1, Measurement(100.0, latency_p95_ms=5.0, stable=True)))])
@@ -505,7 +495,7 @@ class TestHtml:
         assert f'<p>Next: continue the run:</p>\n<pre class="copy">tune --resume {tmp_path}/dlrm/1</pre>' in page
         assert "Next:" not in self.page(tmp_path, outcome(), example_trials(), status="left")
 
-    def test_the_contents_lead_to_each_part(self, tmp_path: Path) -> None:
+    def test_the_contents_lead_to_each_part_and_the_recommended_rows_are_marked(self, tmp_path: Path) -> None:
         trials = trials_with_comparisons()
         page = self.page(tmp_path, outcome(trials), trials)
         listed = re.findall(r'<li><a href="#(run-1-part-[a-z0-9-]+)">', page)
@@ -513,10 +503,6 @@ class TestHtml:
         parts = [name.removeprefix("run-1-part-") for name in listed]
         assert parts[:4] == ["change", "comparison", "configuration", "pareto"]
         assert parts[-2:] == ["environment", "reproduce"]
-
-    def test_comparisons_have_intervals_and_the_recommended_rows_are_marked(self, tmp_path: Path) -> None:
-        trials = trials_with_comparisons()
-        page = self.page(tmp_path, outcome(trials), trials)
         best = re.findall(r'<tr class="best">(.*?)</tr>', page)
         assert len(best) == 3  # comparison, front and trials
         row = r'<td>recommended</td><td class="n">12,\d+ ±\xa0[\d,]+</td><td class="n">15\.\d ±\xa0[\d.]+</td>'
@@ -625,14 +611,11 @@ class TestHtml:
         assert "recommended at 12: " in caption
         assert "recommended at 10: " in caption
 
-    def test_it_is_legible_in_the_dark_and_on_paper(self, tmp_path: Path) -> None:
+    def test_it_is_legible_in_the_dark_and_on_paper_and_loads_no_other_resources(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(), example_trials())
         assert "@media screen and (prefers-color-scheme: dark)" in page
         assert "@media print" in page
         assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
-
-    def test_it_loads_no_other_resources(self, tmp_path: Path) -> None:
-        page = self.page(tmp_path, outcome(), example_trials())
         assert not re.search(r"""https?:|<script|<link|<img|<iframe|@import|url\((?!#)|src=|href="(?!#)""", page)
 
     def test_names_and_reasons_are_escaped(self, tmp_path: Path) -> None:
@@ -731,15 +714,6 @@ class TestVerdict:
         assert "verdict UNDECIDED: it was not tested on fresh servers" in text
         assert "estimand" not in text
         assert result_document.document(result, wall_seconds=1, results_dir="r")["confirmation"] is None
-
-    def test_a_failed_candidate_is_not_recommended(self) -> None:
-        trials = trials_with_confirmation(30.0)
-        failed = next(t for t in trials if t.confirmations)
-        result = outcome(trials)
-        assert result.recommended is not None
-        assert result.confirmed is None
-        lower = result.recommended.load < failed.confirmations[0].load
-        assert lower or result.recommended.candidate != failed.candidate
 
 
 def replay(observer: ProgressObserver, trials: Sequence[Trial]) -> None:
