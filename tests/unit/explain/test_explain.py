@@ -20,7 +20,7 @@ from optimizer.core.candidate import INSTANCE_GPUS, SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
-from optimizer.explain.explanation import explain, find_runner_up
+from optimizer.explain.explanation import Explanation, explain, find_runner_up
 from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import CandidateForecast, Gain, compute_gain
 from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
@@ -38,6 +38,11 @@ SAMPLE = Path("tests/data/dlrm/sample")
 BATCHED = Candidate(8, dynamic_batching=True)
 HOLDING = replace(BATCHED, max_queue_delay_us=5000)
 SLA = Sla.from_bounds({"p95": 20.0})
+
+
+@pytest.fixture(scope="module")
+def sample() -> Explanation:
+    return explain(read_run(SAMPLE))
 
 
 @pytest.fixture
@@ -319,28 +324,27 @@ def test_sizes_and_counts_that_failed_are_not_advised(
 # -- runs ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_sample_run_is_explained() -> None:
-    explanation = explain(read_run(SAMPLE))
-    assert explanation.bottleneck.kind == "compute"
-    assert explanation.subject.busy_share == pytest.approx(0.93, abs=0.01)
-    assert str(explanation.binding.constraint) == "p95 <= 20 ms"
-    assert explanation.changes is not None
-    kinds = {remedy.kind for remedy in explanation.changes.remedies}
+def test_the_sample_run_is_explained(sample: Explanation) -> None:
+    assert sample.bottleneck.kind == "compute"
+    assert sample.subject.busy_share == pytest.approx(0.93, abs=0.01)
+    assert str(sample.binding.constraint) == "p95 <= 20 ms"
+    assert sample.changes is not None
+    kinds = {remedy.kind for remedy in sample.changes.remedies}
     assert kinds == {"more_instances", "fp16", "larger_batches", "faster_network", "no_copying"}
-    half_bound, wider_bound, twice_bound = explanation.changes.other_slas
+    half_bound, wider_bound, twice_bound = sample.changes.other_slas
     assert (half_bound.bound_ms, wider_bound.bound_ms, twice_bound.bound_ms) == (10.0, 30.0, 40.0)
     gains = [other.gain.estimate for other in (half_bound, wider_bound, twice_bound) if other.gain]
     assert gains[0] < 0 < gains[1] <= gains[2] + 0.02
-    assert explanation.runner_up is not None
-    assert explanation.runner_up.point.trial == 5
-    assert explanation.runner_up.missed == "", "it was measured for comparison only"
-    gain = explanation.runner_up.gain
+    assert sample.runner_up is not None
+    assert sample.runner_up.point.trial == 5
+    assert sample.runner_up.missed == "", "it was measured for comparison only"
+    gain = sample.runner_up.gain
     assert gain is not None
     assert gain.ratio is not None
     low, high = gain.ratio.bounds
     assert low < gain.ratio.estimate < high
-    assert document(explanation)["runner_up"]["speedup_interval"] == [low, high]
-    shown = explanation_text(explanation, 200)
+    assert document(sample)["runner_up"]["speedup_interval"] == [low, high]
+    shown = explanation_text(sample, 200)
     assert max(map(len, shown.splitlines())) <= 80
     assert "assumption: inference takes 0.5" in " ".join(shown.split())
     assert "What limits the throughput: computing" in shown
@@ -444,11 +448,10 @@ def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
     json.dumps(document(explanation), allow_nan=False)
 
 
-def test_a_model_that_is_far_from_the_measurements_is_no_proof(folder: Path) -> None:
-    explanation = explain(read_run(folder))
-    assert explanation.changes is not None
-    assert "far from the measurements" not in explanation_text(explanation)
-    inaccurate_model = replace(explanation, changes=replace(explanation.changes, error=0.4))
+def test_a_model_that_is_far_from_the_measurements_is_no_proof(sample: Explanation) -> None:
+    assert sample.changes is not None
+    assert "far from the measurements" not in explanation_text(sample)
+    inaccurate_model = replace(sample, changes=replace(sample.changes, error=0.4))
     assert "far from the measurements: measure a change to rely on it" in " ".join(
         explanation_text(inaccurate_model).split()
     )
@@ -501,10 +504,11 @@ def test_explain_and_plan_show_the_same_throughput() -> None:
 
 
 @pytest.mark.parametrize("is_tested", [True, False])
-def test_a_disturbed_measurement_with_more_throughput_counts_if_it_is_from_fresh_servers(is_tested: bool) -> None:
+def test_a_disturbed_measurement_with_more_throughput_counts_if_it_is_from_fresh_servers(
+    is_tested: bool, sample: Explanation
+) -> None:
     """The forecasts of other bounds count it too, with the same numbers."""
-    explanation = explain(read_run(SAMPLE))
-    point, outcome = explanation.subject.point, explanation.outcome
+    point, outcome = sample.subject.point, sample.outcome
     rate = 1.4 * point.throughput_infer_per_sec
     load, faster = LoadPoint(4, 60), replace(point.measurement, throughput_infer_per_sec=rate, stable=False)
     disturbed = replace(point, load=load, measurement=faster)
@@ -514,14 +518,15 @@ def test_a_disturbed_measurement_with_more_throughput_counts_if_it_is_from_fresh
         points=(*outcome.points, disturbed),
         confirmed_loads=(*outcome.confirmed_loads, *(confirmed if is_tested else ())),
     )
-    shown = " ".join(explanation_text(replace(explanation, outcome=more)).split())
+    shown = " ".join(explanation_text(replace(sample, outcome=more)).split())
     named = "Another measurement within the bounds had more throughput: "
     assert (named in shown and "because its test at this load ended" in shown) == is_tested
 
 
-def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faster_unstable_one() -> None:
-    explanation = explain(read_run(SAMPLE))
-    run, point = explanation.run, explanation.subject.point
+def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faster_unstable_one(
+    sample: Explanation,
+) -> None:
+    run, point = sample.run, sample.subject.point
     rate = point.throughput_infer_per_sec
     slow = replace(point.measurement, throughput_infer_per_sec=1.1 * rate, latency_p50_ms=15.0, latency_p95_ms=30.0)
     overload = replace(slow, throughput_infer_per_sec=1.2 * rate, stable=False)
@@ -529,9 +534,9 @@ def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faste
     sla = Sla.from_bounds({"p50": 14.0, "p95": 20.0})
     run_with_two_bounds = replace(run, problem=replace(run.problem, sla=sla))
     explanation_with_two_bounds = replace(
-        explanation,
+        sample,
         run=run_with_two_bounds,
-        outcome=replace(explanation.outcome, points=points),
+        outcome=replace(sample.outcome, points=points),
         binding=find_binding_constraint(point, points, sla, run.problem.objectives[0], met=True),
     )
     text = " ".join(explanation_text(explanation_with_two_bounds).split())
@@ -544,15 +549,14 @@ def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faste
     ("max_concurrency", "sentence"), [(47, "The run tried at most 47 requests"), (64, "Among the tried conf")]
 )
 def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_limit(
-    max_concurrency: int, sentence: str
+    max_concurrency: int, sentence: str, sample: Explanation
 ) -> None:
-    explanation = explain(read_run(SAMPLE))
-    run, point = explanation.run, explanation.subject.point
+    run, point = sample.run, sample.subject.point
     assert point.load.concurrency == 47
     explanation_of_one_point = replace(
-        explanation,
+        sample,
         run=replace(run, problem=replace(run.problem, max_concurrency=max_concurrency)),
-        outcome=replace(explanation.outcome, points=(point,)),
+        outcome=replace(sample.outcome, points=(point,)),
         binding=find_binding_constraint(point, [point], run.problem.sla, run.problem.objectives[0], met=True),
     )
     assert sentence in " ".join(explanation_text(explanation_of_one_point).split())

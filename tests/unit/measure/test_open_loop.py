@@ -388,7 +388,7 @@ def test_a_third_without_a_request_is_not_stable() -> None:
 
 @pytest.mark.parametrize("stream", [None, StreamPlan(30.0, fewest_requests=8)])
 def test_plan_and_record_are_read_back_from_their_files(stream: StreamPlan | None, tmp_path: Path) -> None:
-    plan = SendPlan(("127.0.0.1:8001",), 20.0, concurrency=3, seconds=1.5, stream=stream, sequence_lengths=(2, 1))
+    plan = SendPlan(("a:8001", "b:8001"), 20.0, concurrency=3, seconds=1.5, stream=stream, sequence_lengths=(2, 1))
     messages = [b"one", b"", b"three\0"]
     plan.write(tmp_path, messages, [0, 5])
     assert SendPlan.read(tmp_path) == (plan, messages, [0, 5])

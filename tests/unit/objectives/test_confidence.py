@@ -340,7 +340,7 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned() -> None:
 
 def test_at_the_bound_a_pass_is_as_rare_as_planned_if_other_processes_slow_some_servers() -> None:
     """Under the mix of states that was measured, the truth is 5 %; a disturbed server is 1.5 times slower."""
-    random, sigma, tau, passed, runs = np.random.default_rng(1), 0.3, 0.05, 0, 2000
+    random, sigma, tau, passed, runs = np.random.default_rng(1), 0.3, 0.05, 0, 1000
     deviation, slower = np.hypot(sigma, tau), np.log(1.5)
     requests = list(np.full((4, 8), 400.0))
     grid = np.linspace(-1.5, 0.0, 3001)
@@ -373,7 +373,7 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned_if_other_processes_slow_some_
 @pytest.mark.parametrize("slower", [1.5, 3.0])
 def test_at_the_bound_a_pass_is_as_rare_as_planned_if_other_processes_slow_some_windows(slower: float) -> None:
     """Under the mix of states that was measured, the truth is 5 %. A burst of others fills two or more windows."""
-    random, sigma, tau, passed, runs = np.random.default_rng(1), 0.3, 0.05, 0, 2000
+    random, sigma, tau, passed, runs = np.random.default_rng(1), 0.3, 0.05, 0, 1000
     deviation = np.hypot(sigma, tau)
     requests = list(np.full((4, 8), 400.0))
     grid = np.linspace(-3.0, 0.0, 6001)
@@ -460,7 +460,7 @@ def test_a_pass_far_inside_the_bound_needs_enough_independent_requests(batches: 
 
 def test_at_the_bound_a_pass_is_rare_if_a_gap_may_be_unseen() -> None:
     """The requests of a batch take 0.7 or 1.4 times the bound. With few batches, none of them may be slow."""
-    random, passed, runs, batches = np.random.default_rng(1), 0, 2000, 2
+    random, passed, runs, batches = np.random.default_rng(1), 0, 1000, 2
     requests = list(np.full((4, 8), 16.0 * batches))
     for _ in range(runs):
         misses, tail = 16 * random.binomial(batches, 0.05, (2, 4, 8)).astype(np.float64)
@@ -497,7 +497,7 @@ def test_a_verdict_between_two_looks_has_the_error_of_the_next_look() -> None:
 @pytest.mark.parametrize(("state_deviation", "drift"), [(0.0, 0.0), (0.15, 0.3)])
 def test_the_interval_of_a_gain_covers_the_truth_as_often_as_planned(state_deviation: float, drift: float) -> None:
     """Servers differ by 5 % and windows by 8 %; a probe sees the machine's speed, which ``drift`` lowers for ours."""
-    random, error, runs, truth = np.random.default_rng(2), 0.05, 2000, np.log(1.3)
+    random, error, runs, truth = np.random.default_rng(2), 0.05, 1000, np.log(1.3)
     missed_low = missed_high = 0
     for _ in range(runs):
         groups, probes = [], []

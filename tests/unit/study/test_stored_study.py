@@ -26,23 +26,7 @@ def task_of(problem: Problem, sha256: str = "", input_data: str = "random") -> A
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "task", "difference"),
-    [
-        ({}, {"sha256": 64 * "b"}, r"sha256 \(aaaaaaaaaaaa there, bbbbbbbbbbbb here\)"),
-        ({"protocol": "http"}, {}, r"protocol \(grpc there, http here\)"),
-        ({"shared_memory": "system"}, {}, r"shared memory \(none there, system here\)"),
-        ({"sequence_length": "5"}, {}, r"requests \(none there, sequence_length 5 here\)"),
-        (
-            {"input_data": "x/s.npz"},
-            {"input_data": "/c/12.json"},
-            r"requests \(none there, input_data 12\.json here\)",
-        ),
-    ],
-)
-def test_workers_with_another_model_or_other_requests_are_refused(
-    problem: Problem, tmp_path: Path, options: dict[str, Any], task: dict[str, str], difference: str
-) -> None:
+def test_workers_with_another_model_or_other_requests_are_refused(problem: Problem, tmp_path: Path) -> None:
     def open_study(number: int, options: dict[str, Any], task: Any) -> None:
         folder = RunFolder(tmp_path / f"worker{number}")
         folder.path.mkdir(exist_ok=True)
@@ -55,5 +39,17 @@ def test_workers_with_another_model_or_other_requests_are_refused(
     open_study(0, {}, task_of(problem, **task_fields))
     open_study(1, {}, task_of(problem, **task_fields))
     open_study(2, {}, task_of(problem))  # a worker that does not know the SHA-256
-    with pytest.raises(BadInputError, match=f"study 's' differs in {difference};"):
-        open_study(3, options, task_of(problem, **(task_fields | task)))
+    others: list[tuple[dict[str, Any], dict[str, str], str]] = [
+        ({}, {"sha256": 64 * "b"}, r"sha256 \(aaaaaaaaaaaa there, bbbbbbbbbbbb here\)"),
+        ({"protocol": "http"}, {}, r"protocol \(grpc there, http here\)"),
+        ({"shared_memory": "system"}, {}, r"shared memory \(none there, system here\)"),
+        ({"sequence_length": "5"}, {}, r"requests \(none there, sequence_length 5 here\)"),
+        (
+            {"input_data": "x/s.npz"},
+            {"input_data": "/c/12.json"},
+            r"requests \(none there, input_data 12\.json here\)",
+        ),
+    ]
+    for number, (options, fields, difference) in enumerate(others, start=3):
+        with pytest.raises(BadInputError, match=f"study 's' differs in {difference};"):
+            open_study(number, options, task_of(problem, **(task_fields | fields)))
