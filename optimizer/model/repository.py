@@ -385,8 +385,7 @@ def read_source(
     variant_configs = _read_variants(top, read, variants)
     facts = dict(top.facts)
     if parts:
-        part_bytes = sum(int(part.facts.get("model_bytes", 0)) for part in parts.values())
-        facts["model_bytes"] = part_bytes or int(facts.get("model_bytes", 0))
+        facts["model_bytes"] = sum(int(part.facts.get("model_bytes", 0)) for part in (top, *parts.values()))
     tuned = top.name if concurrent and batcher is None and not is_ensemble(top.config) else batcher
     return replace(
         top,

@@ -126,6 +126,12 @@ def test_an_ensemble_next_to_its_own_step_is_refused_with_the_other_order(tmp_pa
     assert read_source(stored(tmp_path), "chain", concurrent=("first",)).concurrent == {"first": 1.0}
 
 
+def test_the_size_of_concurrent_models_includes_that_of_the_tuned_one(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    sizes = [int(stored(tmp_path)(name).facts["model_bytes"]) for name in ("first", "second")]
+    assert read_source(stored(tmp_path), "first", concurrent=("second",)).facts["model_bytes"] == sum(sizes)
+
+
 def test_a_concurrent_model_has_one_share_of_the_load(tmp_path: Path) -> None:
     write_ensemble(tmp_path, milliseconds=5)
     assert read_source(stored(tmp_path), "first", concurrent=("second=3",)).concurrent == {"second": 3.0}
