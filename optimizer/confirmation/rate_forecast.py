@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from objectives import model_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, METRICS
 from objectives.pooled_windows import pooled_quantile_ms
@@ -19,17 +21,25 @@ from optimizer.confirmation.windows import confirmed_loads, pooled_point
 from optimizer.core.trial import LoadPoint, Point, Trial, all_points
 
 
+class ModelQueue(NamedTuple):
+    """The forecast of a bounded latency, ``metric``, of a model that gets ``share`` of the request rate."""
+
+    metric: str
+    share: float
+    forecast: QueueForecast
+
+
 @dataclass(frozen=True, slots=True)
 class RateForecast:
-    """The forecast of each bounded latency of a candidate, by metric."""
+    """The forecasts of each bounded latency of a candidate, for each of the models that get load."""
 
-    queues: Mapping[str, QueueForecast]
+    queues: Sequence[ModelQueue]
 
     def log_latency_ratios(self, loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
-        """Return the log of the latency over its bound at each of ``loads``, the largest one of several bounds."""
+        """Return the log of the latency over its bound at each of ``loads``, the largest of all bounds and models."""
         logs = [
-            queue.log_latency_ms(_rates(loads)) - math.log(problem.sla.latency_bound_ms(metric))
-            for metric, queue in self.queues.items()
+            queue.log_latency_ms(share * _rates(loads)) - math.log(problem.sla.latency_bound_ms(metric))
+            for metric, share, queue in self.queues
         ]
         largest: FloatArray = np.array(logs).max(axis=0)
         return largest
@@ -37,10 +47,13 @@ class RateForecast:
     def chances(
         self, loads: Sequence[LoadPoint], problem: Problem, test: PlannedTest, spreads: Mapping[str, ServerSpread]
     ) -> list[float]:
-        """Return the probability that ``test`` passes at each of ``loads``, the lowest one of several bounds."""
+        """Return the probability that ``test`` passes at each of ``loads``, the lowest one of all bounds and models.
+
+        As in the verdict, each model has to pass with its own requests.
+        """
         chances = [
-            queue.chances(_rates(loads), problem.sla.latency_bound_ms(metric), test, spreads[metric])
-            for metric, queue in self.queues.items()
+            queue.chances(share * _rates(loads), problem.sla.latency_bound_ms(metric), test, spreads[metric])
+            for metric, share, queue in self.queues
         ]
         return [float(chance) for chance in np.array(chances).min(axis=0)]
 
@@ -61,16 +74,49 @@ def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | 
     is_steady = problem.open_loop and times is not None and times.is_steady
     if not is_steady or not problem.is_simulated or not problem.sla.latencies:
         return None
-    queues = dict[str, QueueForecast]()
-    for metric in problem.sla.bounded_latencies:
-        level = METRICS[metric].quantile
-        if level is None or METRICS[metric].timing is not LATENCY:
-            return None
-        measured = [one for point in points if (one := _rate_measurement(point, level))]
-        if not any(one.latency_ms for one in measured):
-            return None
-        queues[metric] = QueueForecast(measured, 1 - level, points[0].candidate.server_processes)
+    queues = list[ModelQueue]()
+    for share, own_points in _by_model(points):
+        for metric in problem.sla.bounded_latencies:
+            level = METRICS[metric].quantile
+            if level is None or METRICS[metric].timing is not LATENCY:
+                return None
+            measured = [one for point in own_points if (one := _rate_measurement(point, level))]
+            if not any(one.latency_ms for one in measured):
+                return None
+            forecast = QueueForecast(measured, 1 - level, points[0].candidate.server_processes)
+            queues.append(ModelQueue(metric, share, forecast))
     return RateForecast(queues)
+
+
+def _by_model(points: Sequence[Point]) -> Iterator[tuple[float, list[Point]]]:
+    """Yield the share of the rate of each model, and the points of its requests; a single model has all of them.
+
+    An overloaded server may answer the models in another proportion than that of their requests.
+    """
+    measured = [
+        (point, by_model) for point in points if (by_model := model_stats.from_text(point.measurement.by_model))
+    ]
+    if not measured:
+        yield 1.0, list(points)
+        return
+    steady = [by_model for point, by_model in measured if not point.measurement.overloaded]
+    rates = {
+        name: sum(by_model[name].throughput_infer_per_sec or 0.0 for by_model in steady or [measured[0][1]])
+        for name in measured[0][1]
+    }
+    for name, rate in rates.items():
+        share = rate / (sum(rates.values()) or 1.0)
+        yield (
+            share,
+            [
+                replace(
+                    point,
+                    load=point.load.scaled(share),
+                    measurement=replace(by_model[name], overloaded=point.measurement.overloaded),
+                )
+                for point, by_model in measured
+            ],
+        )
 
 
 def _rate_measurement(point: Point, level: float) -> RateMeasurement | None:

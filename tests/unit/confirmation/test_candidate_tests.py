@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from objectives import model_stats
 from objectives.latency_sketch import sketch_latencies
 from objectives.load_sequence import ERROR_SHARES, OTHER_ERROR_SHARES
 from objectives.metrics import Measurement
+from objectives.queue_forecast import PlannedTest
+from objectives.server_spread import ServerSpread
 from objectives.sla import Sla
 from optimizer.config.problem import Problem
 from optimizer.confirmation.candidate_tests import CandidateTests, ConfirmationState, begin_likely
@@ -177,6 +180,29 @@ def test_without_a_queue_the_predicted_latencies_decide(
     problem, points = replace(rate_problem, **changes), latest_points([rate_trial])
     assert forecast_trial(rate_trial, problem) is None
     assert all(map(math.isfinite, predict_loads(points[0], points, problem, None).log_latency_ratios))
+
+
+def test_the_chance_is_that_of_the_model_with_the_fewest_requests(rate_trial: Trial, rate_problem: Problem) -> None:
+    """Its latencies are the largest, and its requests are a tenth of all that are sent."""
+    alone, pair = list[tuple[LoadPoint, Measurement]](), list[tuple[LoadPoint, Measurement]]()
+    for rate in (250.0, 300.0):
+        rare, frequent = queue_measurement(rate, 500), queue_measurement(9 * rate / 100, 4500, factor=0.01)
+        frequent = replace(frequent, throughput_infer_per_sec=9 * rate)
+        models = {"rare": rare, "frequent": frequent}
+        both = replace(rare, throughput_infer_per_sec=10 * rate, by_model=model_stats.to_text(models))
+        alone.append((LoadPoint(1, request_rate=rate), rare))
+        pair.append((LoadPoint(1, request_rate=10 * rate), both))
+    chances, ratios = [], []
+    for measured in (alone, pair):
+        forecast = forecast_trial(replace(rate_trial, measurements=tuple(measured)), rate_problem)
+        assert forecast is not None
+        loads = [load for load, _ in measured]
+        spreads = {"latency-p95": ServerSpread(0.05**2, 3.0)}
+        chances.append(forecast.chances(loads, rate_problem, PlannedTest(4, 60.0, ERROR), spreads))
+        ratios.append(forecast.log_latency_ratios(loads, rate_problem))
+    assert 0 < chances[0][1] < chances[0][0] < 1
+    assert chances[1] == pytest.approx(chances[0], rel=0.01)
+    assert ratios[1] == pytest.approx(ratios[0], abs=0.01)
 
 
 def test_in_a_disturbed_run_a_lower_rate_is_likely_to_pass(rate_trial: Trial, rate_problem: Problem) -> None:
