@@ -2,15 +2,22 @@
 
 How much the models slow each other down is in the service times of each, which are fitted to its measurements under
 the load of all. How this depends on the configuration of the others is an error of the simulation.
+
+At a request rate each model serves its part of the requests, and the requests in flight to it follow from its
+latency. A load is the number of requests in flight to all models (``as_closed_loop``), which are divided accordingly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from objectives import model_stats
+from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, STATISTICS, Measurement
 from optimizer.config.model_source import candidate_with_fields
 from optimizer.config.problem import ConcurrentModel, Problem
@@ -20,9 +27,11 @@ from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator import dynamic_batching_model
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
-from optimizer.simulator.predicted_metrics import ConfigurationLoad, ModelErrors, six_digits
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, ModelErrors, as_closed_loop, six_digits
 from optimizer.simulator.scenario import SimulationResult
 from optimizer.simulator.speed_correction import at_other_speed
+
+LOAD_STEP = 2**0.5  # ratio of the neighboring loads at which the throughput of a model is simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,38 @@ class ConcurrentServerModel:
 
     def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> list[CombinedPerformance]:
         """Return the simulated performance of each (candidate, concurrency)."""
+        if self.problem.open_loop:
+            return self._simulate_rates(loads, threads)
         by_model = [model.simulate(self._loads(i, loads), threads) for i, model in enumerate(self.models)]
+        return [CombinedPerformance(results) for results in zip(*by_model, strict=True)]
+
+    def _simulate_rates(self, loads: Sequence[ConfigurationLoad], threads: int) -> list[CombinedPerformance]:
+        """Return the performance of each (candidate, requests in flight to all models) at a request rate."""
+        shares = np.array([1.0, *(other.share for other in self.problem.concurrent)])
+        largest = max((concurrency for _, concurrency in loads), default=1)
+        steps = sorted({round(LOAD_STEP**step) for step in range(math.ceil(math.log(largest, LOAD_STEP)) + 1)})
+        candidates = list(dict.fromkeys(candidate for candidate, _ in loads))
+        rates: dict[Candidate, list[FloatArray]] = {candidate: [] for candidate in candidates}
+        for part, model, share in zip(_parts(self.problem), self.models, shares, strict=True):
+            own = [_candidate_of(part, candidate, self.problem) for candidate in candidates]
+            results = model.simulate([(candidate, step) for candidate in own for step in steps], threads)
+            served = np.array([result.throughput_infer_per_sec for result in results]).reshape(-1, len(steps)) / share
+            for candidate, of_candidate in zip(candidates, served, strict=True):
+                rates[candidate].append(of_candidate)
+        divided = [_divide(concurrency, rates[candidate], steps) for candidate, concurrency in loads]
+        by_model = []
+        for index, (part, model) in enumerate(zip(_parts(self.problem), self.models, strict=True)):
+            own_loads = [
+                (_candidate_of(part, candidate, self.problem), max(1, round(requests[index])))
+                for (candidate, _), (_, requests) in zip(loads, divided, strict=True)
+            ]
+            results = model.simulate(own_loads, threads)
+            by_model.append(
+                [
+                    replace(result, throughput_infer_per_sec=shares[index] * rate)
+                    for result, (rate, _) in zip(results, divided, strict=True)
+                ]
+            )
         return [CombinedPerformance(results) for results in zip(*by_model, strict=True)]
 
     def measure(self, loads: Sequence[ConfigurationLoad]) -> list[Measurement]:
@@ -103,11 +143,8 @@ class ConcurrentServerModel:
 
 
 def applies(problem: Problem) -> bool:
-    """Return whether each model of ``problem`` is simulated.
-
-    In an open loop they are simulated as one: the requests in flight to each follow from its latency.
-    """
-    return problem.is_simulated and bool(problem.concurrent) and not problem.open_loop
+    """Return whether each model of ``problem`` is simulated."""
+    return problem.is_simulated and bool(problem.concurrent)
 
 
 def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> ConcurrentServerModel:
@@ -128,6 +165,27 @@ def sample_models(
         for one, arguments in zip(model.models, _arguments(points, problem), strict=True)
     ]
     return [replace(model, models=models) for models in zip(*samples, strict=True)]
+
+
+def _divide(requests: int, rates: Sequence[FloatArray], steps: Sequence[int]) -> tuple[float, FloatArray]:
+    """Return the rate at which ``requests`` are in flight to all models, and those to each [models].
+
+    ``rates`` [models][steps] are those that each model serves with ``steps`` requests in flight, over its share of
+    the load. All models serve the same one. The requests that the slowest model cannot serve wait in its queue.
+    """
+    rising = [np.flatnonzero(np.diff(np.maximum.accumulate(own), prepend=0.0) > 0) for own in rates]
+    ends = [own[up] for own, up in zip(rates, rising, strict=True)]
+    in_flight = [np.array(steps, np.float64)[up] for up in rising]
+    slowest = int(np.argmin([end[-1] for end in ends]))
+    possible = np.unique(np.concatenate([[0.0], *ends]).clip(max=ends[slowest][-1]))
+    needed = np.array(
+        [np.interp(possible, [0.0, *end], [0.0, *own]) for end, own in zip(ends, in_flight, strict=True)]
+    )
+    totals = needed.sum(axis=0)
+    rate = float(np.interp(requests, totals, possible))
+    divided = np.array([np.interp(rate, possible, own) for own in needed])
+    divided[slowest] += max(0.0, requests - totals[-1])
+    return rate, divided
 
 
 def _parts(problem: Problem) -> tuple[ConcurrentModel | None, ...]:
@@ -170,7 +228,7 @@ def _points_of(part: ConcurrentModel | None, points: Sequence[Point], problem: P
         measured = at_other_speed(measured, point.throughput_infer_per_sec / throughput)
         candidate, load = _candidate_of(part, point.candidate, problem), _load_of(part, point.load)
         own.append(replace(point, candidate=candidate, load=load, measurement=measured))
-    return own
+    return as_closed_loop(own, problem) if problem.open_loop else own
 
 
 def _problem_of(part: ConcurrentModel | None, problem: Problem) -> Problem:
@@ -189,5 +247,7 @@ def _problem_of(part: ConcurrentModel | None, problem: Problem) -> Problem:
         instance_count=choices(INSTANCE_COUNT, part.candidate.instance_count),
         request_batch_size=space.request_batch_size,
     )
-    most = _load_of(part, LoadPoint(1, problem.max_concurrency)).concurrency
-    return replace(problem, model=part.name, space=own, max_concurrency=most, queue=(), concurrent=())
+    most = LoadPoint(1, problem.max_concurrency)
+    if not problem.open_loop:
+        most = _load_of(part, most)
+    return replace(problem, model=part.name, space=own, max_concurrency=most.concurrency, queue=(), concurrent=())

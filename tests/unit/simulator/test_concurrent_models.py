@@ -8,18 +8,28 @@ import numpy as np
 import pytest
 
 from objectives import model_stats
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.problem import ConcurrentModel, Problem
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import LoadPoint, Point
+from optimizer.measure.combined_load import combine_models
 from optimizer.simulator.concurrent_models import ConcurrentServerModel, fit
-from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, simulated_measurement
 from optimizer.simulator.fitted_parameters import FittedOverheads
-from optimizer.simulator.performance_model import fit_simulator, model_type, sample_models
-from optimizer.simulator.predicted_metrics import ConfigurationLoad, log_measurements, log_predictions
-from tests.simulation import constant
+from optimizer.simulator.performance_model import fit_simulator, sample_models
+from optimizer.simulator.predicted_metrics import (
+    ConfigurationLoad,
+    as_closed_loop,
+    configuration_loads,
+    log_measurements,
+    log_predictions,
+)
+from optimizer.simulator.scenario import Scenario
+from optimizer.simulator.simulate import simulate_many, trace
+from tests.simulation import constant, poisson_load
 
 DELAY, COUNT, PREFERRED = (
     f"second/{name}" for name in ("max_queue_delay_microseconds", "instance_group_count", "preferred_batch_size")
@@ -150,6 +160,48 @@ def test_a_report_has_the_sum_and_the_values_of_each_model() -> None:
     assert by_model["second"].batch_stats
 
 
-def test_an_open_loop_is_simulated_as_one_server() -> None:
-    assert model_type(PROBLEM) is ConcurrentServerModel
-    assert model_type(replace(PROBLEM, open_loop=True)) is DynamicBatchingModel
+OPEN_LOOP = replace(PROBLEM, open_loop=True)
+
+
+def at_rate(tried: Candidate, request_rate: float) -> Point:
+    """Return the measurement of both models of SERVER in an open loop, as the requests in flight to both."""
+    own = []
+    for seed, (share, milliseconds, one) in enumerate(
+        (
+            (0.25, 8, replace(tried, fields=())),
+            (0.75, 16, Candidate(8, instance_count=int(dict(tried.fields)[COUNT]))),
+        )
+    ):
+        load = poisson_load(share * request_rate, round(4000 * share), seed)
+        scenario = Scenario(one, load, constant(milliseconds / 1e3), FittedOverheads(1e-3).to_overheads())
+        own.append(simulated_measurement(simulate_many([scenario])[0], trace(scenario), 1e-3))
+    by_model = model_stats.to_text(dict(zip(("first", "second"), own, strict=True)))
+    measured = replace(combine_models(own), by_model=by_model)
+    point = Point(0, tried, LoadPoint(1, request_rate=request_rate), measured)
+    return as_closed_loop([point], OPEN_LOOP)[0]
+
+
+def test_at_a_request_rate_each_model_gets_its_part_of_the_requests() -> None:
+    """The second model gets three of four requests, and one instance of it executes 62.5 a second."""
+    server = replace(SERVER, problem=OPEN_LOOP)
+    few, many = server.simulate([(candidate(False, 1, "off", 1), n) for n in (1, 64)])
+    assert few.throughput_infer_per_sec < many.throughput_infer_per_sec == pytest.approx(62.5 / 0.75, rel=0.05)
+    for result in (few, many):
+        first, second = (own.throughput_infer_per_sec for own in result.by_model)
+        assert second == pytest.approx(3 * first)
+    assert many.by_model[0].latency_s(P95) < 0.02, "it serves 21 of 125 requests a second"
+    assert many.latency_s(P95) > 0.9, "nearly all requests in flight wait for the second model"
+
+
+def test_an_untried_configuration_is_predicted_at_a_request_rate() -> None:
+    tried = [candidate(False, 1, "off", 1), candidate(True, 2, "off", 2)]
+    points = [at_rate(one, rate) for one in tried for rate in (30, 60)]
+    untried = [at_rate(candidate(False, 1, "off", 2), rate) for rate in (60, 120)]
+    truth, errors = log_measurements(untried, [P95]), dict[str, FloatArray]()
+    for problem in (OPEN_LOOP, replace(OPEN_LOOP, concurrent=())):
+        model = fit_simulator(points, problem, P95)
+        predicted = log_predictions(model.simulate(configuration_loads(untried)), [P95])
+        errors[model.name] = np.abs(np.expm1(predicted - truth)).mean(axis=0)
+    of_each, of_one = errors.values()
+    assert (of_each < of_one).all()
+    assert of_each[0] < 0.15
