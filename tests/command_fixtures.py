@@ -65,8 +65,10 @@ class Ended:
 
     @property
     def errors(self) -> list[str]:
-        """Return the lines of standard error that are errors; the others are progress."""
-        return [line for line in self.stderr_lines if line.startswith("tune: ")]
+        """Return the lines of standard error that are errors; the others are progress and notes."""
+        return [
+            line for line in self.stderr_lines if line.startswith("tune: ") and not line.startswith("tune: note: ")
+        ]
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,7 @@ def main(argv: list[str]) -> int:
     if any(run.concurrent_models for run in runs):
         print_message("note: the rates are those of all models together, as in the run (--concurrent-models)")
     if note := arguments.question.traffic.note:
-        print_message(note)
+        print_message(f"note: {note}")
     with busy("simulating replicas"):
         capacity = _plan(arguments.question, runs)
     hardware = {fleet.configuration.hardware for fleet in capacity.answers}

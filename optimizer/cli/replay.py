@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
     recordings = read_recordings(named_file("table", arguments.table, "a CSV file such as the trials.csv of a run"))
     if len(recordings) > 1:
         several = f"measured on {len(recordings)} devices or servers, which are searched separately"
-        print_message(f"{one_line(arguments.table)}: {several}")
+        print_message(f"note: {one_line(arguments.table)}: {several}")
     comparisons: dict[str, MethodComparison] = {}
     for recording in recordings:
         comparison = _compare_methods(recording, bounds_ms, methods, seeds, max_trials, arguments.warm_start)
@@ -138,7 +138,7 @@ def _compare_methods(
         return None
     transferred, notes = load_for_recording(warm_start, problem)
     for note in filter(None, (*map(str, notes), describe_unstable_rows(recording, problem))):
-        print_message(note)
+        print_message(f"note: {note}")
     with Console(stderr=True).status("") as status:
         return compare(
             recording,

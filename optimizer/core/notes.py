@@ -130,7 +130,7 @@ class SettingsUnread(Note):
     def __str__(self) -> str:
         return (
             f"the recommended configuration has {', '.join(self.settings)}: Triton's own onnxruntime backend does "
-            "not read that, so its performance differs"
+            "not read that, so its performance differs (--target local, docker or remote measures it)"
         )
 
 
@@ -325,7 +325,8 @@ class ClocksLowered(Note):
 
     def __str__(self) -> str:
         reasons = ", ".join(self.reasons)
-        return f"the GPU lowered its clocks in {self.lowered} of {self.measured} measurements: {reasons}"
+        share = f"{self.lowered} of {self.measured} measurements"
+        return f"the GPU lowered its clocks, and so its throughput, in {share}: {reasons}"
 
 
 class OtherRun(Note):
@@ -442,7 +443,7 @@ class CombinationsLeftOut(Note):
 
     def __str__(self) -> str:
         left_out = f"left out {_count(self.combinations, 'combination')} that would repeat others"
-        return f"{left_out}: no effect of {', '.join(self.unused)}"
+        return f"{left_out}, because these have no effect: {', '.join(self.unused)}"
 
 
 # -- the search -------------------------------------------------------------------------------------------------
@@ -585,7 +586,7 @@ class ConfirmationComplete(Note):
     """No further server can change a verdict of the confirmation."""
 
     def __str__(self) -> str:
-        return "the tests on fresh servers are complete"
+        return "the tests on fresh servers are complete: more servers cannot change the verdict"
 
 
 MIN_NOTED_SECONDS = 2.0  # no fresh server can be measured in a shorter rest of the time
@@ -658,7 +659,7 @@ class ConfirmationIncomplete(Note):
     crashes: int
 
     def __str__(self) -> str:
-        return f"the confirmation is incomplete: it lost its worker {self.crashes} times"
+        return f"the confirmation lost its worker {self.crashes} times; `tune verify RUN` continues it"
 
 
 # -- groups of notes ----------------------------------------------------------------------------------------------

@@ -65,7 +65,9 @@ class HttpClient:
             if not client.is_server_live(self._headers):
                 client.get_server_metadata(self._headers)  # raises the reason, unless only health checks are denied
                 raise CallError(
-                    self._connection, "denied", "the server denies health checks; is that API restricted?"
+                    self._connection,
+                    "denied",
+                    "the server denies health checks; give the key of that API with --header",
                 )
 
     def identity(self, timeout_seconds: float = CALL_SECONDS) -> tuple[str, str]:

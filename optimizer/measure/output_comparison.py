@@ -330,8 +330,8 @@ class ReferenceOutputs:
                 expected, actual = self.outputs[number], read_outputs(response)
             except ValueError as error:
                 raise DeploymentError(
-                    f"an output does not match its own shape ({one_line(str(error), 100)}); for a Python model: does "
-                    "the server have another numpy than its Python backend expects?"
+                    f"an output does not match its own shape ({one_line(str(error), 100)}); a Python model may have "
+                    "another numpy than the server's Python backend needs (see docs/targets.md)"
                 ) from error
             difference = find_difference(expected, actual, tolerance, self.magnitudes)
             if difference is not None:

@@ -52,7 +52,7 @@ def input_tensors(
         if tensor is None:
             raise BadInputError(f"shape {one_line(text, 60)}: the model's inputs are {', '.join(tensors)}")
         if shape.fixed is None or not compatible(shape.fixed, tensor.dims):
-            raise BadInputError(f"shape {one_line(text, 60)}: the model's is {list(tensor.dims)}")
+            raise BadInputError(f"shape {one_line(text, 60)}: does not fit the model's dims {list(tensor.dims)}")
         tensors[tensor.name] = replace(tensor, dims=shape.fixed)
     return tuple(tensors.values())
 

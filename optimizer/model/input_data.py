@@ -165,7 +165,7 @@ def from_bytes(dtype: np.dtype[Any], raw: bytes) -> Array:
     try:
         return np.asarray(deserialize_bytes_tensor(raw), dtype=object)
     except struct.error:
-        raise ValueError("strings need their length as four bytes before each") from None
+        raise ValueError("each string needs its length before it, as four little-endian bytes") from None
 
 
 def from_values(values: Sequence[Any], tensor: InputTensor) -> Array:
@@ -191,7 +191,7 @@ def from_values(values: Sequence[Any], tensor: InputTensor) -> Array:
         infinite: list[int] = np.flatnonzero(np.isinf(array)).tolist() if dtype.kind == "f" else []
         overflown = [values[place] for place in infinite if abs(values[place]) != math.inf]
     except OverflowError:  # an integer with hundreds of digits
-        raise ValueError(f"a value is too large for {tensor.datatype}") from None
+        raise ValueError(f"a value has too many digits for {tensor.datatype}; write a smaller one") from None
     if overflown:
         raise ValueError(f"{_show(overflown[0])} is too large for {tensor.datatype}")
     return array

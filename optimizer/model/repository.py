@@ -91,7 +91,7 @@ def read_repository_model(
     except ValueError as error:
         raise BadInputError(f"model name: {error}") from None
     if not is_folder(repository):
-        raise BadInputError(f"{show_path(repository)}: no such model repository")
+        raise BadInputError(f"{show_path(repository)}: no such folder; give the one that contains the models")
     folder = repository / name
     if not is_folder(folder):
         if _is_model(repository):
@@ -475,7 +475,10 @@ def _gather(
     It is a step of the last model in ``path``, unless ``flag`` is the option that names it.
     """
     if name in path or len(path) > MAX_ENSEMBLE_DEPTH:
-        raise BadInputError(f"{one_line(path[0])}: its ensembles call one another ({' > '.join((*path, name))})")
+        steps = " > ".join((*path, name))
+        raise BadInputError(
+            f"{one_line(path[0])}: its ensembles call one another ({steps}); remove one of these steps"
+        )
     if name in parts:
         return
     try:

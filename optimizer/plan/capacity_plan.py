@@ -384,8 +384,8 @@ def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]
     simulated = [run for run in runs if run.has_simulated_replica]
     if simulated:
         raise BadInputError(
-            f"{simulated[0].folder.path}: is no run of {MEASURED_KIND}, but another run is, and the two kinds are "
-            "planned differently; plan them with two commands"
+            f"{simulated[0].folder.path}: is no run of {MEASURED_KIND}, as another one is; plan the two with "
+            "separate commands, because only one of them is simulated"
         )
     _check_needs_no_simulator(question, runs)
     configurations = [alternatives[0] for alternatives in choose_configurations(runs, question.sla)]

@@ -90,7 +90,7 @@ def _not_found(name: str, out: str, flag: str, record: str, *, or_batch: bool = 
     if or_batch:
         names, listed = f"a model, {LATEST} or <suite>/<batch>", "runs and batches"
     return BadInputError(
-        f"{flag} {quote(name)}: no {record} there{also}, and {results} has no {noun} of such a model; "
+        f"{flag} {quote(name)}: no {record} there{also}, and {results} has no {noun} of a model with that name; "
         f"give a {noun}'s folder, {names} (`{shown}` lists {listed})"
     )
 
@@ -365,7 +365,7 @@ def _check_is_run(named: str, path: Path, out: str) -> None:
         _, fault = _read_record(path)
         is_listed = path.resolve().parent.parent == (Path(out) / BATCHES).resolve()
         if not is_listed and (fault or STAMP.fullmatch(path.name) is None):
-            raise BadInputError(f"{named}: may be no batch, so remove it with rm{fault and f'; {fault}'}")
+            raise BadInputError(f"{named}: not recognized as a batch: remove it with rm{fault and f'; {fault}'}")
         return
     if batches := _recorded_inside(str(path), BATCH_FILE):
         raise BadInputError(f"{named}: holds batches; give the folder of each, such as {show_path(batches[0])}")
@@ -377,7 +377,7 @@ def _check_is_run(named: str, path: Path, out: str) -> None:
         raise BadInputError(f"{named}: no {RUN_FILE} there; give the folder of a run (`{shown}` lists runs)")
     _, fault = _read_record(path)
     if fault and not is_in_out and STAMP.fullmatch(path.name) is None:
-        raise BadInputError(f"{named}: may be no run, so remove it with rm; {fault}")
+        raise BadInputError(f"{named}: not recognized as a run: remove it with rm; {fault}")
 
 
 def _kind(path: Path) -> Literal["run", "sweep", "batch"]:

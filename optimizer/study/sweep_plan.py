@@ -184,7 +184,8 @@ def configurations(
     ):
         preferred = resolve_preferred_sizes(policy, size) if delay is not None else ()
         if preferred is None:
-            raise BadInputError(f"--preferred-batch-size {policy} is not an integer for max_batch_size {size}")
+            problem = f"is not an integer for max_batch_size {size}; leave one of the two out"
+            raise BadInputError(f"--preferred-batch-size {policy} {problem}")
         if not choices.preferred_batch_size:  # the model's own may be too large for this max_batch_size
             preferred = tuple(batch for batch in preferred if batch <= size)
         fields = dict(configured.fields) | dict(zip(choices.fields, values, strict=True))

@@ -282,7 +282,7 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     if task.sequence_length is not None and max(sizes) > 1:
         raise BadInputError(
             f"--request-batch-size {max(sizes)}: {task.source.name} is stateful, and Triton takes one sample in a "
-            "request"
+            "request; leave it out"
         )
     if request.request_batch_size and trace_sizes(options) is not None:
         raise sizes_given_twice(request.request_batch_size[0], options)

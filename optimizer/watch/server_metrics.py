@@ -269,7 +269,8 @@ def _fetch_text(url: str) -> str:
         return fetch_metrics_page(url)
     except HTTPError as error:
         if error.code >= MIN_SERVER_ERROR:
-            raise EnvironmentFault(f"--url {url}: the server answers with HTTP status {error.code}") from None
+            advice = "check the server and the proxies in front of it"
+            raise EnvironmentFault(f"--url {url}: HTTP status {error.code}; {advice}") from None
         raise BadInputError(
             f"--url {url}: HTTP status {error.code}, so this is no page of metrics; give that of Triton, "
             "http://HOST:8002/metrics by default"

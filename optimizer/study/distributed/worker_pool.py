@@ -290,7 +290,7 @@ class WorkerPool:
 
     def _check_not_hopeless(self) -> None:
         if self._is_hopeless:
-            raise EnvironmentFault(f"--cluster: no node can be used: {self._last_reason}")
+            raise EnvironmentFault(f"--cluster: no node can be used: {self._last_reason}; see `ray status`")
 
     def _start_workers(self) -> None:
         """Start workers where nodes have room for more, at most every READ_NODES_SECONDS."""

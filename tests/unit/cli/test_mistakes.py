@@ -185,8 +185,9 @@ def test_a_folder_without_a_run_is_reported_with_the_command_that_lists_runs(
     assert report.main(["empty"]) == 2
     assert capsys.readouterr() == (
         "",
-        "tune: run empty: no run.json there nor in results/empty, and results has no run of such a model; give a "
-        "run's folder, a model, latest or <suite>/<batch> (`tune runs` lists runs and batches)\n",
+        "tune: run empty: no run.json there nor in results/empty, and results has no run of a model with that name; "
+        "give a run's folder, a model, latest or <suite>/<batch> (`tune runs` lists runs and batches)
+",
     )
     assert report.main(["results/empty"]) == 2
     assert "run results/empty: no run.json there, and results has no run" in capsys.readouterr().err

@@ -184,7 +184,7 @@ def test_replay_searches_each_fingerprint_separately(
 ) -> None:
     ended = called_tune("replay", "--search", "random", "--json", table_of_two_machines)
     assert ended.stderr_lines == [
-        f"tune: {table_of_two_machines}: measured on 2 devices or servers, which are searched separately"
+        f"tune: note: {table_of_two_machines}: measured on 2 devices or servers, which are searched separately"
     ]
     documents = json.loads(ended.stdout)
     lines = {name: document["random"]["best_in_table"]["line"] for name, document in documents.items()}

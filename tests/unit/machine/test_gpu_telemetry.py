@@ -241,7 +241,10 @@ def test_a_value_of_triton_from_before_the_load_does_not_count() -> None:
 def test_a_note_counts_the_measurements_with_lowered_clocks() -> None:
     assert throttle_note(["", ""]) is None
     note = throttle_note(["", "temperature", "power limit, temperature", ""])
-    assert str(note) == "the GPU lowered its clocks in 2 of 4 measurements: power limit, temperature"
+    assert (
+        str(note)
+        == "the GPU lowered its clocks, and so its throughput, in 2 of 4 measurements: power limit, temperature"
+    )
 
 
 @pytest.mark.parametrize(

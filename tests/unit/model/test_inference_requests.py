@@ -129,8 +129,8 @@ def test_a_model_without_batches_has_no_batch_dimension(generated: Callable[...,
     ("shapes", "more", "message"),
     [
         ((), {}, "the model's shape is [-1, 3]"),
-        (("x:4",), {}, "the model's is [-1, 3]"),
-        (("x:4,4",), {}, "the model's is [-1, 3]"),
+        (("x:4",), {}, "does not fit the model's dims [-1, 3]"),
+        (("x:4,4",), {}, "does not fit the model's dims [-1, 3]"),
         (("y:4,3",), {}, "the model's inputs are x"),
         (("x",), {}, "write NAME:SIZES"),
         (("x:-1,3",), {}, "write sizes such as"),
@@ -234,7 +234,7 @@ def test_an_input_that_all_entries_lack_is_left_to_the_server(tmp_path: Path) ->
         ({"data": [{"x": {"content": [1, 2], "shape": [True]}}]}, "does not fit the model's [2]"),
         ({"data": [{"x": {"content": [1, 2], "shape": "2"}}]}, "does not fit the model's [2]"),
         ({"data": [{"s": [1]}]}, "strings are needed"),
-        ({"data": [{"s": {"b64": "/////w=="}}]}, "input s: strings need their length"),
+        ({"data": [{"s": {"b64": "/////w=="}}]}, "input s: each string needs its length before it"),
     ],
 )
 def test_bad_data_is_one_line(tmp_path: Path, document: object, message: str) -> None:

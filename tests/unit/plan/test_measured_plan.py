@@ -369,7 +369,7 @@ def test_runs_that_no_plan_can_use_are_refused_in_one_line(streaming: Path, tmp_
         ([damaged], "problem.tokens"),
         (
             [streaming, simulated],
-            f"is no run of {MEASURED_KIND}, but another run is",
+            f"is no run of {MEASURED_KIND}, as another one is",
         ),
         ([streaming, copy_run(streaming, "same")], "have the same hardware"),
         ([streaming, copy_run(streaming, "other", problem={"model": "gpt"})], "of different models"),

@@ -611,7 +611,7 @@ def test_unstable_rows_that_meet_the_bound_are_reported(tables: Sandbox, called_
     table.unlink()
     assert ended.code == 0
     assert ended.stderr.startswith(
-        "tune: unstable.csv: 4 of 5 rows that meet p95 <= 20 ms are not stable, and only the"
+        "tune: note: unstable.csv: 4 of 5 rows that meet p95 <= 20 ms are not stable, and only the"
     )
     assert refused.code == 1
     assert "unstable.csv: no stable row meets p95 <= 20 ms; the closest: " in refused.stderr

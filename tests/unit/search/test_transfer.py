@@ -493,7 +493,7 @@ def test_the_command_shows_the_search_with_and_without_the_warm_start(sandbox: S
         (sandbox.working_folder / name).write_bytes((DATA / "known.csv").read_bytes())
     arguments = ("replay", "--sla-p95", "20ms", "--search", "tpe", "--max-trials", "5", "here.csv")
     ended = called_tune(*arguments, "--json", "--warm-start", "there.csv")
-    assert (ended.code, ended.stderr_lines) == (0, ["tune: warm start: 14 configurations of there.csv"])
+    assert (ended.code, ended.stderr_lines) == (0, ["tune: note: warm start: 14 configurations of there.csv"])
     document = json.loads(ended.stdout)
     assert set(document) == {"tpe", "tpe warm"}
     assert document["tpe warm"]["regret"] == 0

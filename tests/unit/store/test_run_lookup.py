@@ -415,15 +415,15 @@ def test_what_is_not_certainly_one_run_is_not_deleted(here: Path) -> None:
         "results": "holds runs; give the folder of each",
         "nightly": "holds batches; give the folder of each, such as results/batches/nightly/20261122-091502",
         "results/batches": "holds batches; give the folder of each",
-        "ci/release": "may be no batch, so remove it with rm",
-        "ci/20261101-010000": "may be no batch, so remove it with rm; ci/20261101-010000/batch.json: not the",
+        "ci/release": "not recognized as a batch: remove it with rm",
+        "ci/20261101-010000": "not recognized as a batch: remove it with rm; ci/20261101-010000/batch.json: not the",
         "mixed/run": "holds runs; give the folder of each",
         "results/dlrm/20261121-072139/best": "no run.json there",
         "results/dlrm/20261121-072139/run.json": "no run.json there",
         str(verified): "no run.json there",
         "/nowhere": "/nowhere: no run.json there, and results",
         "dlrm/link": "is a link; give the folder that it leads to",
-        "other": "may be no run, so remove it with rm; other/run.json: not the record of a run",
+        "other": "not recognized as a run: remove it with rm; other/run.json: not the record of a run",
         "x" * 5000: "no run.json there nor in",
     }
     before = sorted(here.rglob("*"))

@@ -157,7 +157,7 @@ def test_combinations_without_effect_are_measured_once() -> None:
         ("9000", "DELAY", "false"),
     ]
     assert str(left_out) == (
-        "left out 4 combinations that would repeat others: no effect of "
+        "left out 4 combinations that would repeat others, because these have no effect: "
         "allow_timeout_override with default_timeout_microseconds, as no request has a timeout, "
         "timeout_action with default_timeout_microseconds 0"
     )
