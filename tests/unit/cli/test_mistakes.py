@@ -186,8 +186,7 @@ def test_a_folder_without_a_run_is_reported_with_the_command_that_lists_runs(
     assert capsys.readouterr() == (
         "",
         "tune: run empty: no run.json there nor in results/empty, and results has no run of a model with that name; "
-        "give a run's folder, a model, latest or <suite>/<batch> (`tune runs` lists runs and batches)
-",
+        "give a run's folder, a model, latest or <suite>/<batch> (`tune runs` lists runs and batches)\n",
     )
     assert report.main(["results/empty"]) == 2
     assert "run results/empty: no run.json there, and results has no run" in capsys.readouterr().err
