@@ -22,6 +22,7 @@ from optimizer.confirmation.candidate_tests import (
     error_shares,
     next_test,
 )
+from optimizer.confirmation.choice import best_so_far
 from optimizer.confirmation.disturbances import DisturbanceCorrection
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.machine_states import LATENCY_SLOPE, disturbance_limit, was_search_disturbed
@@ -40,12 +41,11 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
 from optimizer.core.interfaces import Target
-from optimizer.core.trial import FreshServer, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import FreshServer, LoadPoint, Point, Trial
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.performance_model import ModelFitter, PerformanceModel, fit_model
 from optimizer.simulator.predicted_metrics import is_complete, predicted_latencies
-from optimizer.simulator.speed_correction import fit_speed_correction
 
 OVERLOAD_FACTOR = 1.5  # rate that shows the capacity of a machine, over that of the machine of the search
 MAX_ATTEMPTS = 2  # attempts to measure on one server if the load generator fails
@@ -157,6 +157,7 @@ class Confirmer:
     _latency_slope: float | None = field(default=None, init=False)  # see FreshServer
     # number of the first lost server of each trial whose measurement is still to be repeated
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
+    _baseline: Candidate | None = field(default=None, init=False)
     _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
     _start_seconds: list[float] = field(default_factory=list, init=False)  # start times of the fresh servers so far
     _points: Sequence[Point] = field(default=(), init=False)  # points of the search, corrected
@@ -166,18 +167,19 @@ class Confirmer:
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
         """Return the trials with their confirmations.
 
-        The best candidate is tested until its highest load is found that passes. ``comparisons`` and the runner-up
-        are measured for comparison, in turn with the first servers of the best. If no load of the best candidate
-        passes, or another one is expected to serve clearly more, that one is tested. Tests of an earlier session
-        continue where they ended. If the time is too short for a verdict, it is used for the first servers of the
-        test, which a later session continues. Otherwise the time that is left is used for comparisons that were left
-        out, or whose load was too low or too high.
+        The best candidate is tested until its highest load is found that passes. ``comparisons``, of which the first
+        one is the baseline, and the runner-up are measured for comparison, in turn with the first servers of the
+        best. If no load of the best candidate passes, or another one is expected to be clearly better, that one is
+        tested. Tests of an earlier session continue where they ended. If the time is too short for a verdict, it is
+        used for the first servers of the test, which a later session continues. Otherwise the time that is left is
+        used for comparisons that were left out, or whose load was too low or too high.
 
         After a disturbed search, servers differ so much that the verdict needs more of them. So comparisons wait
         until a load has passed.
 
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
+        self._baseline = next(iter(comparisons), None)
         self._last_server = last_server(self.trials)
         self._lost_servers = {
             trial.number: lost[0].server for trial in self.trials if (lost := last_lost_windows(trial))
@@ -265,9 +267,7 @@ class Confirmer:
         if error is None and measurement.attempts == 1:
             taken_seconds = seconds_left - self.budget.seconds_left()
             self._start_seconds.append(server_plan.start_seconds + taken_seconds - server_plan.server_seconds)
-        speed = fit_speed_correction(self.trials, self.problem)
-        best = speed.best_that_met(latest_points(self.trials), self.problem)
-        self.measurer.observer.trial_finished(trial, best)
+        self.measurer.observer.trial_finished(trial, best_so_far(self.trials, self.problem, self._baseline))
         return trial.status == "ok"
 
     def trial(self, number: int) -> Trial:

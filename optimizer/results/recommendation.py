@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from objectives import pareto
-from objectives.intervals import ConfidenceInterval, GainRatio, ObjectiveGain
+from objectives.intervals import ObjectiveGain
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Sla, Verdict
-from objectives.verdict import is_disturbed
 from optimizer.config.problem import Problem
-from optimizer.confirmation.verdicts import ConfirmedLoad, compare_metric, judge_confirmations
+from optimizer.confirmation.choice import Choice, confirmation_of, met_as_measured
+from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.candidate import Candidate
-from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.results.formatting import ComparedSide
 from optimizer.results.no_recommendation import InconclusiveResult, inconclusive_result, no_recommendation_reason
-from optimizer.simulator.speed_correction import NO_CORRECTION, fit_speed_correction
-
-RATIO_TO_ITSELF = GainRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
+from optimizer.simulator.speed_correction import NO_CORRECTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Outcome:
     """The recommendation of a run, and the configurations that it is compared with.
 
     Attributes:
-        recommended: The recommendation, see ``_Choice.recommended``; None if no stable point meets the constraints.
+        recommended: The recommendation, see ``Choice.recommended``; None if no stable point meets the constraints.
         closest: Without a recommendation, an unstable point that meets the constraints, otherwise the one that misses
             them by least; None if nothing was measured.
         no_recommendation_reason: Without a recommendation, the reason for people, without a full stop.
@@ -114,6 +112,11 @@ class Outcome:
         return self.recommended or self.closest
 
     @property
+    def best_so_far(self) -> Point | None:
+        """Return the same as ``choice.best_so_far``."""
+        return met_as_measured(self.recommended, self.sla)
+
+    @property
     def is_streamed(self) -> bool:
         """Return whether the model streams its responses."""
         return any(point.measurement.is_streamed for point in self.points)
@@ -146,7 +149,7 @@ class Outcome:
 
     def confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
         """Return the confirmation of ``point``; None if only the search measured it."""
-        return _confirmation_of(point, self.confirmed_loads)
+        return confirmation_of(point, self.confirmed_loads)
 
     def misses_in_usual_states(self, point: Point | None) -> bool:
         """Return whether ``point`` meets the SLA as fresh servers measured it, but not in the run's usual states."""
@@ -189,12 +192,10 @@ class Outcome:
 
 def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate) -> Outcome:
     """Return the outcome of ``trials``, of a finished run or so far."""
-    choice = _Choice(trials, problem)
+    choice = Choice(trials, problem)
     points, confirmed = choice.points, choice.confirmed
-    measured = choice.without_selection()
-    unconfirmed = measured + choice.below_failed_loads()
-    recommended = choice.recommended(unconfirmed, baseline)
-    closest = None if recommended else choice.closest(measured, unconfirmed)
+    recommended = choice.recommended(baseline)
+    closest = None if recommended else choice.closest()
     reason = "" if recommended else no_recommendation_reason(trials, confirmed, closest, problem).rstrip(".")
 
     def result_of(candidate: Candidate) -> BaselineResult:
@@ -262,127 +263,6 @@ def front_metrics(problem: Problem) -> FrontMetrics:
         next((metric for metric in problem.objectives if metric in throughputs), FRONT_METRICS.throughput),
         judged if is_streamed else FRONT_METRICS.latency,
     )
-
-
-def _confirmation_of(point: Point | None, confirmed: Sequence[ConfirmedLoad]) -> ConfirmedLoad | None:
-    """Return the confirmation whose point is the object ``point``; None if only the search measured it."""
-    return next((entry for entry in confirmed if entry.point is point), None)
-
-
-class _Choice:
-    """The choice of the recommendation, and of the points that it is compared with.
-
-    Attributes:
-        confirmed: The confirmations.
-        points: Each configuration at each load: confirmed if it is, otherwise as the search measured it.
-    """
-
-    def __init__(self, trials: Sequence[Trial], problem: Problem) -> None:
-        self._trials, self._problem = trials, problem
-        self.confirmed = judge_confirmations(trials, problem)
-        confirmed_loads = {(entry.point.candidate, entry.point.load) for entry in self.confirmed}
-        searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in confirmed_loads]
-        self.points = searched + [entry.point for entry in self.confirmed]
-        self._speed = fit_speed_correction(trials, problem)
-
-    def without_selection(self) -> list[Point]:
-        """Return the confirmed points, and the search's points of the candidates that were not confirmed.
-
-        The search's points of a confirmed candidate are too good on average: it was chosen because of them.
-        """
-        candidates = {entry.point.candidate for entry in self.confirmed}
-        return [point for point in self.points if point.candidate not in candidates or self._confirmation_of(point)]
-
-    def below_failed_loads(self) -> list[Point]:
-        """Return the search's points of candidates that failed their confirmation, at loads below the failed one."""
-        met, lowest = set[Candidate](), dict[Candidate, LoadPoint]()
-        for entry in self.confirmed:
-            candidate, load = entry.point.candidate, entry.point.load
-            lowest[candidate] = min(load, lowest.get(candidate, load))
-            if entry.judged.verdict is not Verdict.FAIL and self._problem.best_point([entry.point], unstable=True):
-                met.add(candidate)
-        missed = lowest.keys() - met
-        return [point for point in self.points if point.candidate in missed and point.load < lowest[point.candidate]]
-
-    def recommended(self, measured: Sequence[Point], baseline: Candidate) -> Point | None:
-        """Return the recommendation; None if no stable point meets the constraints.
-
-        In this order of preference, it is the best point whose confirmation passes; the best point except the
-        baseline whose confirmation is undecided; the best of ``measured`` that was not confirmed, which may have a
-        lower load than one that failed. If none of these meets the constraints as measured, one that was measured
-        while the machine was slow may meet them at its usual speed.
-        """
-        best_point = self._problem.best_point
-        passed, failed, undecided = (
-            [entry.point for entry in self.confirmed if entry.judged.verdict is verdict]
-            for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.UNDECIDED)
-        )
-        # an undecided point counts even if it is unstable: maybe only the machine was disturbed
-        undecided_tests = [
-            entry.point for entry in self.confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED
-        ]
-        return (
-            best_point(passed)
-            or best_point(undecided_tests, unstable=True)
-            or best_point([point for point in undecided if point.candidate != baseline], unstable=True)
-            or self._best_at_usual_speed([point for point in measured if point not in failed])
-            or best_point(undecided, unstable=True)
-        )
-
-    def closest(self, measured: Sequence[Point], unconfirmed: Sequence[Point]) -> Point | None:
-        """Return the best unstable point that meets the SLA and has not failed its test, or else the closest one.
-
-        ``measured`` are the points without those that the choice for a test favors, ``unconfirmed`` the same with the
-        search's points at loads below a failed one.
-        """
-        failed = [entry.point for entry in self.confirmed if entry.judged.verdict is Verdict.FAIL]
-        unstable = [point for point in unconfirmed if is_disturbed(point.measurement) and point not in failed]
-        return self._problem.best_point(unstable, unstable=True) or self._problem.sla.closest_point(measured)
-
-    def compared_point(self, candidate: Candidate) -> Point | None:
-        """Return ``candidate`` at the load at which the recommendation is compared with it, see ``BaselineResult``.
-
-        Of a candidate that only the search measured, a disturbed point counts as in the choice of the recommendation.
-        """
-        entries = [entry for entry in self.confirmed if entry.point.candidate == candidate]
-        met = [entry.point for entry in entries if entry.meets_sla]
-        searched = [point for point in self.points if point.candidate == candidate]
-        return (
-            max(met, key=lambda point: point.load, default=None)
-            or self._problem.sla.closest_point([entry.point for entry in entries])
-            or self._best_at_usual_speed(searched)
-            or self._problem.best_point(searched, unstable=True)
-        )
-
-    def gain(self, recommended: Point | None, compared: Point | None) -> ObjectiveGain | None:
-        """Return by how much the recommendation is better than ``compared``, see ``BaselineResult.gain``."""
-        if recommended is None or compared is None:
-            return None
-        metric = self._problem.objectives[0]
-        value, compared_value = metric.value(recommended.measurement), metric.value(compared.measurement)
-        if value is None or compared_value is None:
-            return None
-        if compared is recommended:
-            return ObjectiveGain(metric.name, value, value, RATIO_TO_ITSELF)
-        ours, theirs = self._confirmation_of(recommended), self._confirmation_of(compared)
-        if ours is None or theirs is None or not (ours.meets_sla and theirs.meets_sla):
-            return None
-        ratio = compare_metric(ours, theirs, self._trials, self._problem, metric.name)
-        if ratio is None and metric.has_ratio:
-            return None
-        return ObjectiveGain(metric.name, value, compared_value, ratio)
-
-    def _confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
-        return _confirmation_of(point, self.confirmed)
-
-    def _best_at_usual_speed(self, points: Sequence[Point]) -> Point | None:
-        """Return the best of ``points`` that meets the constraints as measured and at the machine's usual speed.
-
-        If there is none, it is the best that meets them as measured, or else at the usual speed. What fresh servers
-        measured is not corrected: the verdict is about the states that the machine had.
-        """
-        searched = [point for point in points if self._confirmation_of(point) is None]
-        return self._speed.best_that_met(points, self._problem) or self._speed.best_point(searched, self._problem)
 
 
 def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:

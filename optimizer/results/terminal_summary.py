@@ -118,7 +118,7 @@ def print_best_so_far(
     print_line(
         console, f"Interrupted after {measured} of {formatting.count(outcome.trials, 'configuration')}.", "bold"
     )
-    best = outcome.recommended
+    best = outcome.best_so_far
     goal = formatting.bounds(problem.sla)
     if best is not None:
         performance = formatting.performance(best, *problem.sla.bounded_latencies)

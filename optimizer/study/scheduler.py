@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.problem import Problem
+from optimizer.confirmation.choice import best_so_far
 from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import ServerFault
@@ -135,13 +136,9 @@ class Scheduler:
         speed = fit_speed_correction(trials, self.problem)
         return speed.best_point(latest_points(trials), self.problem)
 
-    def best_that_met(self) -> Point | None:
-        """Return the best point among all workers' trials that met the SLA as measured; None if none did.
-
-        ``best`` may have missed a bound while the machine was slow, so it is not shown as the best so far.
-        """
-        trials = self._all_trials()
-        return fit_speed_correction(trials, self.problem).best_that_met(latest_points(trials), self.problem)
+    def best_so_far(self) -> Point | None:
+        """Return ``choice.best_so_far`` of all workers' trials."""
+        return best_so_far(self._all_trials(), self.problem, self.baseline)
 
     def _all_trials(self) -> list[Trial]:
         """Return the own trials and, with new numbers, those of the other workers with other candidates."""

@@ -143,7 +143,7 @@ def run_trials(scheduler: Scheduler, target: Target, measurer: Measurer) -> list
         ended = runner.run(trial, role, scheduler.rules(trial.candidate))
         scheduler.record_finished(ended.trial, ended.log)
         if ended.was_deployed:  # an earlier session has shown a trial that needs nothing more
-            measurer.observer.trial_finished(ended.trial, scheduler.best_that_met())
+            measurer.observer.trial_finished(ended.trial, scheduler.best_so_far())
         scheduled = scheduler.next_or_wait()
     return scheduler.trials
 

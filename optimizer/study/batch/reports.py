@@ -13,11 +13,11 @@ from rich.text import Text
 
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
+from optimizer.confirmation.choice import RATIO_TO_ITSELF
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, is_folder, one_line, show_path
 from optimizer.core.trial import LoadPoint
 from optimizer.results import formatting, summary
-from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.results.report.writer import markdown_text, template_environment
 from optimizer.results.terminal_output import plain_table, print_table, print_unbroken, wrap
 from optimizer.store.run_folder import BATCH_FILE, RunFolder

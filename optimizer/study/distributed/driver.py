@@ -299,7 +299,7 @@ class Driver:
     def _finish(self, trial: Trial, log: Path | None = None) -> None:
         self.scheduler.record_finished(trial, log)
         self._write_unfinished()
-        self.recorder.observer.trial_finished(trial, self.scheduler.best_that_met())
+        self.recorder.observer.trial_finished(trial, self.scheduler.best_so_far())
 
     def _write_unfinished(self) -> None:
         unfinished = (*self._running.values(), *self._waiting)

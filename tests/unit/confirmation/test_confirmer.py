@@ -205,8 +205,12 @@ def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path
 
     server, observer = RandomServer(), BestPointObserver()
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
-    Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
+    trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
     assert {point.candidate if point else None for point in observer.best_points} == {FASTER}
+    best = assess(trials, problem, BASELINE, FAST).best_so_far
+    assert best is not None
+    assert observer.best_points[-1] == best, "an interrupted run shows the same, not what the search measured"
+    assert best.measurement not in [measured for _, measured in trials[best.trial].measurements]
 
 
 def test_the_runner_up_is_tested_if_no_load_of_the_best_candidate_passes(problem: Problem, tmp_path: Path) -> None:

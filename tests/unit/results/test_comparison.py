@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from optimizer.cli.compare import main
+from optimizer.confirmation.choice import RATIO_TO_ITSELF
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import FreshServer, Trial
 from optimizer.options.run_options import RunOptions
@@ -30,7 +31,6 @@ from optimizer.results.comparison import (
     regression_sentence,
 )
 from optimizer.results.finished_run import read_run
-from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.results.terminal_comparison import print_comparison
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable

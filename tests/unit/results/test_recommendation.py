@@ -12,12 +12,13 @@ from objectives.pareto import dominates
 from objectives.sla import Sla, Verdict
 from optimizer.config.problem import Problem
 from optimizer.config.search_space import SearchSpace
+from optimizer.confirmation.choice import RATIO_TO_ITSELF
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial, latest_points
 from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import outcome_values
-from optimizer.results.recommendation import FRONT_METRICS, RATIO_TO_ITSELF, assess
+from optimizer.results.recommendation import FRONT_METRICS, assess
 
 CANDIDATES = [Candidate(64, True, delay, instance_count=count) for delay in (0, 500, 2000) for count in (1, 2)]
 BASELINE, PLAIN = CANDIDATES[:2]

@@ -17,13 +17,13 @@ from objectives.intervals import ConfidenceInterval, GainRatio, ObjectiveGain
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.cli.batch import exit_code
+from optimizer.confirmation.choice import RATIO_TO_ITSELF
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, ChangedRunError, ServerFault
 from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import make_progress
-from optimizer.results.recommendation import RATIO_TO_ITSELF
 from optimizer.store.run_folder import MODEL_HASH, RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner, describe_entry, expected_improvement
 from optimizer.study.batch.changes import compare_entries
