@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from objectives import model_stats
 from objectives.metrics import Measurement
 from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import BadInputError, DeploymentError
@@ -44,7 +45,7 @@ MAX_LIST_LENGTH = 300  # characters of the columns in a message
 # A run's table has these; a measurement whose column is missing is unknown.
 _REQUIRED = (
     *(*TRIAL_COLUMNS, *LOAD_COLUMNS, "throughput_infer_per_sec", "latency_p95_ms", "stable"),
-    *("load_generator", "deploy_seconds", "status", "reason"),
+    *("confirmation", "confirmation_error", "load_generator", "deploy_seconds", "status", "reason"),
 )
 
 
@@ -63,6 +64,7 @@ class TrialsTable:
         choices: Mapping[str, Sequence[FieldValue]],
         fingerprint: str = "",
         cpu_count: int | None = None,
+        concurrent_models: Sequence[str] = (),
     ) -> None:
         """Describe the table. Its file is not opened yet.
 
@@ -74,12 +76,14 @@ class TrialsTable:
                 rows are read.
             cpu_count: The server's number of CPUs; None if it serves on a GPU or the number is unknown. A table has
                 one, so ``read`` replaces it by that of the file: a quota of CPUs may have changed since.
+            concurrent_models: Names of the other models whose values each measurement has.
         """
         self.path = path
         self._model = model
         self._fingerprint = fingerprint
         self._cpu_count = cpu_count
         self._choices = choices
+        self._concurrent_models = concurrent_models
         self.columns = (*TRIAL_COLUMNS, *choices, *RESULT_COLUMNS)
 
     def append(
@@ -106,8 +110,8 @@ class TrialsTable:
         """Return the trials by number. A last line that a crash left incomplete is ignored.
 
         ``cut_torn_line`` also removes that line from the file, so that the next row begins on a line of its own.
-        Raises BadInputError if the table is not one of this run, has a value out of range, or a row was measured
-        with another device, server or perf_analyzer.
+        Raises BadInputError if the table is not one of this run or has a value out of range. So it does if a row was
+        measured with another device, server or perf_analyzer, or lacks the values of a model.
         """
         if not self.path.exists():
             return []
@@ -135,6 +139,12 @@ class TrialsTable:
                     "together; begin a separate run on this one (`tune --warm-start` learns from the other)",
                 )
         rows = read_rows(table)
+        for i, row in enumerate(rows):
+            if row.measurement.has_values and not model_stats.has_models(self._concurrent_models, row.measurement):
+                others = one_line(", ".join(self._concurrent_models), MAX_LIST_LENGTH)
+                raise table.error(
+                    i, f"by_model: lacks values of {others}, which got load at the same time; restore the row"
+                )
         self._cpu_count = next((row.cpu_count for row in rows if row.cpu_count is not None), self._cpu_count)
         return _trials(table, rows, self._choices)
 
@@ -206,14 +216,21 @@ def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Seq
     choice_by_text = {path: {_cell_text(choice): choice for choice in reversed(choices[path])} for path in paths}
     texts = {path: table.texts(path) for path in paths}
     trials: dict[int, Trial] = {}
+    first_rows: dict[int, int] = {}  # of each trial
+    trials_by_server: dict[int, int] = {}
     for i, row in enumerate(rows):
         if row.trial is None:
             raise table.error(i, "trial: is empty; number the trials from 0")
-        trial = trials.get(row.trial)
-        if trial is None:
-            cells = [(path, texts[path][i]) for path in paths]
-            fields = tuple((path, choice_by_text[path].get(text, text)) for path, text in cells if text)
-            trial = Trial(row.trial, row.candidate(fields))
+        cells = [(path, texts[path][i]) for path in paths]
+        fields = tuple((path, choice_by_text[path].get(text, text)) for path, text in cells if text)
+        trial = trials.setdefault(row.trial, Trial(row.trial, row.candidate(fields)))
+        first = table.lines[first_rows.setdefault(row.trial, i)]
+        if trial.candidate != row.candidate(fields):
+            raise table.error(i, f"trial: {row.trial} has another configuration on line {first}; restore the number")
+        if row.confirmation and (other := trials_by_server.setdefault(row.confirmation, row.trial)) != row.trial:
+            raise table.error(
+                i, f"confirmation: {row.confirmation} is the server of trial {other}; restore the number"
+            )
         trials[row.trial] = _with_row(trial, row, _load(table, i, row))
     return [trials[number] for number in sorted(trials)]
 

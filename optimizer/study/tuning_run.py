@@ -165,7 +165,14 @@ class _Session:
         transferred, transfer_notes = load_warm_start(options, task, self.resumed)
         folder, problem = self.resumed or RunFolder.create(options.out, task.source.name), task.problem
         with folder.locked():
-            table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
+            table = TrialsTable(
+                folder.trials,
+                problem.model,
+                problem.space.fields,
+                fingerprint.id,
+                problem.cpu_count,
+                [other.name for other in problem.concurrent],
+            )
             if self.resumed is not None:
                 self._check_unchanged(self.resumed, task, fingerprint, table)  # before anything is written
             record = self._make_record(folder, task, fingerprint, transfer_notes)

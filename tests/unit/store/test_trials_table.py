@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectives import model_stats
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Forecast, Measurement
 from optimizer.core.candidate import Candidate
@@ -162,13 +163,45 @@ def without(measurement: Measurement, unknown: set[str]) -> Measurement:
 
 
 @pytest.mark.parametrize(
-    "column", ["concurrency", "load_generator", "throughput_infer_per_sec", "optimization.graph.level"]
+    "column",
+    ["concurrency", "confirmation", "load_generator", "throughput_infer_per_sec", "optimization.graph.level"],
 )
 def test_a_column_that_a_trial_cannot_do_without_must_be_there(column: str, tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text(",".join(name for name in table(path).columns if name != column) + "\n")
     with pytest.raises(BadInputError, match=rf"its columns are not those of this run's parameters \(no {column}\): "):
         table(path).read()
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"throughput_infer_per_sec": "nan"}, "throughput_infer_per_sec: 'nan' is not a number from 0 to 1e+15"),
+        ({"throughput_infer_per_sec": ""}, "throughput_infer_per_sec: is empty, and the status is not failed"),
+        ({"trial": "0"}, "trial: 0 has another configuration on line 2; restore the number"),
+        ({"confirmation": "1"}, "confirmation: 1 is the server of trial 0; restore the number"),
+        ({"by_model": ""}, "by_model: lacks values of second, which got load at the same time; restore the row"),
+        ({"by_model": None}, "by_model: lacks values of second, which got load at the same time; restore the row"),
+        ({"by_model": "m:1"}, "by_model: 'm:1' is not a list of model:requests:"),
+    ],
+)
+def test_an_edited_row_is_refused_with_its_line(tmp_path: Path, cells: dict[str, str | None], said: str) -> None:
+    path = tmp_path / "trials.csv"
+    written = TrialsTable(path, "m", {}, concurrent_models=["second"])
+    values = {name: Measurement(50.0, requests=5) for name in ("m", "second")}
+    measured = replace(measurement(100.0, 5.0), by_model=model_stats.to_text(values))
+    for trial, batch_size in enumerate((8, 16)):
+        written.append(Trial(trial, Candidate(batch_size)), LoadPoint(1, 4), measured, FreshServer(trial + 1))
+    assert len(written.read()) == 2
+    first, second = read_rows(path)
+    removed = [name for name, text in cells.items() if text is None]
+    rows = ({name: text for name, text in row.items() if name not in removed} for row in (first, second | cells))
+    write_rows(path, rows)
+    line = 2 if removed else 3
+    with pytest.raises(BadInputError) as caught:
+        TrialsTable(path, "m", {}, concurrent_models=["second"]).read()
+    assert str(caught.value).startswith(f"{path}:{line}: {said}")
+    assert str(caught.value).isprintable()
 
 
 def test_counts_and_sketches_are_read_back(tmp_path: Path) -> None:
