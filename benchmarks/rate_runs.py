@@ -1,14 +1,14 @@
 """Count the recommendations of simulated runs near the capacity of a server that miss the bound.
 
     python benchmarks/rate_runs.py [--seeds 8] [--first-seed 0] [--capacities 100 400 2000] [--use 0.8 0.9 0.95]
-        [--server-noise 0.02] [--budget 180] [--rows FILE]
+        [--server-noise 0.02] [--budget 180] [--distribution poisson] [--rows FILE]
 
-Searches simulated servers with Poisson arrivals and confirms the best configurations with the functions of a real
-run, by a virtual clock. The servers are those of disturbed_runs.py without its disturbances, and ``unbatched``, which
-executes one request at a time, with service times whose standard deviation is their mean. All service times are
-multiplied so that the fastest configuration has a capacity of ``--capacities`` requests per second. The bound is the
-p95 of that configuration at ``--use`` times its capacity. Servers differ in speed by ``--server-noise`` (standard
-deviation of the log).
+Searches simulated servers with Poisson arrivals, or those of ``--distribution``, and confirms the best configurations
+with the functions of a real run, by a virtual clock. The servers are those of disturbed_runs.py without its
+disturbances, and ``unbatched``, which executes one request at a time, with service times whose standard deviation is
+their mean. All service times are multiplied so that the fastest configuration has a capacity of ``--capacities``
+requests per second. The bound is the p95 of that configuration at a rate whose peak is ``--use`` times its capacity.
+Servers differ in speed by ``--server-noise`` (standard deviation of the log).
 
 The truth is a long simulation of the recommended configuration at the recommended rate. Prints Markdown; progress
 goes to standard error.
@@ -45,11 +45,12 @@ from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.load_shapes import RequestTimes
+from optimizer.core.load_shapes import is_load_shape, parse_load_shape
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.client import WATCH_SECONDS, OverloadDetector
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.generators import OpenLoopGenerator
@@ -65,6 +66,7 @@ from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
 
 UNBATCHED = "unbatched"
+POISSON = "poisson"
 ALLOWED = 0.05  # p95
 TRUE_REQUESTS = 2_000_000  # requests of the simulation that decides whether the bound is met
 BEST_REQUESTS = 200_000  # of each simulation that searches the best rate
@@ -89,6 +91,7 @@ class RateRunJob:
     use: float
     server_noise: float
     budget_seconds: float
+    distribution: str
     seed: int
 
 
@@ -124,39 +127,50 @@ def simulated_latencies(
     return end_s - executed.sent_s, executions
 
 
-def poisson_arrivals(rate: float, requests: int, seed: int) -> FloatArray:
-    arrivals_s = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests))
+def make_arrivals(distribution: str, rate: float, requests: int, seed: int) -> FloatArray:
+    """Return about this number of send times in seconds, from 0."""
+    if distribution == POISSON:  # without the variance of the number of requests that ``plan`` leaves out
+        arrivals_s = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests))
+    else:
+        arrivals_s = parse_arrivals(distribution).plan(rate, requests / rate, seed)
     return np.asarray(arrivals_s - arrivals_s[0], dtype=np.float64)
 
 
 def true_share(
-    server: SimulatedServer, candidate: Candidate, rate: float, bound_ms: float, noise: float, requests: int
+    server: SimulatedServer,
+    candidate: Candidate,
+    distribution: str,
+    rate: float,
+    bound_ms: float,
+    noise: float,
+    requests: int,
 ) -> float:
     """Return the expected share of requests over the bound on a fresh server, from a long simulation."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(5 if noise else 1)
     shares = []
     for number, node in enumerate(nodes):
-        arrivals_s = poisson_arrivals(rate, requests // len(nodes), number)
+        arrivals_s = make_arrivals(distribution, rate, requests // len(nodes), number)
         latencies_s, _ = simulated_latencies(server, candidate, arrivals_s, math.exp(noise * node), number)
         shares.append(float(np.mean(1e3 * latencies_s > bound_ms)))
     return float(np.average(shares, weights=weights))
 
 
 @lru_cache
-def bound_and_best(name: str, capacity: float, use: float, noise: float) -> tuple[float, float]:
+def bound_and_best(name: str, capacity: float, use: float, noise: float, distribution: str) -> tuple[float, float]:
     """Return the p95 bound in ms, and the highest rate of all configurations that meets it."""
     server, fastest = rate_server(name, capacity)
-    arrivals_s = poisson_arrivals(use * capacity, TRUE_REQUESTS, 0)
+    peak = parse_load_shape(distribution).peak if is_load_shape(distribution) else 1.0
+    arrivals_s = make_arrivals(distribution, use * capacity / peak, TRUE_REQUESTS, 0)
     latencies_s, _ = simulated_latencies(server, fastest, arrivals_s, 1.0, 0)
     bound_ms = float(f"{1e3 * np.quantile(latencies_s, 1 - ALLOWED):.3g}")
     best = 0.0
     for candidate in server.space.candidates():
-        low, high = 0.2 * capacity, capacity
-        if best and true_share(server, candidate, best, bound_ms, noise, BEST_REQUESTS) > ALLOWED:
+        low, high = 0.2 * capacity / peak, capacity
+        if best and true_share(server, candidate, distribution, best, bound_ms, noise, BEST_REQUESTS) > ALLOWED:
             continue
         for _ in range(BEST_STEPS):
             rate = (low + high) / 2
-            meets = true_share(server, candidate, rate, bound_ms, noise, BEST_REQUESTS) <= ALLOWED
+            meets = true_share(server, candidate, distribution, rate, bound_ms, noise, BEST_REQUESTS) <= ALLOWED
             low, high = (rate, high) if meets else (low, rate)
         best = max(best, low)
     return bound_ms, best
@@ -164,11 +178,12 @@ def bound_and_best(name: str, capacity: float, use: float, noise: float) -> tupl
 
 @dataclass
 class RateServer:
-    """A simulated server under Poisson arrivals: target, load generator, telemetry, probe and clock."""
+    """A simulated server at request rates: target, load generator, telemetry, probe and clock."""
 
     server: SimulatedServer
     sla: Sla
     noise: float
+    distribution: str
     seed: int
     seconds: float = 0.0
     slowness: float = 1.0  # of the current deployment
@@ -176,7 +191,12 @@ class RateServer:
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
-        self.planner = OpenLoopGenerator(log=Path(os.devnull), input_data=Path(os.devnull), sla=self.sla)
+        self.planner = OpenLoopGenerator(
+            log=Path(os.devnull),
+            input_data=Path(os.devnull),
+            sla=self.sla,
+            arrivals=parse_arrivals(self.distribution),
+        )
 
     def clock(self) -> float:
         return self.seconds
@@ -204,14 +224,18 @@ class RateServer:
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int
     ) -> list[Measurement]:
-        total = LEAD_IN_SECONDS + seconds
+        times = self.planner.arrivals.times
+        period_seconds = times.period_at(load.request_rate)
+        lead_in_seconds = max(LEAD_IN_SECONDS, times.lead_in_at(load.request_rate))
+        total = lead_in_seconds + parts * times.whole_periods(seconds / parts, load.request_rate)
         seed = int(self.random.integers(2**31))
         arrivals_s = self.planner.arrivals.plan(load.request_rate, total, seed)
         latencies_s, executions = simulated_latencies(
             self.server, endpoint.candidate, arrivals_s - arrivals_s[0], self.slowness, seed
         )
-        record = self._record(arrivals_s, arrivals_s + latencies_s, total)
-        planned = PlannedLoad(load, total, np.array([REQUEST_BATCH_SIZE]), sla=self.sla)
+        record = self._record(arrivals_s, arrivals_s + latencies_s, total, period_seconds)
+        sizes = np.array([REQUEST_BATCH_SIZE])
+        planned = PlannedLoad(load, total, sizes, lead_in_seconds=lead_in_seconds, sla=self.sla)
         measured = summarize_open_loop(record, planned, spread_limit, parts)
         self.seconds += record.ended_ns / 1e9
         compute_ms = sum(ns for *_, ns in executions) / 1e6 / sum(count for _, count, _ in executions)
@@ -231,10 +255,10 @@ class RateServer:
             for one in measured
         ]
 
-    def _record(self, sent_s: FloatArray, answered_s: FloatArray, total: float) -> SendRecord:
+    def _record(self, sent_s: FloatArray, answered_s: FloatArray, total: float, period_seconds: float) -> SendRecord:
         """Return the record of the client, which stops when the server is overloaded."""
         answers_s = np.sort(answered_s)
-        detector = OverloadDetector(max(self.sla.bounds_ms(LATENCY)) / 1e3)
+        detector = OverloadDetector(max(self.sla.bounds_ms(LATENCY)) / 1e3, period_seconds)
         ended, overload = float(max(total, answers_s[-1])), ""
         for now in np.arange(WATCH_SECONDS, ended, WATCH_SECONDS):
             sent, answered = int(np.searchsorted(sent_s, now)), int(np.searchsorted(answers_s, now))
@@ -277,7 +301,7 @@ class RateRunResult:
 def run(job: RateRunJob) -> RateRunResult:
     """Return how one run ended."""
     simulated, _ = rate_server(job.server, job.capacity)
-    bound_ms, best = bound_and_best(job.server, job.capacity, job.use, job.server_noise)
+    bound_ms, best = bound_and_best(job.server, job.capacity, job.use, job.server_noise, job.distribution)
     problem = Problem(
         job.server,
         simulated.space,
@@ -285,9 +309,9 @@ def run(job: RateRunJob) -> RateRunResult:
         MAX_CONCURRENCY,
         sla=Sla.from_bounds({"p95": bound_ms}),
         open_loop=True,
-        request_times=RequestTimes(),
+        request_times=parse_arrivals(job.distribution).times,
     )
-    server = RateServer(simulated, problem.sla, job.server_noise, job.seed)
+    server = RateServer(simulated, problem.sla, job.server_noise, job.distribution, job.seed)
     measurer = Measurer(server, server, DiscardingRecord(), QuietObserver(), speed_probe=server.probe)
     budget = Budget(job.budget_seconds, clock=server.clock)
     comparisons = baselines(problem.space)
@@ -306,6 +330,7 @@ def run(job: RateRunJob) -> RateRunResult:
             true_share(
                 simulated,
                 entry.point.candidate,
+                job.distribution,
                 entry.point.load.request_rate,
                 bound_ms,
                 job.server_noise,
@@ -331,6 +356,7 @@ def main() -> None:
     parser.add_argument("--use", type=float, nargs="+", default=[0.8, 0.9, 0.95], help="shares of the capacity")
     parser.add_argument("--server-noise", type=float, default=0.02, help="how much servers differ (0.02)")
     parser.add_argument("--budget", type=float, default=180.0, metavar="SECONDS", help="of each run (180)")
+    parser.add_argument("--distribution", default=POISSON, help="as tune's --request-distribution (poisson)")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write each run to FILE")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
@@ -341,7 +367,7 @@ def main() -> None:
         for use in arguments.use
     ]
     jobs = [
-        RateRunJob(*kind, arguments.server_noise, arguments.budget, seed)
+        RateRunJob(*kind, arguments.server_noise, arguments.budget, arguments.distribution, seed)
         for kind in kinds
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     ]

@@ -23,7 +23,6 @@ PROMISING_STANDARD_ERRORS = 1.5  # standard errors by which a load may be better
 UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing
 PRIOR_SHARE_STD = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
 UNSEEN_GAP_ERROR = 0.02  # error of the bound by the count if the counts show no gap in the latencies
-MAX_LATENCY_CHANGE, LATENCY_STEPS = 2.0, 16  # range of the log of latency of another request rate, and halvings
 SEEN_MARGIN = 1.5  # factor on the overdispersion that few neighboring windows show, by its sampling error
 LIKELY_STANDARD_ERRORS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
@@ -291,7 +290,7 @@ def judge_share(
     if counts.is_empty:
         return NOTHING_COUNTED
     servers, estimate = len(counts.requests), _ShareEstimate.of(counts, allowed, spread)
-    effective, excess = estimate.effective, estimate.missing_distance(test.error, spread) / counts.slope
+    effective, excess = estimate.effective, estimate.missing_distance(test.error) / counts.slope
     if servers < LOOKS[0]:
         # the count decides where the distance is unknown, as for failed requests
         inside = max(estimate.inside, estimate.inside_by_count)
@@ -394,25 +393,8 @@ class _ShareEstimate:
         independent = servers * self.counts.requests_per_server / self.counts.overdispersion
         return independent >= fewest_requests(self.allowed, UNSEEN_GAP_ERROR)
 
-    def missing_distance(self, error: float, spread: ServerSpread) -> float:
-        """Return by how much ``inside`` has to rise until the first look is likely to be a PASS.
-
-        At a request rate, the queue of a load with lower latencies has a shorter memory as well: the latency and the
-        memory are in inverse proportion to the capacity that is left and to its square. The distance is found by
-        bisection.
-        """
-        if self.counts.queue_overdispersion <= 1:
-            return self._missing_distance(error)
-        low, high = -MAX_LATENCY_CHANGE, MAX_LATENCY_CHANGE
-        for _ in range(LATENCY_STEPS):
-            fall = (low + high) / 2
-            queue_overdispersion = max(1.0, self.counts.queue_overdispersion * math.exp(-2 * fall))
-            lower = self.of(replace(self.counts, queue_overdispersion=queue_overdispersion), self.allowed, spread)
-            is_likely = lower._missing_distance(error) <= self.counts.slope * fall
-            low, high = (low, fall) if is_likely and lower.has_enough_requests(LOOKS[0]) else (fall, high)
-        return self.counts.slope * high
-
-    def _missing_distance(self, error: float) -> float:
+    def missing_distance(self, error: float) -> float:
+        """Return by how much ``inside`` has to rise until the first look is likely to be a PASS."""
         missing = self._needed_distance(self.effective, error) - self.inside
         if not self.has_gap or self.inside <= 0:  # beyond the bound, the latencies show the distance better
             return missing

@@ -1,9 +1,10 @@
 """The probability that a test at a request rate passes, from all measurements of one configuration at request rates.
 
 A latency quantile is taken as a * (1 - f + f / h). Here h is the share of the capacity that is left at the rate. f is
-the part of the latency of an idle server that grows with the queue. A short measurement near the capacity says little
-about either, and is often too good. So the capacity and f have a posterior distribution on a grid, and log(a) is
-normal for each of them. The chance of a test is the mean over this distribution.
+the part of the latency of an idle server that grows with the queue. For a load whose rate changes, ``PeriodicQueue``
+has the growth instead of 1 / h. A short measurement near the capacity says little about either, and is often too
+good. So the capacity and f have a posterior distribution on a grid, and log(a) is normal for each of them. The chance
+of a test is the mean over this distribution.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.confidence import PRIOR_SHARE_STD, UNSEEN_GAP_ERROR, probit_density
+from objectives.periodic_queue import LoadPeriod, periodic_queue
 from objectives.queue_memory import headroom, queue_overdispersion, relaxation_seconds
 from objectives.sequential import look_error
 from objectives.server_spread import ServerSpread
 from objectives.verdict import SLOPE_LEVELS
 
 # The grid, of shape [capacities, waits, 1]: the capacity over the highest rate that was answered, and f.
-CAPACITY_FACTORS = np.geomspace(0.93, 2.5, 45)[:, None, None]
+LOWEST_CAPACITY, HIGHEST_CAPACITY, CAPACITIES = 0.93, 2.5, 45
 WAITS = np.array([0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0])[None, :, None]
 CAPACITY_STD = 0.07  # standard deviation of the log of the rate that an overloaded server answers
 SPEED_STD = 0.03  # standard deviation of the log of the speed of servers
 TAIL_SHARES = 0.05, 0.34  # range of ``RateMeasurement.tail_share``; that of an exponential p95 is 0.33
+MAX_PEAK = 4.0  # over the mean rate: the capacity is at most this multiple above HIGHEST_CAPACITY
+RATE_CHANGE = 1.01  # factor on the rate, for the slope of the growth
 FIT_STEPS = 3  # the variance of a measurement depends on the latency that is fitted
 
 
@@ -71,24 +75,31 @@ class QueueForecast:
         measured: The measurements; at least one of them has a latency.
         allowed: The share of requests over the quantile.
         queues: The number of equal queues that share the requests: one for each server process.
+        period: The load if its rate changes; None if it is constant.
     """
 
-    def __init__(self, measured: Sequence[RateMeasurement], allowed: float, queues: int = 1) -> None:
-        self._allowed, self._queues = allowed, queues
+    def __init__(
+        self, measured: Sequence[RateMeasurement], allowed: float, queues: int = 1, period: LoadPeriod | None = None
+    ) -> None:
+        self._allowed, self._queues, self._period = allowed, queues, period
+        self._queue = periodic_queue(period, allowed) if period else None
         self._answered = max(min(one.request_rate, one.answered_rate) for one in measured)
-        self._capacities = self._answered * CAPACITY_FACTORS
+        highest = HIGHEST_CAPACITY * (min(period.peak, MAX_PEAK) if period else 1.0)
+        self._capacities = self._answered * np.geomspace(LOWEST_CAPACITY, highest, CAPACITIES)[:, None, None]
         served = [one for one in measured if one.latency_ms]
         self._tail_share = float(np.clip(np.median([one.tail_share for one in served]), *TAIL_SHARES))
-        log_density = np.zeros((len(CAPACITY_FACTORS), WAITS.shape[1]))
+        log_density = np.zeros((CAPACITIES, WAITS.shape[1]))
         for one in measured:
             if not one.latency_ms:
                 variance = CAPACITY_STD**2 + 1 / max(one.requests, 1)
                 log_density -= np.square(np.log(one.answered_rate / self._capacities[..., 0])) / (2 * variance)
         rates = np.array([one.request_rate for one in served])
         requests = np.array([float(one.requests) for one in served])
-        levels = np.log([one.latency_ms or math.nan for one in served]) - self._log_shape(rates)
-        self._level = levels.mean(axis=2, keepdims=True)  # log(a)
+        log_latencies = np.log([one.latency_ms or math.nan for one in served])
+        self._level = np.full((1, 1, 1), log_latencies.min())  # log(a)
+        self._level = (log_latencies - self._log_shape(rates)).mean(axis=2, keepdims=True)
         for _ in range(FIT_STEPS):
+            levels = log_latencies - self._log_shape(rates)
             weights = 1 / self._measurement_variance(rates, requests)
             self._level_variance = 1 / weights.sum(axis=2, keepdims=True)
             self._level = (weights * levels).sum(axis=2, keepdims=True) * self._level_variance
@@ -110,8 +121,8 @@ class QueueForecast:
         from scipy import special
 
         log_latency_ms = self._level + self._log_shape(rates)
-        counted = headroom(rates, self._answered)
-        requests = np.maximum(1.0, rates * test.server_seconds) / self._overdispersion(rates, counted, log_latency_ms)
+        overdispersion = self._overdispersion(rates, self._answered, log_latency_ms)
+        requests = np.maximum(1.0, rates * test.server_seconds) / overdispersion
         degrees_of_freedom = spread.degrees_of_freedom + test.servers - 1
         density, binomial = probit_density(self._allowed), self._allowed * (1 - self._allowed)
 
@@ -143,20 +154,45 @@ class QueueForecast:
         return mean
 
     def _wait(self, rates: FloatArray) -> FloatArray:
-        return WAITS / headroom(rates, self._capacities)
+        """Return the part of the latency over a that is due to the queue."""
+        if self._queue is None:
+            return WAITS / headroom(rates, self._capacities)
+        wait: FloatArray = WAITS * np.exp(self._queue.log_growth(*self._scaled(rates)))
+        return wait
+
+    def _wait_slope(self, rates: FloatArray) -> FloatArray:
+        """Return by how much the log of the wait rises with the log of the rate."""
+        if self._queue is None:
+            return 1 / headroom(rates, self._capacities) - 1
+        return np.log(self._wait(RATE_CHANGE * rates) / self._wait(rates)) / math.log(RATE_CHANGE)
+
+    def _scaled(self, rates: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return ``rates`` over the capacity, and the length of the period as in LENGTHS."""
+        assert self._period is not None
+        idle_seconds = WAITS * np.exp(self._level) / 1e3 / math.log(1 / self._allowed)
+        return rates / self._capacities, self._period.seconds_at(rates) / idle_seconds
 
     def _log_shape(self, rates: FloatArray) -> FloatArray:
         """Return the log of the latency over a."""
         return np.log(1 - WAITS + self._wait(rates))
 
-    def _overdispersion(self, rates: FloatArray, left: FloatArray, log_latency_ms: FloatArray) -> FloatArray:
-        memory_seconds = relaxation_seconds(self._tail_share * np.exp(log_latency_ms), left)
+    def _overdispersion(
+        self, rates: FloatArray, capacities: FloatArray | float, log_latency_ms: FloatArray
+    ) -> FloatArray:
+        """Return how much more the share over the quantile varies than that of independent requests would.
+
+        That of a constant rate is the one of the memory of the queue, and that of another one the differences of
+        neighboring periods, as in verdicts.
+        """
+        if self._queue is not None and self._period is not None:
+            requests = self._period.seconds_at(rates) * rates / self._queues
+            return 1 + requests * self._queue.variance(*self._scaled(rates))
+        memory_seconds = relaxation_seconds(self._tail_share * np.exp(log_latency_ms), headroom(rates, capacities))
         return queue_overdispersion(self._allowed, rates / self._queues, memory_seconds)
 
     def _measurement_variance(self, rates: FloatArray, requests: FloatArray) -> FloatArray:
         """Return the variance of the log of a measured quantile."""
-        left = headroom(rates, self._capacities)
-        overdispersion = self._overdispersion(rates, left, self._level + self._log_shape(rates))
+        overdispersion = self._overdispersion(rates, self._capacities, self._level + self._log_shape(rates))
         share_variance = self._allowed * (1 - self._allowed) * np.minimum(1.0, overdispersion / requests)
         return share_variance / (probit_density(self._allowed) * self._slope) ** 2 + self._speed_variance(rates)
 
@@ -164,4 +200,4 @@ class QueueForecast:
         """Return the variance of log latency by the speed of a server, which changes its capacity as well."""
         wait = self._wait(rates)
         in_queue = wait / (1 - WAITS + wait)
-        return np.square(SPEED_STD * (1 + in_queue * (1 / headroom(rates, self._capacities) - 1)))
+        return np.square(SPEED_STD * (1 + in_queue * self._wait_slope(rates)))

@@ -12,6 +12,7 @@ import numpy as np
 from objectives import model_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, METRICS
+from objectives.periodic_queue import LoadPeriod
 from objectives.pooled_windows import pooled_quantile_ms
 from objectives.queue_forecast import PlannedTest, QueueForecast, RateMeasurement
 from objectives.queue_memory import MIN_TAIL_LEVEL, exponential_tail_ms
@@ -67,13 +68,13 @@ def forecast_trial(trial: Trial, problem: Problem) -> RateForecast | None:
 def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | None:
     """Return the forecast from the ``points`` of one candidate; None if its latencies do not follow from a queue.
 
-    That is so without a steady request rate, for models that stream or keep state, and for a mean latency. It is also
-    None if no latency is bounded.
+    That is so without a request rate, for models that stream or keep state, and for a mean latency. It is also None
+    if no latency is bounded.
     """
     times = problem.request_times
-    is_steady = problem.open_loop and times is not None and times.is_steady
-    if not is_steady or not problem.is_simulated or not problem.sla.latencies:
+    if not problem.open_loop or times is None or not problem.is_simulated or not problem.sla.latencies:
         return None
+    period = LoadPeriod(times.shares, times.period_seconds, times.recorded_requests) if times.shares else None
     queues = list[ModelQueue]()
     for share, own_points in _by_model(points):
         for metric in problem.sla.bounded_latencies:
@@ -83,7 +84,7 @@ def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | 
             measured = [one for point in own_points if (one := _rate_measurement(point, level))]
             if not any(one.latency_ms for one in measured):
                 return None
-            forecast = QueueForecast(measured, 1 - level, points[0].candidate.server_processes)
+            forecast = QueueForecast(measured, 1 - level, points[0].candidate.server_processes, period)
             queues.append(ModelQueue(metric, share, forecast))
     return RateForecast(queues)
 

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from objectives.units import parse_duration_ms
 
 DEFAULTS = {"spike": "spike:4x:10%:1s", "ramp": "ramp:0.5..1.5:1s", "diurnal": "diurnal:1.5x:1s"}
 SHAPES = tuple(DEFAULTS)
 STEADY_DISTRIBUTIONS = ("poisson", "constant")  # distributions of requests over time without a shape
-STEPS = 200  # the rate of a ramp or a wave is constant for this part of the period
+STEPS = 200  # the rate of a ramp, a wave or a recording is taken as constant for this part of the period
 MIN_PERIOD_SECONDS, MAX_PERIOD_SECONDS = 0.1, 60.0
 MAX_FACTOR = 100.0
 MAX_PERIOD_LEAD_IN_SECONDS = 2.0
@@ -62,16 +64,26 @@ class RequestTimes:
         distribution: ``poisson``, ``constant``, a load shape as it was given, or the name of a recording.
         period_seconds: Length of the period of a load shape; 0 for others.
         recorded_requests: Number of requests of a recording, which is scaled to each rate; 0 for others.
+        recorded_shares: The share of them in each of STEPS equal parts of its time; empty for others.
     """
 
     distribution: str = "poisson"
     period_seconds: float = 0.0
     recorded_requests: int = 0
+    recorded_shares: tuple[float, ...] = ()
 
     @property
     def is_steady(self) -> bool:
         """Whether the rate is constant over time: neither a load shape nor a recording."""
         return self.distribution in STEADY_DISTRIBUTIONS
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of the requests in each of STEPS equal parts of a period; empty if the rate is constant."""
+        if not is_load_shape(self.distribution):
+            return self.recorded_shares
+        shape = parse_load_shape(self.distribution)
+        return tuple(np.diff(np.interp(np.linspace(0, 1, STEPS + 1), shape.edges, shape.shares)).tolist())
 
     def period_at(self, rate: float) -> float:
         """Return the seconds after which the times repeat at ``rate`` requests per second.

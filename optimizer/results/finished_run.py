@@ -358,8 +358,11 @@ def _approximate_lengths(quantiles: Sequence[int]) -> SizeDistribution:
 
 def _read_request_times(info: Mapping[str, Any]) -> RequestTimes:
     """Return the times of the requests in the problem of run.json. Raises ValueError or TypeError."""
-    times = RequestTimes(**info.get("request_times", {}))
+    stored = info.get("request_times", {})
+    times = RequestTimes(**{**stored, "recorded_shares": tuple(stored.get("recorded_shares", ()))})
     _check_whole("requests", times.recorded_requests)
+    if any(type(share) not in (int, float) or not 0 <= share <= 1 for share in times.recorded_shares):
+        raise ValueError("request_times.recorded_shares are not from 0 to 1")
     if not isinstance(times.distribution, str):
         raise ValueError("request_times.distribution is not a name")
     if is_load_shape(times.distribution):

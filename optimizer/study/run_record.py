@@ -339,7 +339,7 @@ KEYS: Final = {
     )
     + ".",
     "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
-    "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",
+    "`period_seconds` of a load shape, `recorded_requests` and `recorded_shares` of a file; null in a closed loop.",
     "problem.priorities": "Shares of the priorities of the requests, as text such as `1*20|2*80`; null without any.",
     "problem.queue": "Settings of the batcher's queue in config.pbtxt, by path; those in the space replace them.",
     "problem.baseline": "The configuration as given.",

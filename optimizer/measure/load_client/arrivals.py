@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,14 @@ import numpy as np
 from objectives.arrays import FloatArray, IntArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import read_csv_rows
-from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_load_shape, is_load_shape, parse_load_shape
+from optimizer.core.load_shapes import (
+    STEPS,
+    LoadShape,
+    RequestTimes,
+    complete_load_shape,
+    is_load_shape,
+    parse_load_shape,
+)
 from optimizer.core.request_sizes import MAX_CHOICES, MAX_SIZE, SizeDistribution
 from optimizer.core.safe_text import named_file, one_line, read_bytes, show_path
 from optimizer.options.run_options import is_distribution, is_trace
@@ -132,9 +140,12 @@ class RecordedArrivals:
     name: str = "recorded"
     start: int | None = None
 
-    @property
+    @cached_property
     def times(self) -> RequestTimes:
-        return RequestTimes(self.name, recorded_requests=len(self.intervals))
+        times = np.cumsum(self.intervals) - self.intervals
+        counts, _ = np.histogram(times, STEPS, (0.0, float(self.intervals.sum())))
+        shares = tuple((counts / len(times)).tolist())
+        return RequestTimes(self.name, recorded_requests=len(times), recorded_shares=shares)
 
     @classmethod
     def read(cls, path: Path) -> RecordedArrivals:

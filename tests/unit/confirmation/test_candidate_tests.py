@@ -144,6 +144,18 @@ def test_at_request_rates_a_test_begins_where_it_is_likely_to_pass(rate_trial: T
     assert begun > 200, "and a much lower rate serves less"
 
 
+def test_the_forecast_of_a_load_shape_is_about_its_mean_rate(rate_trial: Trial, rate_problem: Problem) -> None:
+    """Latencies at the same mean rate rise less steeply, because they are those of the bursts."""
+    load = LoadPoint(1, request_rate=450.0)
+    ratios = []
+    for distribution in ("poisson", "spike:4x:10%:1s"):
+        times = RequestTimes(distribution, float(distribution != "poisson"))
+        forecast = forecast_trial(rate_trial, replace(rate_problem, request_times=times))
+        assert forecast is not None
+        ratios.append(forecast.log_latency_ratios([load], rate_problem)[0])
+    assert ratios[1] < ratios[0] - 0.1
+
+
 def test_rates_with_too_few_requests_for_a_pass_are_chosen_by_their_latency(
     rate_trial: Trial, rate_problem: Problem
 ) -> None:

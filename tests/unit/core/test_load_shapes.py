@@ -120,6 +120,14 @@ def test_a_time_is_rounded_up_to_whole_periods() -> None:
     assert RequestTimes().whole_periods(0.72, 100) == 0.72
 
 
+def test_the_shares_of_a_period_are_those_of_its_parts() -> None:
+    assert RequestTimes().shares == ()
+    assert RequestTimes("trace.csv", recorded_requests=8, recorded_shares=(0.25, 0.75)).shares == (0.25, 0.75)
+    shares = RequestTimes("spike:4x:10%:1s", period_seconds=1.0).shares
+    assert sum(shares) == pytest.approx(1)
+    assert max(shares) == pytest.approx(4 * min(shares))
+
+
 def test_a_recording_repeats_if_it_is_short_at_the_rate() -> None:
     recorded = RequestTimes("trace.csv", recorded_requests=1000)
     assert recorded.period_at(500) == 2

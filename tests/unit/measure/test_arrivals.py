@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from scipy import stats
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.load_shapes import DEFAULTS, RequestTimes
+from optimizer.core.load_shapes import DEFAULTS, STEPS, RequestTimes
 from optimizer.measure.load_client.arrivals import (
     MAX_INTERVAL_US,
     Arrivals,
@@ -186,7 +187,8 @@ def test_arrivals_describe_their_request_times() -> None:
     assert parse_arrivals("poisson").times == RequestTimes()
     assert parse_arrivals("constant").times == RequestTimes("constant")
     assert parse_arrivals("ramp:1..2:3s").times == RequestTimes("ramp:1..2:3s", period_seconds=3.0)
-    assert RecordedArrivals(np.ones(7), name="i.txt").times == RequestTimes("i.txt", recorded_requests=7)
+    recorded = RecordedArrivals(np.ones(STEPS // 2), name="i.txt").times
+    assert recorded == RequestTimes("i.txt", 0.0, STEPS // 2, (2 / STEPS, 0.0) * (STEPS // 2))
 
 
 def write_trace(folder: Path, content: str) -> Path:
@@ -205,7 +207,7 @@ def test_a_trace_has_times_sizes_and_priorities(tmp_path: Path) -> None:
     assert arrivals.classes.first_lines == (2, 3)
     assert arrivals.classes.counts.tolist() == [2, 1]
     assert str(arrivals.classes.sizes) == "1*2|8*1"
-    assert arrivals.times == RequestTimes(str(path), recorded_requests=3)
+    assert replace(arrivals.times, recorded_shares=()) == RequestTimes(str(path), recorded_requests=3)
 
 
 def test_each_planned_request_has_the_kind_of_its_row(tmp_path: Path) -> None:

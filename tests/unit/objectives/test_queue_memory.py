@@ -165,21 +165,3 @@ def test_the_memory_counts_no_more_than_neighboring_windows_can_have_hidden() ->
     for share, expected in ((0.0, 100.0), (0.5 * SEEN_MARGIN * shown / 100, 100.0), (0.8, SEEN_MARGIN * shown / 0.8)):
         assert replace(counts, seen_share=share).overdispersion == pytest.approx(expected)
     assert replace(counts, seen_share=0.8, queue_overdispersion=1.1).overdispersion == pytest.approx(shown)
-
-
-def test_the_excess_counts_the_shorter_memory_of_the_queue_at_a_lower_rate() -> None:
-    """A rate with latencies that are lower by more than the excess passes, and one with longer ones does not."""
-    requests, slope, test = 180.0, 1.5, SequentialTest(0.005, LOOKS[0])
-
-    def counts_at(fall: float) -> MissCounts:
-        share = float(special.ndtr(special.ndtri(ALLOWED) - slope * fall))
-        windows = [np.full(WINDOWS, requests) for _ in range(LOOKS[0])]
-        misses, tail = ([share_over * server for server in windows] for share_over in (share, ALLOWED))
-        memory = max(1.0, 300 * math.exp(-2 * fall))
-        return MissCounts(windows, misses, tail, slope, fall, queue_overdispersion=memory)
-
-    excess = judge_share(counts_at(0.0), ALLOWED, SPREAD, test).excess
-    assert judge_share(counts_at(excess + 0.2), ALLOWED, SPREAD, test).verdict is Verdict.PASS
-    assert judge_share(counts_at(excess - 0.2), ALLOWED, SPREAD, test).verdict is Verdict.UNDECIDED
-    later = judge_share(counts_at(excess / 2), ALLOWED, SPREAD, test).excess
-    assert later == pytest.approx(excess / 2, abs=0.01), "it is the same rate from another one"

@@ -260,6 +260,7 @@ def test_a_value_of_the_record_that_no_run_has_is_refused(run: Path, path: str, 
         ({"period_seconds": 1e9}, "request_times.period_seconds 1000000000.0 is not from 0 to 60"),
         ({"recorded_requests": -1}, "requests -1 is not a whole number"),
         ({"recorded_requests": "many"}, "requests 'many' is not a whole number"),
+        ({"recorded_shares": [0.5, "half"]}, "request_times.recorded_shares are not from 0 to 1"),
         ({"other": 1}, "other"),
     ],
 )
@@ -267,6 +268,9 @@ def test_times_of_requests_that_no_run_has_are_refused(run: Path, times: dict[st
     whole = {"distribution": "spike:2s", "period_seconds": 2.0, "recorded_requests": 0}
     change_info(change_info(run, "options", load="rate"), "problem", request_times=whole)
     assert read_run(run).problem.request_times == RequestTimes("spike:2s", 2.0)
+    recorded = {"distribution": "trace.csv", "recorded_requests": 8, "recorded_shares": [0.25, 0.75]}
+    change_info(run, "problem", request_times=recorded)
+    assert read_run(run).problem.request_times == RequestTimes("trace.csv", 0.0, 8, (0.25, 0.75))
     change_info(run, "problem", request_times={**whole, **times})
     with pytest.raises(BadInputError, match=message) as caught:
         read_run(run)
