@@ -24,7 +24,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders, temporary_parent
-from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.measure.server_errors import (
     hides_cause,
@@ -297,7 +297,13 @@ def load_model(server: Server, client: ServerClient, name: str, config: str | No
         if error.failure != "overdue":
             raise
         server.stop()  # a load cannot be cancelled
-        raise DeploymentError(f"loading took longer than {limit_seconds:g} s", log=server.log) from error
+        raise DeploymentError(_slow_load(limit_seconds), log=server.log) from error
+
+
+def _slow_load(limit_seconds: float) -> str:
+    one_hour = model_load_timeout_within(3600.0)
+    advice = f"; --budget 1h permits {one_hour:g} s" if limit_seconds < one_hour else ""  # a sweep has no budget
+    return f"loading took longer than {limit_seconds:g} s{advice}"
 
 
 def _in_background(call: Callable[[], None]) -> Future[None]:
