@@ -18,12 +18,13 @@ from optimizer.core.safe_text import decode_utf8, show_path
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of the disk, not of the path
 FREE_BYTES = 8 << 20  # more than most load generators write during a measurement
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
-_REMEDIES = {
+REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space in your quota there",
     errno.EROFS: "make that file system writable",
     errno.EACCES: "make it writable",
     errno.EPERM: "make it writable",
+    errno.ENOENT: "move its folder back, which was moved or removed",
 }
 
 
@@ -112,7 +113,7 @@ def write_error(path: Path, error: OSError, then: str = "continue with `tune --r
 
     ``then`` says what to do once the disk is repaired.
     """
-    remedy = _REMEDIES.get(error.errno or 0, "check that disk")
+    remedy = REMEDIES.get(error.errno or 0, "check that disk")
     return EnvironmentFault(f"cannot write {show_path(path)}: {error.strerror}; {remedy}, then {then}")
 
 

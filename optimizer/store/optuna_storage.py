@@ -26,7 +26,7 @@ from optuna.storages._rdb import storage as rdb_storage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.files import DISK_FAULTS
+from optimizer.core.files import DISK_FAULTS, REMEDIES
 from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import redact
 
@@ -325,7 +325,8 @@ def _translated(method: Callable[..., Any], url: str, measurements_file: str) ->
         try:
             return method(*arguments, **keywords)
         except storage_errors(*_DAMAGE_ERRORS, AttributeError) as error:  # Optuna handles its other errors itself
-            fix = "free space there" if _is_full(_innermost(error)) else "fix that"
+            cause = _innermost(error)
+            fix = "free space there" if _is_full(cause) else REMEDIES.get(getattr(cause, "errno", 0), "fix that")
             raise EnvironmentFault(
                 f"{redact(url)}: the study cannot be stored: {error_cause(error, url)}; "
                 f"{measurements}{fix}, then continue with `tune --resume`"

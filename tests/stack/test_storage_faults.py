@@ -175,6 +175,22 @@ def test_a_journal_truncated_during_a_run_is_repaired(folder: Path, recorded_run
     recorded_runs.assert_complete(folder)
 
 
+def test_a_folder_moved_during_a_run_is_named_and_continued_after_it_is_moved_back(
+    folder: Path, quick_runs: RecordedRuns
+) -> None:
+    process = begun(folder, quick_runs)
+    moved = folder.rename(folder.with_name("moved"))
+    release(folder)
+    complaint = only_line(process.finish(), code=3)
+    assert complaint == (
+        f"tune: cannot write {folder / 'trials.csv'}: No such file or directory; "
+        "move its folder back, which was moved or removed, then continue with `tune --resume`"
+    )
+    moved.rename(folder)
+    assert start(folder, quick_runs).finish().stderr == ""
+    quick_runs.assert_complete(folder)
+
+
 # -- the study: PostgreSQL --------------------------------------------------------------------------------------
 
 
