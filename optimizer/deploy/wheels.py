@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -80,6 +81,10 @@ def _download(wheels: Sequence[Wheel], folder: Path, content: str) -> None:
         log=folder / "pip.log",
         env={**os.environ, "TMPDIR": str(folder)},  # so that temporary files of a killed pip are removed, too
     )
+    # the log is on the same disk: it is empty, or ends within a line, if the disk was full
+    is_cut = bool(done.exit_code) and not done.output.endswith("\n")
+    if is_cut or f"[Errno {errno.ENOSPC}]" in done.output:
+        raise cache_error(f"download into {cache_folder()}", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     if done.exit_code:
         raise EnvironmentFault(f"pip could not fetch {content}: {_cause(done.output)}")
     if done.exit_code is None:
@@ -93,7 +98,7 @@ def _cause(output: str) -> str:
     if "No module named pip" in output:
         return f"{sys.executable} has no pip; install it (python -m ensurepip, or uv pip install pip)"
     lines = process.printed_lines(output)
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
+    errors = [line.removeprefix("ERROR: ") for line in lines if re.match("ERROR(?!: Exception:)", line)] or lines
     reason = ""
     if "connection broken by" in output:
         details = re.search(r"\[Errno -?[0-9]+\] ([^'\"\n]+)", output)

@@ -20,6 +20,9 @@ from optimizer.core.files import cache_folder
 from optimizer.deploy import perf_analyzer_release, runtime
 from tests.command_fixtures import RUN_SECONDS, Sandbox, Tune
 from tests.repositories import doubler, serialized
+from tests.storage_fixtures import SmallDisk, small_disk
+
+__all__ = ["small_disk"]
 
 CHECKS = (
     "tritonserver",
@@ -413,6 +416,20 @@ def test_setup_without_wheels_names_the_missing_wheel(called_tune: Tune, sandbox
     index = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
     unreachable = called_tune("setup", env={**offline(nothing, cache), **index})
     assert "because the connection to the index failed (Connection refused); check" in unreachable.stderr
+
+
+def test_setup_names_a_disk_without_space_for_the_download(
+    small_disk: SmallDisk, sandbox: Sandbox, wheels: Path
+) -> None:
+    cache = small_disk.mount / "cache"
+    process = sandbox.start("setup", env=offline(wheels, cache), under=small_disk.command_prefix)
+    stderr = process.communicate(timeout=RUN_SECONDS)[1]
+    assert (process.returncode, stderr.splitlines()[-1]) == (
+        3,
+        f"tune: cannot download into {cache}: No space left on device; "
+        "free space there, or set TRITUNE_CACHE to another folder",
+    )
+    assert not list(small_disk.path.glob("cache/.setup-*"))
 
 
 def test_setup_refuses_a_wheel_with_another_hash(called_tune: Tune, sandbox: Sandbox, wheels: Path) -> None:
