@@ -10,15 +10,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 
 from optimizer.core.files import cache_folder
+from optimizer.core.locks import file_lock
 from optimizer.core.process import SupervisedProcess
+from optimizer.core.process_owner import this_process
+from optimizer.deploy.docker_engine import OWNER
 from tests.command_fixtures import eventually
 from tests.programs import write_program
 from tests.repositories import skip_without_python_models
 from tests.server_image import ensure_image
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 LIMITED_RUNC = Path(__file__).with_name("limited_runc.py")
 CONFIGURATION = """\
@@ -63,4 +70,15 @@ def engine() -> Iterator[Engine]:
             pytest.skip(f"Podman does not run here: {(folder / 'podman.log').read_text()}")
         base_url = f"unix://{folder}/podman.sock"
         client = undo.enter_context(contextlib.closing(docker.DockerClient(base_url=base_url)))
-        yield Engine(base_url, ensure_image(client, folder))
+        with file_lock(store / "image.lock", print):
+            image = ensure_image(client, folder)
+        yield Engine(base_url, image)
+
+
+def containers_of(client: DockerClient, owner: str | None = None) -> list[str]:
+    """Return the names of the containers that the process ``owner`` has started, by default this one.
+
+    Other processes of pytest may have containers at the same time.
+    """
+    label = f"{OWNER}={owner or this_process()}"
+    return [container.name for container in client.containers.list(all=True, filters={"label": label})]

@@ -84,7 +84,6 @@ class TestEmbedded(ModelJsonContract):
             yield target
 
 
-@pytest.mark.alone(exclusive=True)  # see TestDockerTarget
 class TestDocker(ModelJsonContract):
     @pytest.fixture(scope="module")
     @classmethod

@@ -24,7 +24,7 @@ from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime
-from optimizer.deploy.docker_engine import OWNER, connect
+from optimizer.deploy.docker_engine import connect
 from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
@@ -36,7 +36,7 @@ from optimizer.measure.server_calls import open_client
 from optimizer.options.run_options import TARGETS, RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
 from tests.conftest import measurement
-from tests.podman import Engine
+from tests.podman import Engine, containers_of
 from tests.repositories import skip_without_python_models, stored, write_sleeper
 from tests.stack_fixtures import leftovers
 from tests.user_installation import write_installation
@@ -262,7 +262,6 @@ class TestRemoteTargetOnAnotherVersion(TestRemoteTarget):
         return served_candidate(endpoint)
 
 
-@pytest.mark.alone(exclusive=True)  # counts all containers of the engine
 class TestDockerTarget(TargetContract):
     """A server in a container; skipped if there is no engine."""
 
@@ -287,9 +286,7 @@ class TestDockerTarget(TargetContract):
     def remaining(self) -> set[str]:
         """Return also the containers."""
         with contextlib.closing(connect(self.base_url)) as client:
-            return leftovers() | {
-                container.name for container in client.containers.list(all=True, filters={"label": OWNER})
-            }
+            return leftovers() | set(containers_of(client))
 
 
 MODULES: dict[TargetName, TargetModule] = {

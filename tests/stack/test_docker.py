@@ -19,7 +19,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault, ServerCrashed
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy.docker_container import ContainerRunner
-from optimizer.deploy.docker_engine import OWNER, connect
+from optimizer.deploy.docker_engine import connect
 from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.process_telemetry import ProcessTelemetry
@@ -27,23 +27,22 @@ from optimizer.measure.explained_failures import SharedMemoryLoadGenerator
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
-from tests.podman import Engine
+from tests.podman import Engine, containers_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
-
-pytestmark = pytest.mark.alone(exclusive=True)
 
 BATCHING = Candidate(max_batch_size=16, dynamic_batching=True)
 LEAVES_ONE = """
 import sys, time
 from pathlib import Path
+from optimizer.core.process_owner import this_process
 from optimizer.deploy.docker_container import Container
 from optimizer.deploy.docker_container import ContainerSettings
 from optimizer.deploy.docker_engine import connect
 base_url, image, log = sys.argv[1:]
 Container(connect(base_url), image, ["sleep", "600"], ContainerSettings(host_network=True), log=Path(log))
-print("started", flush=True)
+print(this_process(), flush=True)
 time.sleep(600)
 """
 
@@ -65,10 +64,6 @@ def make(mlp: ModelSource, engine: Engine, tmp_path: Path) -> Iterator[Callable[
             return undo.enter_context(contextlib.closing(target))
 
         yield made
-
-
-def ours(client: DockerClient) -> list[str]:
-    return [container.name for container in client.containers.list(all=True, filters={"label": OWNER})]
 
 
 def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
@@ -98,7 +93,7 @@ def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
     assert f"{engine.image} tritonserver --id=" in started
     assert "--publish=127.0.0.1::8001" in started
 
-    (name,) = ours(client)
+    (name,) = containers_of(client)
 
     def killed_while_measured() -> None:
         with target.deploy(BATCHING) as endpoint:
@@ -108,9 +103,9 @@ def test_a_container_that_dies_while_measuring_is_reported_and_replaced(
     with pytest.raises(ServerCrashed, match="tritonserver died"):
         killed_while_measured()
     with target.deploy(BATCHING):
-        assert ours(client) != [name]
+        assert containers_of(client) != [name]
     target.close()
-    assert ours(client) == []
+    assert containers_of(client) == []
 
 
 def test_a_container_gets_the_variables_of_the_user(
@@ -118,7 +113,7 @@ def test_a_container_gets_the_variables_of_the_user(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     with make(docker_env=("PLUGINS=/plugins/a b", "HF_TOKEN")).deploy(BATCHING):
-        (name,) = ours(client)
+        (name,) = containers_of(client)
         variables = client.containers.get(name).attrs["Config"]["Env"]
     assert {"PLUGINS=/plugins/a b", "HF_TOKEN=secret"} <= set(variables)
     started = (tmp_path / COMMAND_LOG).read_text()
@@ -147,7 +142,7 @@ def test_a_container_that_ends_at_its_start_is_removed_and_its_cause_reported(
     target = make(server_args=("--no-such-option",))
     with pytest.raises(ServerFault, match=r"did not start: .*unrecognized option '--no-such-option'"):
         target.deploy(BATCHING).__enter__()
-    assert ours(client) == []
+    assert containers_of(client) == []
 
 
 @pytest.mark.parametrize(
@@ -165,7 +160,7 @@ def test_a_missing_image_and_missing_gpus_are_reported_in_one_line(
     with pytest.raises(EnvironmentFault, match=message) as caught:
         target.deploy(BATCHING).__enter__()
     assert "\n" not in str(caught.value)
-    assert ours(client) == []
+    assert containers_of(client) == []
 
 
 def test_the_next_target_removes_the_container_of_a_killed_process(
@@ -174,11 +169,12 @@ def test_the_next_target_removes_the_container_of_a_killed_process(
     left = subprocess.Popen(
         [sys.executable, "-c", LEAVES_ONE, engine.base_url, engine.image, str(tmp_path / "left.log")],
         stdout=subprocess.PIPE,
+        text=True,
     )
     assert left.stdout is not None
-    assert left.stdout.readline() == b"started\n"
+    owner = left.stdout.readline().strip()
+    assert len(containers_of(client, owner)) == 1
     left.send_signal(signal.SIGKILL)
     left.wait()
-    assert len(ours(client)) == 1
     make()
-    assert ours(client) == []
+    assert containers_of(client, owner) == []
