@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from objectives.sla import Verdict
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import INTERRUPTED, fail, print_json, progress_on_terminal
+from optimizer.cli.output import INTERRUPTED, print_json, print_message, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import is_file, named_file, one_line, quote, show_path
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     if failed:
         again = shlex.join(["tune", "batch", arguments.suite, "--resume", str(folder.path)])
         reasons = f"{folder.path}/batch.json has the reasons, and `{again}` repeats what failed"
-        fail(f"{failed} of {count(len(batch.entries), 'run')} failed; {reasons}", 0)
+        print_message(f"{failed} of {count(len(batch.entries), 'run')} failed; {reasons}")
     return exit_code(batch)
 
 

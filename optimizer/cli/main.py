@@ -23,7 +23,7 @@ from optimizer.cli.commands import (
     requested_words,
     version_line,
 )
-from optimizer.cli.output import INTERRUPTED, fail, flush, guarded_streams
+from optimizer.cli.output import INTERRUPTED, fail, flush, guarded_streams, print_message
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.files import DISK_FAULTS, write_error
@@ -63,11 +63,11 @@ def _run(argv: list[str]) -> int:
         return fail("interrupted", INTERRUPTED)
     except TuneError as error:
         for line in str(error).split("\n"):  # one_line escapes other line separators
-            fail(line, 0)
+            print_message(line)
         for note in getattr(error, "__notes__", ()):
-            fail(note, 0)
+            print_message(note)
         if error.log is not None:
-            fail(f"log: {error.log}", 0)
+            print_message(f"log: {error.log}")
         return error.exit_code
 
 
