@@ -28,7 +28,7 @@ from optimizer.core.files import cache_folder
 from optimizer.deploy import runtime
 from optimizer.deploy.local_target import find_installation
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.wheels import Wheel, install
+from optimizer.deploy.wheels import Wheel, install_missing
 from tests.repositories import write_sleeper
 from tests.user_installation import write_installation
 
@@ -97,10 +97,10 @@ def _give_python_38(program: Path, packages: Path) -> None:
 
 def _unpacked(version: str) -> Runtime:
     root = cache_folder() / f"older-{version}"
-    if not root.is_dir():
-        members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
-        wheel = Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members)
-        install((wheel,), root, _make_executable, content=f"nvidia-pytriton {version}")
+    members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
+    wheel = Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members)
+    message = f"fetching {wheel.requirement}"
+    install_missing((wheel,), root, _make_executable, print, content=wheel.requirement, message=message)
     return Runtime(root)
 
 

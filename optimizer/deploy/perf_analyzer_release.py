@@ -13,7 +13,7 @@ from pathlib import Path
 from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.deploy.server_process import is_older
-from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
+from optimizer.deploy.wheels import Wheel, install_missing, make_executable
 from optimizer.machine.hardware import describe_unsupported_libc
 
 NEWER_VERSION, OLDER_VERSION = "2.60.0", "2.36.0"
@@ -96,20 +96,17 @@ def measuring_version(version: str, server_version: str) -> str:
 
 
 def _program(version: str, wheel: Wheel) -> Path:
-    return cache_folder() / f"perf_analyzer-{version}-{wheel.sha256[:12]}" / wheel.members[0]
+    return _folder(version, wheel) / wheel.members[0]
+
+
+def _folder(version: str, wheel: Wheel) -> Path:
+    return cache_folder() / f"perf_analyzer-{version}-{wheel.sha256[:12]}"
 
 
 def _ensure(version: str, wheel: Wheel, message: str, on_progress: Callable[[str], None]) -> Path:
-    program = _program(version, wheel)
-    if not program.exists():
-        with lock_cache(on_progress):
-            if not program.exists():
-                root = program.parents[wheel.members[0].count("/")]
-                on_progress(message)
-                install(
-                    (wheel,),
-                    root,
-                    lambda draft: make_executable(draft / wheel.members[0]),
-                    content=f"perf_analyzer {version}",
-                )
-    return program
+    def finish(draft: Path) -> None:
+        make_executable(draft / wheel.members[0])
+
+    content = f"perf_analyzer {version}"
+    install_missing((wheel,), _folder(version, wheel), finish, on_progress, content=content, message=message)
+    return _program(version, wheel)

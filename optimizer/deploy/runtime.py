@@ -19,7 +19,7 @@ from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import is_folder
 from optimizer.deploy import perf_analyzer_release
-from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
+from optimizer.deploy.wheels import Wheel, install_missing, make_executable
 from optimizer.machine.hardware import describe_unsupported_libc
 
 TRITON_VERSION = "2.51.0"
@@ -162,21 +162,25 @@ def ensure(on_progress: Callable[[str], None]) -> Runtime:
     if runtime := installed():
         return runtime
     runtime = Runtime(_root())
-    with lock_cache(on_progress) as cache:
-        is_missing = not runtime.root.is_dir()
-        if is_missing:
-            on_progress(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
-            install(WHEELS, runtime.root, _finish, content="the server")
-        if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
-            on_progress("fetching numpy for the server's Python backend (18 MB, once)")
-            numpy = NUMPY_WHEELS[running_python()]
-            install((numpy,), runtime.stub_packages, lambda _: None, content="numpy for the server's Python backend")
-    if is_missing:
+    was_missing = install_missing(
+        WHEELS,
+        runtime.root,
+        _finish,
+        on_progress,
+        content="the server",
+        message=f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)",
+    )
+    if runtime.stub_packages is not None:
+        numpy = "numpy for the server's Python backend"
+        wheels = (NUMPY_WHEELS[running_python()],)
+        message = f"fetching {numpy} (18 MB, once)"
+        install_missing(wheels, runtime.stub_packages, lambda _: None, on_progress, content=numpy, message=message)
+    if was_missing:
         try:
             perf_analyzer_release.ensure_newer(on_progress)
         except EnvironmentFault as error:
             on_progress(f"perf_analyzer {PINNED_PERF_ANALYZER} measures, because {error}")
-    on_progress(f"unpacked into {cache}")
+    on_progress(f"unpacked into {cache_folder()}")
     return runtime
 
 
@@ -199,12 +203,9 @@ def ensure_openvino(on_progress: Callable[[str], None], python: str = running_py
     if folder is None:
         versions = ", ".join(OPENVINO_WHEELS)
         raise EnvironmentFault(f"openvino needs Python {versions}, this is {python}: leave openvino out")
-    if folder.is_dir():
-        return
-    with lock_cache(on_progress):
-        if not folder.is_dir():
-            on_progress(f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)")
-            install((OPENVINO_WHEELS[python],), folder, _remove_unused_plugins, content="openvino")
+    message = f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)"
+    wheels = (OPENVINO_WHEELS[python],)
+    install_missing(wheels, folder, _remove_unused_plugins, on_progress, content="openvino", message=message)
 
 
 def _remove_unused_plugins(root: Path) -> None:

@@ -33,7 +33,7 @@ class Wheel:
 
 
 @contextlib.contextmanager
-def lock_cache(on_progress: Callable[[str], None]) -> Iterator[Path]:
+def _locked_cache(on_progress: Callable[[str], None]) -> Iterator[None]:
     """Lock the cache folder and remove incomplete folders of killed processes.
 
     Raises EnvironmentFault if the disk refuses a write.
@@ -44,17 +44,37 @@ def lock_cache(on_progress: Callable[[str], None]) -> Iterator[Path]:
         with file_lock(cache / LOCK, lambda holder: on_progress(f"waiting: {holder} is writing to {cache}")):
             for draft in cache.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft)
-            yield cache
+            yield
     except OSError as error:
         raise cache_error(f"unpack into {cache}", error) from error
 
 
-def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], *, content: str) -> None:
-    """Download and unpack ``wheels`` to a draft folder, ``finish`` it, and rename it to ``target``.
+def install_missing(
+    wheels: Sequence[Wheel],
+    target: Path,
+    finish: Callable[[Path], None],
+    on_progress: Callable[[str], None],
+    *,
+    content: str,
+    message: str,
+) -> bool:
+    """Download and unpack ``wheels`` to ``target``, unless it is there, and return whether it was missing.
 
-    The target is therefore complete or absent. The caller holds the lock of the cache. Errors say that ``content``
-    could not be fetched.
+    ``finish`` completes the unpacked folder. ``on_progress`` gets ``message`` before the download. Another process
+    may install the same wheels meanwhile. Errors say that ``content`` could not be fetched.
     """
+    if target.is_dir():
+        return False
+    with _locked_cache(on_progress):
+        if target.is_dir():
+            return False
+        on_progress(message)
+        _install(wheels, target, finish, content)
+        return True
+
+
+def _install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], content: str) -> None:
+    """Install ``wheels`` in a draft folder and rename it to ``target``, which is therefore complete or absent."""
     draft = target.with_name(f"{DRAFT}{target.name}")
     draft.mkdir()
     try:
