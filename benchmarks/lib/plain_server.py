@@ -20,7 +20,7 @@ from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import ServerFolder
 from optimizer.deploy.managed_target import auto_complete_options
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_process import startup_failure
+from optimizer.deploy.server_log import ServerLog
 from optimizer.deploy.target_settings import free_port
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.options.values import parse_cpus
@@ -112,4 +112,4 @@ def _wait_until_ready(process: SupervisedProcess, address: str, model: str) -> N
                 if client.is_model_ready(model, client_timeout=CALL_SECONDS):
                     return
             time.sleep(CHECK_SECONDS)
-    raise NotReadyError(f"the plain server is not ready: {startup_failure(process.log)}")
+    raise NotReadyError(f"the plain server is not ready: {ServerLog(process.log).startup_failure()}")

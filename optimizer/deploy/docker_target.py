@@ -29,8 +29,8 @@ from optimizer.deploy.docker_container import (
 )
 from optimizer.deploy.docker_engine import connect, remove_named, remove_orphaned_containers
 from optimizer.deploy.managed_target import ManagedTarget, RepositoryCopy, auto_complete_options, exports_metrics
+from optimizer.deploy.server_log import LOG_BYTES
 from optimizer.deploy.server_process import (
-    LOG_BYTES,
     Server,
     remove_leftovers,
     remove_shared_memory,
@@ -231,7 +231,7 @@ class ContainerServer(Server):
             *self._server_options,
         ]
         settings = replace(self._container, cpus=self._cpus)
-        container = Container(self._engine, self._image, command, settings, log=self.log, name=self._name)
+        container = Container(self._engine, self._image, command, settings, log=self.log.path, name=self._name)
         self.grpc = container.address(GRPC_PORT)
         self.http = container.address(HTTP_PORT) if restriction else ""
         self.metrics = container.address(METRICS_PORT) if METRICS_PORT in settings.ports else ""
@@ -249,7 +249,7 @@ class ContainerServer(Server):
         says that the server is too old for this option.
         """
         option = "--http-restricted-api"
-        if self.log.exists() and f"unrecognized option '{option}" in read_tail(self.log, LOG_BYTES):
+        if self.log.path.exists() and f"unrecognized option '{option}" in read_tail(self.log.path, LOG_BYTES):
             if self._needs_http:
                 raise too_old_for_http(self._image)
             return []

@@ -163,7 +163,7 @@ class TritonServer(Server):
         ]
         return SupervisedProcess(
             command,
-            log=self.log,
+            log=self.log.path,
             env={**self._environment, **mps_share(self._processes, self._environment)},
             cwd=self._folder.packages,
             cpus=self._cpus,

@@ -23,7 +23,13 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
-from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders, temporary_parent
+from optimizer.deploy.server_process import (
+    Server,
+    dead_model_processes,
+    new_folder,
+    remove_environment_folders,
+    temporary_parent,
+)
 from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.measure.server_errors import (
@@ -161,7 +167,7 @@ class ModelLoader:
         return self.load(models, from_files=from_files)
 
     def _load_all(self, models: ServedModels, client: ServerClient, *, from_files: bool) -> dict[str, ModelConfig]:
-        self._server.mark_log()
+        self._server.log.mark()
         for name in [name for name in self._loaded if name not in models.configs]:
             self._unload(name, client)
         configs = {name: model_config.without_response_cache(config) for name, config in models.configs.items()}
@@ -263,7 +269,7 @@ class ModelLoader:
         if not self._server.responds():
             return self._server.stop_after_crash("loading")
         message = without_traceback(answer)
-        if hides_cause(message) and (cause := self._server.unreadable_model()):
+        if hides_cause(message) and (cause := self._server.log.unreadable_model()):
             message = f"the server cannot read {cause}"
         if module := missing_module(answer):
             message = f"{message}; {self._server.package_advice(module)}"
@@ -281,14 +287,14 @@ def load_model(server: Server, client: ServerClient, name: str, config: str | No
     A load ends as soon as the server or the process of the model has died. Raises ServerCrashed for that,
     DeploymentError after ``limit_seconds``, and CallError if the server refuses the model.
     """
-    died_before = server.dead_model_processes()
+    died_before = dead_model_processes(server.pid)
     died: frozenset[int] = frozenset()
     loading = _in_background(lambda: client.load(name, config, limit_seconds))
     while not wait_for([loading], CHECK_SECONDS).done:
         if not server.responds():
             raise server.stop_after_crash("loading")
         # the server itself notices most of these deaths; between two checks it has the time to do so
-        died, died_earlier = server.dead_model_processes() - died_before, died
+        died, died_earlier = dead_model_processes(server.pid) - died_before, died
         if died & died_earlier:
             raise server.stop_after_crash("loading", "the model's process died while loading")
     try:
@@ -297,7 +303,7 @@ def load_model(server: Server, client: ServerClient, name: str, config: str | No
         if error.failure != "overdue":
             raise
         server.stop()  # a load cannot be cancelled
-        raise DeploymentError(_slow_load(limit_seconds), log=server.log) from error
+        raise DeploymentError(_slow_load(limit_seconds), log=server.log.path) from error
 
 
 def _slow_load(limit_seconds: float) -> str:
@@ -331,7 +337,7 @@ class ManagedTarget:
     def __init__(self, source: ModelSource, server: Server, folder: RepositoryCopy, settings: TargetSettings) -> None:
         self.source = source
         self._sees_gpus = settings.sees_gpus
-        self.log = server.log
+        self.log = server.log.path
         self._server = server
         self._folder = folder
         self._stopwatch = settings.stopwatch
@@ -384,7 +390,7 @@ class ManagedTarget:
 
     def has_logged_error(self) -> bool:
         """Return whether the server has logged an error since its last deployment began."""
-        return bool(self._server.logged_error())
+        return bool(self._server.log.last_error())
 
     @property
     def server_version(self) -> str:
@@ -401,7 +407,7 @@ class ManagedTarget:
             server.run_for(candidate)
             reported = self._loader.load(models, from_files=from_files or len(self.source.models) > 1)
         gpus = gpu_placement.used_gpus(reported.values()) if self._sees_gpus else ()
-        location = (server.grpc, server.http, server.running.pid if server.running else None)
+        location = (server.grpc, server.http, server.pid)
         return Endpoint(
             models.model,
             candidate,

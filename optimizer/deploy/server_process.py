@@ -1,4 +1,4 @@
-"""The process of a tritonserver that a run starts, the failures in its log, and the files that a killed run left."""
+"""The process of a tritonserver that a run starts, and the files that a killed run left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFau
 from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.process_owner import is_leftover, owner_of, this_process
-from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
+from optimizer.core.safe_text import is_shell_path, one_line
+from optimizer.deploy.server_log import ServerLog
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.cpus import divide_among_servers, read_topology
 from optimizer.measure.server_calls import open_client, reports_live
@@ -130,16 +131,20 @@ class Server(ABC):
     """
 
     def __init__(self, name: str, program: str, flag: str, settings: TargetSettings) -> None:
-        self.log = settings.log
+        self.log = ServerLog(settings.log)
         self.grpc = self.http = self.metrics = self.version = ""
         self._name, self._program, self._flag = name, program, flag
         self._server_options: tuple[str, ...] = ()
         self._default_cpus = self._cpus = settings.cpus
         self.position, self._processes = 0, 1
-        self._log_start = 0
         self.running: RunningProcess | None = None
         self._start_seconds = min(START_LIMIT_SECONDS, settings.model_load_timeout_seconds)
         self._client: ServerClient | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that was launched; None if this server does not run."""
+        return self.running.pid if self.running else None
 
     @abstractmethod
     def package_advice(self, module: str) -> str:
@@ -158,7 +163,7 @@ class Server(ABC):
         if self._is_running():
             return
         self.stop()
-        self.mark_log()
+        self.log.mark()
         self.running = self._launch()
 
     def run_for(self, candidate: Candidate) -> None:
@@ -195,24 +200,15 @@ class Server(ABC):
             self.stop()
             if time.monotonic() > deadline:
                 break
-        failure = startup_failure(self.log, self._log_start)
         settings = f" with {' '.join(self._server_options)}" if self._server_options else ""
         if self._processes > 1:
             settings += f" as one of {self._processes} server processes"
         error = DeploymentError if settings else ServerFault  # the server may start with other settings
-        raise error(f"tritonserver did not start{settings}: {failure}", log=self.log)
+        raise error(f"tritonserver did not start{settings}: {self.log.startup_failure()}", log=self.log.path)
 
     def responds(self) -> bool:
         """Return whether the server runs and responds."""
         return self._client is not None and self._is_running() and reports_live(self._client)
-
-    def dead_model_processes(self) -> frozenset[int]:
-        """Return the processes of this server's models that have ended without being noticed by it."""
-        return dead_model_processes(self.running.pid if self.running else None)
-
-    def mark_log(self) -> None:
-        """Remember the end of the log, so that later errors quote only later lines."""
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
 
     def stop_after_crash(self, doing: str, cause: str = "") -> ServerCrashed:
         """Stop the server and return the error to raise.
@@ -226,22 +222,14 @@ class Server(ABC):
             ended = "no longer answers" if exit_code is None else f"died ({describe_exit_code(exit_code)})"
             cause = f"tritonserver {ended} while {doing}"
         self.stop()
-        logged = self.logged_error() or last_output(self.log, self._log_start)
+        logged = self.log.last_error() or self.log.last_output()
         message = f"{cause}: {logged}" if logged else cause
         return ServerCrashed(
             message,
-            log=self.log,
+            log=self.log.path,
             lacks_gpu_memory=lacks_gpu_memory(message),
             has_ended=exit_code is not None,
         )
-
-    def logged_error(self) -> str:
-        """Return the last error in the log since ``mark_log``; empty if there is none."""
-        return last_error(self.log, self._log_start)
-
-    def unreadable_model(self) -> str:
-        """Return which model the server cannot read, and why, by the log since ``mark_log``; empty if it can."""
-        return unreadable_model(self.log, self._log_start)
 
     def stop(self) -> None:
         """Stop the server; no process, port or shared memory is left. No effect if it is not running."""
@@ -320,70 +308,3 @@ def too_old_for_http(program: str) -> BadInputError:
         f"--protocol http: {program} is too old to keep web pages from loading models over HTTP; leave it out, or "
         "name a newer server"
     )
-
-
-LOG_BYTES = 2**16  # bytes that are read from the end of the log
-# A server without a GPU logs these as errors, the second one for each loaded ensemble, and serves nevertheless.
-_HARMLESS = re.compile("CudaDriverHelper has not been initialized|unable to create stream for ")
-# Lines of the server: its log and tables, and after a crash a signal and a stack trace
-_SERVER_OUTPUT = re.compile(r"[IWE]\d{4} |[|+]|Signal \(\d+\) received| *\d+# ")
-_UNREADABLE = re.compile("Poll failed for model directory '(.+?)': (.+?)\"?$")
-
-
-def last_error(log: Path, start: int = 0) -> str:
-    """Return the last error in the server's log from byte ``start`` on; an empty string if there is none.
-
-    Errors that a server without a GPU logs at each start do not count.
-    """
-    errors = [line for line in _lines(log, start) if line.startswith("E") or "error" in line.lower()]
-    errors = [line for line in errors if not _HARMLESS.search(line)]
-    return _without_origin(errors[-1]) if errors else ""
-
-
-def unreadable_model(log: Path, start: int = 0) -> str:
-    """Return the last model that the server could not read, and why, by its log from byte ``start`` on.
-
-    The result is an empty string if there is none. Only the log has the reason: the answer to the request to load the
-    model, or an ensemble with it, does not.
-    """
-    failures = [match for line in _lines(log, start) if (match := _UNREADABLE.search(line))]
-    return shorten(f"model '{failures[-1][1]}': {failures[-1][2]}") if failures else ""
-
-
-def last_output(log: Path, start: int = 0) -> str:
-    """Return the last line of the log from byte ``start`` on that a model's process or a C++ exception wrote.
-
-    The result is an empty string if there is none.
-    """
-    lines = [line for line in _lines(log, start) if not _SERVER_OUTPUT.match(line)]
-    return shorten(lines[-1]) if lines else ""
-
-
-def startup_failure(log: Path, start: int = 0) -> str:
-    """Return the log's complaint about the command line, otherwise its last error or its last line."""
-    return (
-        _command_line_error(log, start)
-        or last_error(log, start)
-        or _without_origin((_lines(log, start) or ["it printed nothing"])[-1])
-    )
-
-
-def _command_line_error(log: Path, start: int) -> str:
-    """Return the line before or after the usage message, which itself contains the word error many times."""
-    lines = _lines(log, start)
-    if not any(line.startswith("Usage: tritonserver") for line in lines):
-        return ""
-    messages = [line for line in lines if not line.startswith((" ", "\t", "Usage:")) and not line.endswith(":")]
-    return shorten(messages[-1]) if messages else ""
-
-
-def _lines(log: Path, start: int) -> list[str]:
-    try:
-        return [line for line in read_tail(log, LOG_BYTES, start).splitlines() if line.strip()]
-    except OSError:
-        return []
-
-
-def _without_origin(line: str) -> str:
-    """Return a log line without its time and source location."""
-    return shorten(line.partition("] ")[2].strip('"') or line)

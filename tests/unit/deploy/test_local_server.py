@@ -18,14 +18,8 @@ from optimizer.deploy.docker_target import ContainerServer
 from optimizer.deploy.installed_server import Installation, TritonServer, complete_config
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_process import (
-    MIN_VERSION,
-    is_older,
-    last_error,
-    last_output,
-    startup_failure,
-    unreadable_model,
-)
+from optimizer.deploy.server_log import ServerLog
+from optimizer.deploy.server_process import MIN_VERSION, is_older
 from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
 from optimizer.measure.server_errors import missing_module
 from tests.programs import write_program
@@ -174,7 +168,7 @@ def test_only_versions_below_the_minimum_are_older(version: str, old: bool) -> N
 def test_the_failure_of_a_start_is_the_error_in_the_log(tmp_path: Path, text: str, message: str) -> None:
     log = tmp_path / "log"
     log.write_text(text)
-    assert message in startup_failure(log)
+    assert message in ServerLog(log).startup_failure()
 
 
 NO_STREAM = (
@@ -187,19 +181,19 @@ UNREADABLE = "E1129 20:18:33.66 13733 repository.cc:1460] \"Poll failed for mode
 def test_errors_that_a_server_without_a_gpu_always_logs_are_no_cause(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("\n".join([NO_HELPER, NO_STREAM, ""]))
-    assert last_error(log) == unreadable_model(log) == ""
+    assert ServerLog(log).last_error() == ServerLog(log).unreadable_model() == ""
     log.write_text("\n".join([NO_HELPER, 'E1129 a.cc:7] "the weights are corrupt"', UNREADABLE, NO_STREAM, ""]))
-    assert last_error(log) == "Poll failed for model directory 'second': too large"
-    assert unreadable_model(log) == "model 'second': too large"
+    assert ServerLog(log).last_error() == "Poll failed for model directory 'second': too large"
+    assert ServerLog(log).unreadable_model() == "model 'second': too large"
 
 
 def test_the_last_output_is_that_of_a_models_process(tmp_path: Path) -> None:
     log = tmp_path / "log"
     lines = ["| model | 1 |", "+---+", 'I1122 21:49:17.258071 444 model_lifecycle.cc:472] "loading: m:1"']
     log.write_text("\n".join(lines))
-    assert last_output(log) == ""
+    assert ServerLog(log).last_output() == ""
     log.write_text("\n".join([*lines, "bash: line 1: stub: No such file", *lines, ""]))
-    assert last_output(log) == "bash: line 1: stub: No such file"
+    assert ServerLog(log).last_output() == "bash: line 1: stub: No such file"
 
 
 def test_the_last_output_of_a_crashed_server_is_the_exception_above_its_stack_trace(tmp_path: Path) -> None:
@@ -207,9 +201,9 @@ def test_the_last_output_of_a_crashed_server_is_the_exception_above_its_stack_tr
     exception = ["terminate called after throwing an instance of 'E'", "  what():  basic_string::append"]
     crash = ["Signal (6) received.", " 0# 0x55D57748 in /opt/tritonserver", "26# 0x00007FC2 in /usr/lib/libc.so.6"]
     log.write_text("\n".join([*exception, *crash, ""]))
-    assert last_output(log) == "what(): basic_string::append"
+    assert ServerLog(log).last_output() == "what(): basic_string::append"
     log.write_text("\n".join([*crash, ""]))
-    assert last_output(log) == ""
+    assert ServerLog(log).last_output() == ""
 
 
 def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_path: Path) -> None:
