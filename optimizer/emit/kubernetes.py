@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,33 +80,24 @@ def adapter_rule(recommendation: Recommendation) -> dict[str, Any]:
     }
 
 
-def autoscaling_notes(server: ProductionServer) -> list[str]:
-    """Return comment lines on how replicas are scaled and the rule that prometheus-adapter needs."""
-    if not server.is_autoscaled:
-        return []
-    share = f"{100 * server.target_utilization:g} %"
+def autoscaling_notes(server: ProductionServer) -> Iterator[str]:
+    """Yield comment lines on how replicas are scaled and the rule that prometheus-adapter needs."""
+    recommendation, share = server.recommendation, f"{100 * server.target_utilization:g} %"
     if server.autoscaled_by == "cpu":
-        return [f"replicas: scaled to keep CPUs at {share}; the measured load is not used"]
-    measured = formatting.exact(server.recommendation.measured_load)
-    if server.recommendation.is_streaming:
-        measured = formatting.number(server.recommendation.served_rate)
-    target = formatting.request_load(target_load(server), is_rate=is_scaled_by_rate(server.recommendation))
-    return [
-        f"replicas: scaled to keep each at {target}, {share} of the measured {measured};",
-        f"prometheus-adapter computes {metric_name(server.recommendation)} with this rule in its rules.custom:",
-        *(f"  {line}" for line in to_yaml([adapter_rule(server.recommendation)]).splitlines()),
-        *_unscaled_notes(server.recommendation),
-    ]
-
-
-def _unscaled_notes(recommendation: Recommendation) -> list[str]:
-    """Return a comment line on the other models under load, whose requests are not counted; empty without any."""
-    if not (others := recommendation.run.concurrent_models):
-        return []
-    return [
-        f"NOTE: replicas are scaled by the requests to {recommendation.model} alone; they are too few if "
-        f"{', '.join(others)} get a larger part of the requests than measured"
-    ]
+        yield f"replicas: scaled to keep CPUs at {share}; the measured load is not used"
+        return
+    measured = formatting.exact(recommendation.measured_load)
+    if recommendation.is_streaming:
+        measured = formatting.number(recommendation.served_rate)
+    target = formatting.request_load(target_load(server), is_rate=is_scaled_by_rate(recommendation))
+    yield f"replicas: scaled to keep each at {target}, {share} of the measured {measured};"
+    yield f"prometheus-adapter computes {metric_name(recommendation)} with this rule in its rules.custom:"
+    yield from (f"  {line}" for line in to_yaml([adapter_rule(recommendation)]).splitlines())
+    if others := recommendation.run.concurrent_models:
+        yield (
+            f"NOTE: replicas are scaled by the requests to {recommendation.model} alone; they are too few if "
+            f"{', '.join(others)} get a larger part of the requests than measured"
+        )
 
 
 MANIFEST_FILE = "kubernetes.yaml"
@@ -123,60 +115,46 @@ def emit_kubernetes(server: ProductionServer) -> dict[str, str]:
 
 def kubernetes_header(server: ProductionServer) -> list[str]:
     """Return the comment lines on top of the file."""
-    notes = [
-        *container_notes(server.recommendation),
-        *sharing_notes(server.recommendation),
-        *sequence_notes(server),
-        *autoscaling_notes(server),
-    ]
+    notes = list(container_notes(server.recommendation))
+    if server.recommendation.is_stateful and server.max_replicas > 1:
+        notes.append(
+            "WARNING: sessionAffinity sends all requests from an address to one replica, so clients behind one proxy "
+            "share it; a replica that is removed ends its sequences, which --min-replicas equal to --max-replicas "
+            "avoids"
+        )
+    if server.is_autoscaled:
+        notes += autoscaling_notes(server)
     return deployment_header(server, *notes)
 
 
-def container_notes(recommendation: Recommendation) -> list[str]:
-    """Return comment lines on folders, variables and limits of the measured container that this format does not set.
+def container_notes(recommendation: Recommendation) -> Iterator[str]:
+    """Yield comment lines on folders, variables and limits of the measured container that these formats do not set.
 
-    They are the variables whose values the run did not store.
+    The variables are those whose values the run did not store. The last lines are on the replicas of several server
+    processes.
     """
-    notes = []
     if recommendation.mounts:
         folders = ", ".join(f"{mount.at} (there {mount.source})" for mount in recommendation.mounts)
-        notes.append(f"WARNING: the measured container had the folders {folders}; add a volume for each")
+        yield f"WARNING: the measured container had the folders {folders}; add a volume for each"
     if names := [name for name, value in recommendation.environment.items() if value is None]:
-        notes.append(
+        yield (
             f"WARNING: the measured container had the environment variables {', '.join(names)}, whose values are not "
             "stored; add them to the container, for example from a Secret"
         )
     if recommendation.ulimits:
         limits = ", ".join(recommendation.ulimits)
-        notes.append(f"limits: the measured container had {limits}; set them in the container runtime of the nodes")
-    return notes
-
-
-def sequence_notes(server: ProductionServer) -> list[str]:
-    """Return a comment line on the replicas of a stateful model; empty for a single one."""
-    if not server.recommendation.is_stateful or server.max_replicas == 1:
-        return []
-    return [
-        "WARNING: sessionAffinity sends all requests from an address to one replica, so clients behind one proxy "
-        "share it; a replica that is removed ends its sequences, which --min-replicas equal to --max-replicas avoids"
-    ]
-
-
-def sharing_notes(recommendation: Recommendation) -> list[str]:
-    """Return comment lines on the replicas of several server processes; empty for a single one."""
-    processes = recommendation.server_processes
-    if processes == 1:
-        return []
-    notes = [
-        f"replicas: each is one server process, and {processes} of them have the resources of the measured device; a "
-        "gRPC connection stays on one replica of a Service, so put a proxy in front that balances requests"
-    ]
-    if recommendation.gpus:
-        notes.append(
-            f"GPU: {processes} replicas share each; configure the NVIDIA device plugin to share a GPU among "
-            f"{processes} pods (sharing.mps or sharing.timeSlicing)"
+        yield f"limits: the measured container had {limits}; set them in the container runtime of the nodes"
+    if (processes := recommendation.server_processes) > 1:
+        yield (
+            f"replicas: each is one server process, and {processes} of them have the resources of the measured "
+            "device; a gRPC connection stays on one replica of a Service, so put a proxy in front that balances "
+            "requests"
         )
-    return notes
+        if recommendation.gpus:
+            yield (
+                f"GPU: {processes} replicas share each; configure the NVIDIA device plugin to share a GPU among "
+                f"{processes} pods (sharing.mps or sharing.timeSlicing)"
+            )
 
 
 def manifests(server: ProductionServer) -> list[dict[str, Any]]:
@@ -414,23 +392,21 @@ def emit_kserve(server: ProductionServer) -> dict[str, str]:
             f"--format kserve: {one_line(server.recommendation.model)} is stateful, and Knative sends the steps of a "
             "sequence to different replicas; use a single one (--max-replicas 1), or --format kubernetes"
         )
-    notes = [*container_notes(server.recommendation), *sharing_notes(server.recommendation), *_knative_notes(server)]
+    notes = [*container_notes(server.recommendation), *([_knative_note(server)] if server.is_autoscaled else [])]
     lines = deployment_header(server, *notes, mounts_configs=False)
     return {INFERENCE_SERVICE_FILE: to_yaml(inference_service(server), header=lines)}
 
 
-def _knative_notes(server: ProductionServer) -> list[str]:
-    """Return a comment line on how Knative scales the replicas; empty for a fixed number."""
-    if not server.is_autoscaled:
-        return []
+def _knative_note(server: ProductionServer) -> str:
+    """Return a comment line on how Knative scales the replicas."""
     share, measured = f"{100 * server.target_utilization:g} %", server.recommendation.measured_load_of_all
     load = formatting.request_load(measured, is_rate=server.recommendation.is_rate)
     if measured < MIN_SCALE_TARGET:
-        return [
+        return (
             f"NOTE: replicas are scaled to keep each at {share} of {MIN_SCALE_TARGET}, the smallest scaleTarget "
             f"and above the measured {load}; with a lower --target-utilization Knative adds replicas earlier"
-        ]
-    return [f"replicas: scaled to keep each at {share} of the measured {load}"]
+        )
+    return f"replicas: scaled to keep each at {share} of the measured {load}"
 
 
 def inference_service(server: ProductionServer) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from math import ceil, inf
@@ -195,53 +195,52 @@ MAX_LINE_CHARACTERS = 400
 
 def header(recommendation: Recommendation, *more: str) -> list[str]:
     """Return the comment lines on top of a file, without comment marks; ``more`` are lines about the file itself."""
+    return [one_line(line, MAX_LINE_CHARACTERS) for line in (*_about_run(recommendation), *more)]
+
+
+def _about_run(recommendation: Recommendation) -> Iterator[str]:
+    """Yield comment lines on what the run measured, and on what to do before the result is used."""
     run, load = recommendation.run, recommendation.point.load
+    yield (
+        f"{recommendation.model}, as tuned by tritune {metadata.version('tritune')}: run {run.name}, written "
+        f"{run.info.get('written', '')}"
+    )
     samples = (
         f"{formatting.exact(load.request_batch_size)} sample{'' if load.request_batch_size == 1 else 's'} a request"
     )
     memory = f", memory {formatting.size(recommendation.memory_bytes)}" if recommendation.memory_bytes else ""
     measured = formatting.performance(recommendation.point, recommendation.sla.judged_latency)
+    yield f"measured: {measured} ({samples}){memory}"
+    if run.problem.has_load_shape:
+        yield f"load: {formatting.sending(load.request_rate, run.problem.request_times)}"
     gain = outcome_values.gain_over(recommendation.outcome, recommendation.outcome.baseline)
+    yield f"gain over the current configuration: {gain}"
+    yield f"bound: {formatting.bounds(recommendation.sla) or 'none'}"
     verdicts = (summary.verdict(recommendation.outcome), recommendation.separate_pass)
-    lines = [
-        f"{recommendation.model}, as tuned by tritune {metadata.version('tritune')}: run {run.name}, written "
-        f"{run.info.get('written', '')}",
-        f"measured: {measured} ({samples}){memory}",
-        *_load_shape_line(recommendation),
-        f"gain over the current configuration: {gain}",
-        f"bound: {formatting.bounds(recommendation.sla) or 'none'}",
-        f"verdict: {'; '.join(filter(None, verdicts))}",
-        f"on: {_hardware(recommendation)}, Triton {recommendation.triton_version}",
-        f"by: {run.info.get('command', '')}",
-    ]
+    yield f"verdict: {'; '.join(filter(None, verdicts))}"
+    yield f"on: {_hardware(recommendation)}, Triton {recommendation.triton_version}"
+    yield f"by: {run.info.get('command', '')}"
     if recommendation.server_processes > 1:
-        lines.append(
+        yield (
             f"server processes: {recommendation.server_processes} servers with this configuration share the device, "
             "the CPUs and the load; send each request to the one with the fewest unanswered requests, for example "
             "with Envoy's LEAST_REQUEST or nginx's least_conn"
         )
     if run.options.target == "embedded":
-        lines.append(
+        yield (
             "NOTE: measured on tune's embedded server; the backends of NVIDIA's image differ in speed and memory, so "
             "measure there before you rely on limits and replicas: `tune verify --fresh --target docker` (or local, "
             "remote)"
         )
         served = f"`tune serve {shlex.quote(str(run.folder.path))}`"
-        lines.append(f"without Docker: {served} starts the measured server on the machine of the run")
+        yield f"without Docker: {served} starts the measured server on the machine of the run"
     if run.concurrent_models:
-        lines.append(f"NOTE: {SeveralModelsLoaded(recommendation.model, tuple(run.concurrent_models.items()))}")
+        yield f"NOTE: {SeveralModelsLoaded(recommendation.model, tuple(run.concurrent_models.items()))}"
     if recommendation.unread_settings:
-        lines.append(f"NOTE: {SettingsUnread(recommendation.unread_settings)}")
+        yield f"NOTE: {SettingsUnread(recommendation.unread_settings)}"
     if recommendation.is_undecided:
         command = recommendation.step_if_undecided.command
-        lines.append(f"WARNING: the verdict is UNDECIDED: run `{command}` before you use this in production")
-    return [one_line(line, MAX_LINE_CHARACTERS) for line in (*lines, *more)]
-
-
-def _load_shape_line(recommendation: Recommendation) -> list[str]:
-    """Return a line on how a load shape or a recording was sent; empty for other loads."""
-    problem, rate = recommendation.run.problem, recommendation.point.load.request_rate
-    return [f"load: {formatting.sending(rate, problem.request_times)}"] if problem.has_load_shape else []
+        yield f"WARNING: the verdict is UNDECIDED: run `{command}` before you use this in production"
 
 
 def _hardware(recommendation: Recommendation) -> str:
@@ -259,32 +258,46 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
 
     ``mounts_configs``: the format mounts its own config.pbtxt files into a mounted repository.
     """
+    before = f"before: {_preparation(server, mounts_configs=mounts_configs)}"
+    return [*header(server.recommendation, before, *_about_server(server)), *more]
+
+
+def _about_server(server: ProductionServer) -> Iterator[str]:
+    """Yield comment lines on what the server needs, and on the origin of its resource limits."""
     recommendation, names = server.recommendation, ", ".join(server.recommendation.configs)
     is_strict = "--disable-auto-complete-config" in recommendation.arguments
     incomplete = ", such as one whose config.pbtxt is not complete" if is_strict else ""
-    image = "" if server.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
-    lines = [
-        f"before: {_preparation(server, mounts_configs=mounts_configs)}",
+    yield (
         f"models: the server loads all models of the repository and ends if one cannot be loaded{incomplete}; give "
-        f"it a repository with only {names}",
+        f"it a repository with only {names}"
+    )
+    image = "" if server.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
+    yield (
         f"image: {image}needs the measured Triton {recommendation.triton_version} or newer, and the backends of the "
-        "models",
-    ]
+        "models"
+    )
     if recommendation.memory_bytes is None:
-        lines.append("memory: not measured, so no limit is set")
+        yield "memory: not measured, so no limit is set"
     else:
-        lines.append(
-            f"memory limit: {MEMORY_HEADROOM:g} times the measured memory, with the shared memory (/dev/shm)"
+        yield f"memory limit: {MEMORY_HEADROOM:g} times the measured memory, with the shared memory (/dev/shm)"
+    options = " ".join(recommendation.quantiles)
+    if recommendation.affordable_quantiles:
+        yield (
+            f"metrics: {options} lets `tune watch` compare the time in the server with the bound; the measured "
+            f"server ran without it, and it takes {QUANTILE_COST}"
         )
-    lines += _quantile_lines(recommendation)
+    elif recommendation.quantiles:
+        yield (
+            f"metrics: without {options}, so that `tune watch` cannot compare the time in the server with the bound: "
+            f"at this rate it would reduce the throughput ({QUANTILE_COST})"
+        )
     if recommendation.cpus is None:
-        lines.append("CPUs: the server ran on another machine, so no limit is set")
+        yield "CPUs: the server ran on another machine, so no limit is set"
     if recommendation.is_stateful:
-        lines.append(
+        yield (
             "WARNING: all steps of a sequence must reach the same server, which keeps its state; a proxy in front of "
             "several servers must send all requests of a client, or of a sequence, to one of them"
         )
-    return [*header(recommendation, *lines), *more]
 
 
 def _preparation(server: ProductionServer, *, mounts_configs: bool) -> str:
@@ -302,22 +315,6 @@ def _preparation(server: ProductionServer, *, mounts_configs: bool) -> str:
     is_single = len(recommendation.configs) == 1
     folder = f"{repository.rstrip('/')}/{recommendation.model}" if is_single else repository
     return f"copy the {files} of {names} from `{shlex.join(command)}` into {folder}"
-
-
-def _quantile_lines(recommendation: Recommendation) -> list[str]:
-    """Return a line on the quantiles in the server's metrics; empty if `tune watch` compares none with a bound."""
-    if not recommendation.quantiles:
-        return []
-    options = " ".join(recommendation.quantiles)
-    if recommendation.affordable_quantiles:
-        return [
-            f"metrics: {options} lets `tune watch` compare the time in the server with the bound; the measured "
-            f"server ran without it, and it takes {QUANTILE_COST}"
-        ]
-    return [
-        f"metrics: without {options}, so that `tune watch` cannot compare the time in the server with the bound: at "
-        f"this rate it would reduce the throughput ({QUANTILE_COST})"
-    ]
 
 
 def cpu_amount(cpus: float) -> int | float:

@@ -11,10 +11,11 @@ from rich.console import Console
 
 from objectives.sla import Sla, Verdict
 from optimizer.core.trial import Point
-from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPlan, LoadForecast
+from optimizer.plan.autoscaler import AutoscalerTest
+from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPlan, FurtherMeasuring, LoadForecast
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
 from optimizer.plan.fleet import HOURS_A_MONTH, MAX_REPLICAS
-from optimizer.plan.measured_capacity import LengthSummary
+from optimizer.plan.measured_capacity import LengthSummary, MeasuredCapacity
 from optimizer.plan.traffic import BALANCER_SPLITS, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
@@ -248,12 +249,13 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
         if not answer.is_overloaded:
             yield "one lost", _one_lost_text(answer)
             yield "burst, 2x", _burst_text(answer)
-    yield from (
-        *_measured_capacity_lines(answer),
-        *_cost_and_power_lines(answer),
-        *_further_measuring_lines(answer),
-        *_autoscaler_lines(answer),
-    )
+    if answer.measured_capacity is not None:
+        yield from _measured_capacity_lines(answer, answer.measured_capacity)
+    yield from _cost_and_power_lines(answer)
+    if answer.further_measuring is not None:
+        yield "measure more", _further_measuring_text(answer, answer.further_measuring)
+    if answer.autoscaler_test is not None:
+        yield from _autoscaler_lines(answer, answer.autoscaler_test)
 
 
 def _configuration_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, str]]:
@@ -350,32 +352,26 @@ def _outcome_text(answer: FleetPlan, load: LoadForecast) -> str:
     return f"{verdict} ({latency} {formatting.number(load.latency_ms)} ms)"
 
 
-def _cost_and_power_lines(answer: FleetPlan) -> list[tuple[str, str]]:
-    lines = []
-    if answer.cost is not None:
-        cost = answer.cost
+def _cost_and_power_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
+    if (cost := answer.cost) is not None:
         text = f"{_cost_text(cost.per_hour)} per hour, {_cost_text(cost.per_month)} per month (730 hours)"
         if cost.per_million is not None:
             text += f", {_cost_text(cost.per_million)} per million inferences"
-        lines.append(("cost", text))
+        yield "cost", text
         if cost.scaled_per_hour is not None and cost.scaled_per_million is not None:
             scaled = f"{_cost_text(cost.scaled_per_hour)} per hour, {_cost_text(cost.scaled_per_million)} per million"
             range_ = f"{min(answer.replicas_by_hour):,} to {max(answer.replicas_by_hour):,} replicas"
-            lines.append(("scaled hourly", f"{scaled}, with {range_} over the day"))
+            yield "scaled hourly", f"{scaled}, with {range_} over the day"
     if answer.power is not None:
         watts, joules = answer.power.watts, answer.power.joules_per_1000
         text = f"{formatting.number(watts)} W of all GPUs at the measured load"
         if joules is not None:
             text += f", {formatting.number(joules)} J per 1,000 inferences"
-        lines.append(("power", formatting.UNKNOWN if watts is None else text))
-    return lines
+        yield "power", formatting.UNKNOWN if watts is None else text
 
 
-def _measured_capacity_lines(answer: FleetPlan) -> list[tuple[str, str]]:
-    """Return the lines of a plan that follows from measurements alone: the load of a replica, and the assumptions."""
-    capacity = answer.measured_capacity
-    if capacity is None:
-        return []
+def _measured_capacity_lines(answer: FleetPlan, capacity: MeasuredCapacity) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a plan that follows from measurements alone: the load of a replica, and the assumptions."""
     confirmed = f"{_infer_rate(answer, capacity.confirmed)} were confirmed"
     to_model = f" to {capacity.limiting_model}" if capacity.limiting_model else ""
     if capacity.concurrency:
@@ -383,26 +379,23 @@ def _measured_capacity_lines(answer: FleetPlan) -> list[tuple[str, str]]:
             f" with {capacity.concurrency:,} in flight{to_model} in a closed loop, "
             f"{formatting.count(capacity.loads, 'load')} measured"
         )
-    lines = [("method", f"measured capacity of a replica, not a simulation; {confirmed}")]
+    yield "method", f"measured capacity of a replica, not a simulation; {confirmed}"
     if to_model:
-        lines.append(("limit", f"the requests{to_model}, which has its part of the rate of all models"))
+        yield "limit", f"the requests{to_model}, which has its part of the rate of all models"
     if answer.feasible and capacity.mean_in_flight is not None and capacity.full_share is not None:
         rate, safe_rate = answer.rate / answer.replicas, _infer_rate(answer, capacity.safe)
         share = formatting.percent(rate / capacity.confirmed)
-        lines.append(("each", f"{_infer_rate(answer, rate)}, {share} of the confirmed throughput"))
+        yield "each", f"{_infer_rate(answer, rate)}, {share} of the confirmed throughput"
         in_flight = (
             f"{formatting.number(capacity.mean_in_flight)} on average if each gets {safe_rate}, the most that is "
             f"safe; {formatting.percent(capacity.full_share, 2)} of the requests find {capacity.concurrency:,} or "
             "more"
         )
-        lines.append(("in flight", in_flight))
+        yield "in flight", in_flight
     if answer.n_plus_1_replicas is not None:
-        lines.append(
-            ("one lost", f"{_replicas_text(answer.configuration, answer.n_plus_1_replicas)} tolerate it (N+1)")
-        )
-    lines.append(("requests", _lengths_text(capacity.lengths)))
-    lines += [("" if number else "assumed", text) for number, text in enumerate(capacity.assumptions)]
-    return lines
+        yield "one lost", f"{_replicas_text(answer.configuration, answer.n_plus_1_replicas)} tolerate it (N+1)"
+    yield "requests", _lengths_text(capacity.lengths)
+    yield from (("" if number else "assumed", text) for number, text in enumerate(capacity.assumptions))
 
 
 def _lengths_text(lengths: LengthSummary) -> str:
@@ -417,48 +410,42 @@ def _confidence_text(answer: FleetPlan) -> str:
     return SAFE_CONFIDENCE if answer.measured_capacity is None else f"{100 * answer.measured_capacity.confidence:g} %"
 
 
-def _further_measuring_lines(answer: FleetPlan) -> list[tuple[str, str]]:
-    further = answer.further_measuring
-    if further is None:
-        return []
+def _further_measuring_text(answer: FleetPlan, further: FurtherMeasuring) -> str:
     deployments = formatting.count(further.deployments, "deployment")
     after = f"after {FURTHER_SECONDS / 60:g} more minutes of measurements ({deployments})"
     if further.sustainable_rate is not None:
         rate = _infer_rate(answer, further.sustainable_rate.safe)
-        return [("measure more", f"{after}, {rate} would be the expected answer at {SAFE_CONFIDENCE} confidence")]
+        return f"{after}, {rate} would be the expected answer at {SAFE_CONFIDENCE} confidence"
     assert further.count is not None, "a further answer is one of the two"
     saved = answer.replicas - further.count.safe
     if saved <= 0:
-        return [("measure more", f"{after}, the expected answer is the same number of replicas")]
+        return f"{after}, the expected answer is the same number of replicas"
     replicas = _replicas_text(answer.configuration, further.count.safe)
     text = f"{after}, {replicas} would be the expected answer at {SAFE_CONFIDENCE} confidence, {saved:,} fewer"
     if further.saved_per_hour is not None:
         monthly = HOURS_A_MONTH * further.saved_per_hour
         text += f", which saves {_cost_text(further.saved_per_hour)} per hour, {_cost_text(monthly)} per month"
-    return [("measure more", text)]
+    return text
 
 
-def _autoscaler_lines(answer: FleetPlan) -> list[tuple[str, str]]:
-    test = answer.autoscaler_test
-    if test is None:
-        return []
+def _autoscaler_lines(answer: FleetPlan, test: AutoscalerTest) -> Iterator[tuple[str, str]]:
     scaler = test.autoscaler
     each = "each" if test.pods_per_replica == 1 else "each server process"
-    settings = (
+    yield (
+        "autoscaler",
         f"{scaler.min_replicas:,} to {formatting.count(scaler.max_replicas, 'replica')}, {each} with "
         f"{formatting.request_load(test.target, is_rate=test.is_rate)} "
         f"({formatting.percent(scaler.target_utilization)}), metric {scaler.metric_delay_s:g} s old, "
-        f"cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s"
+        f"cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s",
     )
-    result = (
+    yield (
+        "tested",
         f"too few replicas for {formatting.duration(test.too_few_seconds)} of {formatting.duration(test.seconds)}, "
         f"{formatting.percent(test.over_bound_share, 2)} of the requests over the bound, "
-        f"{test.mean_replicas:.1f} replicas on average, at most {formatting.exact(test.most_replicas)}"
+        f"{test.mean_replicas:.1f} replicas on average, at most {formatting.exact(test.most_replicas)}",
     )
-    lines = [("autoscaler", settings), ("tested", result)]
     if answer.count is not None and scaler.max_replicas < answer.count.safe:
-        lines.append(("", f"the peak needs {answer.count.safe:,}: give --max-replicas here and to `tune emit`"))
-    return lines
+        yield "", f"the peak needs {answer.count.safe:,}: give --max-replicas here and to `tune emit`"
 
 
 def _traffic_text(plan: CapacityPlan) -> str:
