@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -20,6 +20,9 @@ from optimizer.plan.traffic import BALANCER_SPLITS, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.terminal_output import plain_table, print_line, print_table, print_unwrapped, print_wrapped
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SAFE_CONFIDENCE = f"{100 * SAFE:g} %"
 
@@ -111,13 +114,13 @@ def _answer_document(answer: FleetPlan) -> dict[str, Any]:
         "configuration": candidate_document(configuration.candidate),
         "sla": list(map(str, configuration.sla)),
         "capacity_sentence": capacity_sentence(configuration, measured) if measured else None,
-        "published": None if published is None else asdict(published),
+        "published": _fields(published),
         "replicas": answer.replicas,
         "gpus": gpus or None,
         "gpus_per_replica": configuration.gpus,
-        "count": None if answer.count is None else asdict(answer.count),
+        "count": _fields(answer.count),
         **_rate_fields(answer.rate, size),
-        "sustainable_requests_per_sec": None if answer.sustainable_rate is None else asdict(answer.sustainable_rate),
+        "sustainable_requests_per_sec": _fields(answer.sustainable_rate),
         "at_rate": _load_document(answer.at_rate, size),
         "tightest_bound_ms": None if answer.tightest_bound_ms is None else _finite(answer.tightest_bound_ms),
         "unloaded_latency_ms": answer.unloaded_latency_ms or None,
@@ -127,13 +130,17 @@ def _answer_document(answer: FleetPlan) -> dict[str, Any]:
         "burst_replicas": answer.burst_replicas,
         "headroom": [_load_document(load, size) for load in answer.headroom],
         "replicas_by_hour": list(answer.replicas_by_hour) or None,
-        "cost": None if answer.cost is None else asdict(answer.cost),
-        "power": None if answer.power is None else asdict(answer.power),
-        "measured_capacity": None if answer.measured_capacity is None else asdict(answer.measured_capacity),
-        "forecast_errors": asdict(answer.forecast_errors) if answer.forecast_errors is not None else None,
-        "further_measuring": None if answer.further_measuring is None else asdict(answer.further_measuring),
-        "autoscaler_test": None if answer.autoscaler_test is None else asdict(answer.autoscaler_test),
+        "cost": _fields(answer.cost),
+        "power": _fields(answer.power),
+        "measured_capacity": _fields(answer.measured_capacity),
+        "forecast_errors": _fields(answer.forecast_errors),
+        "further_measuring": _fields(answer.further_measuring),
+        "autoscaler_test": _fields(answer.autoscaler_test),
     }
+
+
+def _fields(part: DataclassInstance | None) -> dict[str, Any] | None:
+    return None if part is None else asdict(part)
 
 
 def _load_document(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
