@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from objectives.sla import Verdict
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import INTERRUPTED, print_json, print_message, progress_on_terminal
+from optimizer.cli.output import INTERRUPTED, open_console, print_json, print_message, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import is_file, named_file, one_line, quote, show_path
@@ -71,8 +71,6 @@ def main(argv: list[str]) -> int:
         return _preview(suite, budget or suite.budget_seconds, arguments.out, as_json=arguments.json)
     folder, record = _open_batch(suite, arguments.resume, arguments.out, budget)
     record = replace(record, regression_share=regression)
-    from rich.console import Console
-
     from optimizer.results.formatting import count
     from optimizer.study.batch.batch_runner import BatchRunner
     from optimizer.study.batch.finished_batch import finish
@@ -85,7 +83,7 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         print_json(RECORD.dump_python(batch, mode="json"))
     else:
-        print_batch(Console(), batch, folder)
+        print_batch(open_console(), batch, folder)
         if batch.status == "interrupted":
             print(f"continue  tune batch {arguments.suite} --resume {folder.path}")
     failed = sum(entry.state == "failed" for entry in batch.entries)
@@ -98,15 +96,13 @@ def main(argv: list[str]) -> int:
 
 def _preview(suite: Suite, budget_seconds: float, out: str, *, as_json: bool) -> int:
     """Print the preview of a batch and return the exit code: 2 or 3 if an entry cannot run."""
-    from rich.console import Console
-
     from optimizer.study.batch.preview import preview_batch, print_batch_preview
 
     shown = preview_batch(suite, budget_seconds, out, progress_on_terminal(with_time=True).on_progress)
     if as_json:
         print_json(shown.document())
     else:
-        print_batch_preview(Console(), shown)
+        print_batch_preview(open_console(), shown)
     return shown.exit_code
 
 

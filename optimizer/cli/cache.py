@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from optimizer.cli.output import confirm_deletion, print_json
+from optimizer.cli.output import confirm_deletion, open_console, print_json
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import one_line, quote, show_path
@@ -100,7 +100,6 @@ def _show(folder: Path, cached: Sequence[CachedFiles], *, as_json: bool) -> None
     if as_json:
         print_json(_document(folder, cached))
         return
-    from rich.console import Console
     from rich.text import Text
 
     from optimizer.results.terminal_output import plain_table, print_table
@@ -110,7 +109,7 @@ def _show(folder: Path, cached: Sequence[CachedFiles], *, as_json: bool) -> None
         names = "\n".join(one_line(path.name) for path in files.paths)
         table.add_row(*map(Text, (files.kind.name, _size_text([files]), names, files.kind.description)))
     print(f"{_size_text(cached)} in {show_path(folder)}")
-    print_table(Console(), table)
+    print_table(open_console(), table)
 
 
 def _document(folder: Path, cached: Sequence[CachedFiles]) -> dict[str, object]:

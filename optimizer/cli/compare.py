@@ -5,7 +5,7 @@ from __future__ import annotations
 from objectives.sla import Verdict
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import print_json
+from optimizer.cli.output import open_console, print_json
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import parse_optional, parse_regression
 
@@ -57,10 +57,8 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         print_json(document(comparison, limit))
     else:
-        from rich.console import Console
-
         from optimizer.results.terminal_comparison import print_comparison
 
-        print_comparison(Console(), comparison, limit)
+        print_comparison(open_console(), comparison, limit)
     has_regressed = limit is not None and comparison.has_regressed(limit)
     return EXIT_CODES[Verdict.FAIL] if has_regressed else EXIT_CODES[Verdict.PASS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import busy, print_json, progress_on_terminal
+from optimizer.cli.output import busy, open_console, print_json, progress_on_terminal
 from optimizer.options.command_line import Parser, add_json, add_results
 from optimizer.options.values import number_where, parse_optional
 
@@ -71,7 +71,5 @@ def main(argv: list[str], rounds: int = ROUNDS, seconds: float = MEASUREMENT_SEC
     if arguments.json:
         print_json(document(explanation))
     else:
-        from rich.console import Console
-
-        print_explanation(Console(), explanation)
+        print_explanation(open_console(), explanation)
     return 0

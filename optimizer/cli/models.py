@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from objectives.sla import Sla
-from optimizer.cli.output import print_json
+from optimizer.cli.output import open_console, print_json
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.model.input_data import TensorSpec
@@ -59,7 +59,6 @@ def print_models(*, as_json: bool) -> None:
     if as_json:
         print_json([model.document() for model in models])
         return
-    from rich.console import Console
     from rich.text import Text
 
     from optimizer.results.terminal_output import plain_table, print_table
@@ -72,7 +71,7 @@ def print_models(*, as_json: bool) -> None:
             about.append(f"\n{line}" if line else "", style)
         table.add_row(name, about)
         table.add_row()
-    print_table(Console(), table)
+    print_table(open_console(), table)
     print("tune MODEL tunes one; with another bound: tune --sla-p95 20ms MODEL")
     print("for a profile of your own: tune init MODEL; the built-in ones are in")
     for folder in dict.fromkeys(str(model.profile.parent.absolute()) for model in models):

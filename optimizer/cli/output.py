@@ -52,7 +52,7 @@ def print_json(document: object, indent: int | None = 2) -> None:
 
 def busy(text: str) -> AbstractContextManager[object]:
     """Return a context that shows ``text`` and a spinner on a terminal. Only standard error may be written in it."""
-    console = _terminal()
+    console = open_console(stderr=True)
     return console.status(text) if console.is_interactive else contextlib.nullcontext()
 
 
@@ -60,14 +60,14 @@ def progress_on_terminal(log: str | None = None, *, with_time: bool = False) -> 
     """Return the progress of a run on standard error; the arguments are those of ``make_progress``."""
     from optimizer.results.progress_observers import make_progress
 
-    return make_progress(_terminal(), log, with_time=with_time)
+    return make_progress(open_console(stderr=True), log, with_time=with_time)
 
 
-def _terminal() -> Console:
-    """Return a console on standard error."""
+def open_console(*, stderr: bool = False) -> Console:
+    """Return a console on standard output, or on standard error. It imports rich, which takes a while."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=stderr)
 
 
 def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
@@ -84,15 +84,13 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     if result.status == "left":
         print(f"{result.continued_by}; the measurements of this run are in {folder.path}")
         return
-    from rich.console import Console
-
     from optimizer.options.command_line import command_line, command_with_larger_budget
     from optimizer.options.run_options import PROGRAM_TARGETS
     from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
 
     if result.status == "interrupted":
         command = result.continue_command
-        print_best_so_far(Console(), result.outcome, task.problem, results_dir=folder.path, command=command)
+        print_best_so_far(open_console(), result.outcome, task.problem, results_dir=folder.path, command=command)
         return
     details = RunDetails(
         baseline=task.baseline,
@@ -107,7 +105,7 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         can_serve=environment.options.target in PROGRAM_TARGETS,
         remaining_tests=result.record.remaining_tests,
     )
-    print_outcome(Console(), result.outcome, task.problem, details, verbose=verbose)
+    print_outcome(open_console(), result.outcome, task.problem, details, verbose=verbose)
 
 
 def check_decided(recommendation: Recommendation, verb: str, *, force: bool) -> None:

@@ -12,7 +12,7 @@ from objectives.sla import Sla
 from objectives.units import parse_duration_ms, parse_rate
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import busy, print_json, print_message, progress_on_terminal
+from optimizer.cli.output import busy, open_console, print_json, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line, quote
 from optimizer.options.command_line import Parser, add_json, add_results, value_of, values_of
@@ -315,11 +315,9 @@ def main(argv: list[str]) -> int:
 
         print_json(document(capacity))
     else:
-        from rich.console import Console
-
         from optimizer.plan.plan_report import print_plan
 
-        print_plan(Console(), capacity)
+        print_plan(open_console(), capacity)
     return EXIT_CODES[capacity.verdict]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli.commands import complete_run
-from optimizer.cli.output import print_json, print_message
+from optimizer.cli.output import open_console, print_json, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import named_file, one_line
 from optimizer.options.command_line import Parser, add_json, values_of
@@ -95,8 +95,6 @@ def main(argv: list[str]) -> int:
     max_trials = parse_value("--max-trials", arguments.max_trials, whole_number(1))
     methods = _parse_methods(arguments.search, arguments.warm_start)
 
-    from rich.console import Console
-
     from optimizer.replay.replay import document, print_comparison
     from optimizer.store.recording import read_recordings
 
@@ -114,7 +112,7 @@ def main(argv: list[str]) -> int:
         print_json(documents if len(recordings) > 1 else next(iter(documents.values())))
     elif comparisons:
         for comparison in comparisons.values():
-            print_comparison(Console(), comparison)
+            print_comparison(open_console(), comparison)
     return 0 if comparisons else 1
 
 
@@ -127,8 +125,6 @@ def _compare_methods(
     warm_start: str | None,
 ) -> MethodComparison | None:
     """Return the comparison of the search methods; None, and print the closest row, if no row meets the bounds."""
-    from rich.console import Console
-
     from optimizer.replay.replay import compare, describe_closest_row, describe_unstable_rows, recorded_problem
     from optimizer.study.warm_start import load_for_recording
 
@@ -139,7 +135,7 @@ def _compare_methods(
     transferred, notes = load_for_recording(warm_start, problem)
     for note in filter(None, (*map(str, notes), describe_unstable_rows(recording, problem))):
         print_message(f"note: {note}")
-    with Console(stderr=True).status("") as status:
+    with open_console(stderr=True).status("") as status:
         return compare(
             recording,
             problem,

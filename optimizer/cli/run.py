@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.commands import add_model, complete_run
 from optimizer.cli.exit_codes import exit_code
-from optimizer.cli.output import print_json, progress_on_terminal, show_result
+from optimizer.cli.output import open_console, print_json, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.run_options import RunOptions
@@ -130,7 +130,5 @@ def _preview(options: RunOptions, on_progress: Callable[[str], None], *, as_json
     if as_json:
         print_json(shown.document())
     else:
-        from rich.console import Console
-
-        print_preview(Console(), shown)
+        print_preview(open_console(), shown)
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli import output
 from optimizer.cli.commands import add_run
-from optimizer.cli.output import check_decided, print_json, print_message, progress_on_terminal
+from optimizer.cli.output import check_decided, open_console, print_json, print_message, progress_on_terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
@@ -199,9 +199,7 @@ def _show_server(run: FinishedRun, server: RecommendedServer, *, as_json: bool) 
     if as_json:
         print_json(document(run, server))
     else:
-        from rich.console import Console
-
-        print_server(Console(), run, server)
+        print_server(open_console(), run, server)
     output.flush()
 
 

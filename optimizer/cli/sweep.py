@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from objectives.units import parse_duration_ms
 from optimizer.cli.commands import add_model, complete_run
-from optimizer.cli.output import INTERRUPTED, print_json, progress_on_terminal
+from optimizer.cli.output import INTERRUPTED, open_console, print_json, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.candidate import SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.core.errors import BadInputError
@@ -316,9 +316,7 @@ def main(argv: list[str]) -> int:
     if arguments.as_json:
         print_json(result.document)
     else:
-        from rich.console import Console
-
-        print_sweep(Console(), result.cells, result.document)
+        print_sweep(open_console(), result.cells, result.document)
     if result.status == "interrupted":
         return INTERRUPTED
     return 0 if any(cell.measurement.has_values for cell in result.cells) else 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES, exit_code
-from optimizer.cli.output import print_json, progress_on_terminal, show_result
+from optimizer.cli.output import open_console, print_json, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.options.addresses import server_address
@@ -163,7 +163,5 @@ def main(argv: list[str]) -> int:
     if arguments.as_json:
         print_json(result.document())
     else:
-        from rich.console import Console
-
-        print_verification(Console(), result)
+        print_verification(open_console(), result)
     return EXIT_CODES[result.verified.verdict]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from objectives.units import parse_duration_ms
 from optimizer.cli.commands import add_run
 from optimizer.cli.exit_codes import EXIT_CODES
-from optimizer.cli.output import print_json, print_message
+from optimizer.cli.output import open_console, print_json, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import Parser, add_json, add_results
@@ -119,9 +119,7 @@ def main(argv: list[str], clock: Clock = time) -> int:
         elif arguments.follow:
             print(follow_line(judgement, time.strftime("%H:%M:%S")), flush=True)
         else:
-            from rich.console import Console
-
-            print_judgement(Console(), judgement)
+            print_judgement(open_console(), judgement)
         if not arguments.follow:
             break
     assert judgement is not None, "there was at least one judgement"
