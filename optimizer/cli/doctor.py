@@ -38,16 +38,14 @@ INSTALL_LIBRARIES = "apt-get install libssl3 zlib1g libstdc++6"  # libraries tha
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of checking a component.
 
     Attributes:
-        name: The checked component.
         state: ``warn`` limits a run, ``fail`` prevents it.
         detail: The state of the component in words.
         fix: What to do; empty for ``ok``.
     """
 
-    name: str
     state: Literal["ok", "warn", "fail"]
     detail: str
     fix: str = ""
@@ -55,15 +53,15 @@ class Finding:
 
 def diagnose() -> int:
     """Print all findings and return the exit code: 0 if a run can succeed, else 3."""
-    findings = [check() for check in CHECKS]
-    for finding in findings:
+    findings = {component: check() for component, check in CHECKS.items()}
+    for component, finding in findings.items():
         first, *further_lines = wrap(finding.detail, WIDTH - INDENT) or [""]
-        print(f"{finding.state:4}  {finding.name:15} {first}")
+        print(f"{finding.state:4}  {component:15} {first}")
         for line in further_lines:
             print(f"{'':{INDENT}}{line}")
         if finding.fix:
             print(f"{'':{INDENT}}-> {finding.fix}")
-    failed = sum(finding.state == "fail" for finding in findings)
+    failed = sum(finding.state == "fail" for finding in findings.values())
     print("ready: tune --sla-p95 20ms dlrm" if not failed else f"{failed} to fix before tune can run here")
     return EnvironmentFault.exit_code if failed else 0
 
@@ -72,30 +70,30 @@ def check_server(unsupported: str | None = None) -> Finding:
     """Check the embedded server; ``unsupported`` replaces the reason why this system cannot run it."""
     if reason := runtime.unsupported() if unsupported is None else unsupported:
         fix = "run tune on Linux x86-64 with glibc 2.35 and Python 3.11-3.13"
-        return Finding("tritonserver", "fail", reason, fix)
+        return Finding("fail", reason, fix)
     installation = runtime.installed()
     if installation is None:
         detail = f"not installed yet in {cache_folder()}"
-        return Finding("tritonserver", "warn", detail, "tune setup (a run does it too)")
+        return Finding("warn", detail, "tune setup (a run does it too)")
     if fault := noexec_fault(installation.root, "TRITUNE_CACHE"):
-        return Finding("tritonserver", "fail", *fault)
+        return Finding("fail", *fault)
     if not os.access(installation.tritonserver, os.X_OK):
         detail = f"{installation.tritonserver} cannot be run"
-        return Finding("tritonserver", "fail", detail, f"rm -r {installation.root}; tune setup")
+        return Finding("fail", detail, f"rm -r {installation.root}; tune setup")
     missing = _missing_libraries(installation.tritonserver, installation.libraries)
     if missing:
-        return Finding("tritonserver", "fail", f"misses {missing}", f"apt-get install the package of {missing}")
-    return Finding("tritonserver", "ok", f"{runtime.TRITON_VERSION} in {installation.root}")
+        return Finding("fail", f"misses {missing}", f"apt-get install the package of {missing}")
+    return Finding("ok", f"{runtime.TRITON_VERSION} in {installation.root}")
 
 
 def check_python_stub() -> Finding:
     """Check the stub of Triton's Python backend."""
     installation = runtime.installed()
     if installation is None:
-        return Finding("Python backend", "warn", "not unpacked yet", "tune setup")
+        return Finding("warn", "not unpacked yet", "tune setup")
     if not installation.stub.exists():
-        return Finding("Python backend", "fail", f"no stub at {installation.stub}", "use Python 3.11, 3.12 or 3.13")
-    return Finding("Python backend", "ok", f"stub for Python {installation.stub.parent.name}")
+        return Finding("fail", f"no stub at {installation.stub}", "use Python 3.11, 3.12 or 3.13")
+    return Finding("ok", f"stub for Python {installation.stub.parent.name}")
 
 
 def check_libpython(folders: Sequence[str | Path] | None = None) -> Finding:
@@ -105,45 +103,45 @@ def check_libpython(folders: Sequence[str | Path] | None = None) -> Finding:
     """
     folder = runtime.libpython_folder(runtime.installed(), folders)
     if folder is None:
-        return Finding("libpython", "fail", "the shared library is missing", runtime.libpython_advice())
-    return Finding("libpython", "ok", f"in {folder}")
+        return Finding("fail", "the shared library is missing", runtime.libpython_advice())
+    return Finding("ok", f"in {folder}")
 
 
 def check_shell() -> Finding:
     """Check the shell with which Triton's Python backend starts the process of a model."""
     program = shutil.which(STUB_SHELL, path=stub_search_path())
     if program is None:
-        return Finding(STUB_SHELL, "fail", NO_STUB_SHELL, INSTALL_STUB_SHELL)
-    return Finding(STUB_SHELL, "ok", program)
+        return Finding("fail", NO_STUB_SHELL, INSTALL_STUB_SHELL)
+    return Finding("ok", program)
 
 
 def check_address_space() -> Finding:
     """Check the limit on the address space, which the server and its models inherit."""
     if problem := address_space_problem():
-        return Finding("address space", "fail", problem, UNLIMITED_ADDRESS_SPACE)
-    return Finding("address space", "ok", "large enough for the server")
+        return Finding("fail", problem, UNLIMITED_ADDRESS_SPACE)
+    return Finding("ok", "large enough for the server")
 
 
 def check_perf_analyzer() -> Finding:
     """Check perf_analyzer and its libraries, and say why the newer release does not measure."""
     installation = runtime.installed()
     if installation is None:
-        return Finding("perf_analyzer", "warn", "not unpacked yet", "tune setup")
+        return Finding("warn", "not unpacked yet", "tune setup")
     again = f"rm -r {installation.root}; tune setup"
     if not os.access(installation.perf_analyzer, os.X_OK):
-        return Finding("perf_analyzer", "fail", f"{installation.perf_analyzer} cannot be run", again)
+        return Finding("fail", f"{installation.perf_analyzer} cannot be run", again)
     missing = _missing_libraries(installation.perf_analyzer, installation.perf_analyzer_libraries)
     if missing:
         is_shipped = any(name in missing for name in ("libb64", "libcudart"))
         fix = again if is_shipped else INSTALL_LIBRARIES
-        return Finding("perf_analyzer", "fail", f"misses {missing}", fix)
+        return Finding("fail", f"misses {missing}", fix)
     detail = f"{installation.perf_analyzer_version}, all libraries found"
     if not (reason := perf_analyzer_release.newer_problem()):
-        return Finding("perf_analyzer", "ok", detail)
+        return Finding("ok", detail)
     detail += f"; not {perf_analyzer_release.NEWER_VERSION}: {reason}"
     if perf_analyzer_release.glibc_problem():
-        return Finding("perf_analyzer", "ok", detail)
-    return Finding("perf_analyzer", "warn", detail, _newer_fix())
+        return Finding("ok", detail)
+    return Finding("warn", detail, _newer_fix())
 
 
 def _newer_fix() -> str:
@@ -161,7 +159,7 @@ def check_onnxruntime(python: str = runtime.running_python()) -> Finding:
     try:
         import onnxruntime
     except ImportError as error:
-        return Finding("ONNX Runtime", "fail", str(error), "pip install onnxruntime")
+        return Finding("fail", str(error), "pip install onnxruntime")
     providers = ", ".join(p.removesuffix("ExecutionProvider") for p in onnxruntime.get_available_providers())
     folder = runtime.openvino_folder(python)
     if folder is None:
@@ -169,7 +167,7 @@ def check_onnxruntime(python: str = runtime.running_python()) -> Finding:
     else:
         state = "unpacked" if is_folder(folder) else "not downloaded yet"
     openvino = f"build with OpenVINO {runtime.OPENVINO_ONNX_RUNTIME}: {state}"
-    return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers}); {openvino}")
+    return Finding("ok", f"{onnxruntime.__version__} ({providers}); {openvino}")
 
 
 def check_gpu() -> Finding:
@@ -178,23 +176,23 @@ def check_gpu() -> Finding:
     gpus = filter_visible(survey.gpus)
     names = ", ".join(f"{gpu.name} (MIG)" if gpu.mig else gpu.name for gpu in gpus)
     if survey.fault:
-        return Finding("GPU", "warn", f"{names + '; ' if names else ''}{survey.fault}", survey.remedy)
+        return Finding("warn", f"{names + '; ' if names else ''}{survey.fault}", survey.remedy)
     if not survey.gpus:
-        return Finding("GPU", "ok", "NVML reports none: tune serves on the CPU; a GPU needs the NVIDIA driver")
+        return Finding("ok", "NVML reports none: tune serves on the CPU; a GPU needs the NVIDIA driver")
     if not gpus:
         detail = f"{len(survey.gpus)}, all hidden by {VISIBLE_DEVICES}"
-        return Finding("GPU", "warn", detail, f"unset {VISIBLE_DEVICES}")
+        return Finding("warn", detail, f"unset {VISIBLE_DEVICES}")
     names += f", driver {survey.driver}"
     on_gpu = {"ONNX": hardware.onnxruntime_on_gpu(), "PyTorch": hardware.torch_on_gpu()}
     without = [kind for kind, works in on_gpu.items() if not works]
     if len(without) == len(on_gpu):
         fix = "pip uninstall onnxruntime; pip install onnxruntime-gpu (PyTorch models: torch's CUDA build)"
-        return Finding("GPU", "warn", f"{names}; not used: ONNX Runtime has no CUDA provider, torch no CUDA", fix)
+        return Finding("warn", f"{names}; not used: ONNX Runtime has no CUDA provider, torch no CUDA", fix)
     if any(gpu.mig for gpu in gpus):
         unknown = "utilization and power stay unknown: neither Triton nor NVML reports them for a MIG instance"
-        return Finding("GPU", "warn", f"{names}; {unknown}", "nothing, or use a GPU without MIG to measure them")
+        return Finding("warn", f"{names}; {unknown}", "nothing, or use a GPU without MIG to measure them")
     served = " and ".join(kind for kind, works in on_gpu.items() if works)
-    return Finding("GPU", "ok", f"{names}, for {served} models")
+    return Finding("ok", f"{names}, for {served} models")
 
 
 def check_targets() -> Finding:
@@ -211,9 +209,9 @@ def check_targets() -> Finding:
         detail += f"; docker: {error}"
     unrestored = unrestored_servers(cache_folder() / FOLDER)
     if not unrestored:
-        return Finding("other targets", "ok", detail)
+        return Finding("ok", detail)
     detail += f"; remote: {', '.join(unrestored)} may serve a configuration that an earlier run tried"
-    return Finding("other targets", "warn", detail, "tune --target remote with that --url restores the server first")
+    return Finding("warn", detail, "tune --target remote with that --url restores the server first")
 
 
 def check_cpu() -> Finding:
@@ -221,20 +219,20 @@ def check_cpu() -> Finding:
     machine = hardware.detect()
     text = f"{machine.cpu}, {machine.cpu_count} cores, {machine.memory_bytes / GIB:.1f} GiB"
     if machine.cpu_count < 2:
-        return Finding("CPU", "warn", text, "use a machine with two cores or more: the load generator needs one")
+        return Finding("warn", text, "use a machine with two cores or more: the load generator needs one")
     load = os.getloadavg()[0]
     if load > 0.5 * machine.cpu_count:
         fix = "stop other processes: they disturb the measurements"
-        return Finding("CPU", "warn", f"{text}; load {load:.1f}", fix)
-    return Finding("CPU", "ok", text)
+        return Finding("warn", f"{text}; load {load:.1f}", fix)
+    return Finding("ok", text)
 
 
 def check_other_runs() -> Finding:
     """Name the runs that measure on this machine now, of all users."""
     runs = "; ".join(f"process {run.pid} measures for {run.folder}" for run in other_runs())
     if not runs:
-        return Finding("other runs", "ok", "no tune run measures on this machine")
-    return Finding("other runs", "warn", runs, "wait until they end: they change what another run measures")
+        return Finding("ok", "no tune run measures on this machine")
+    return Finding("warn", runs, "wait until they end: they change what another run measures")
 
 
 def check_ports() -> Finding:
@@ -242,27 +240,26 @@ def check_ports() -> Finding:
     from optimizer.deploy.target_settings import free_port
 
     try:
-        return Finding("ports", "ok", f"127.0.0.1 has free ports, such as {free_port()}")
+        return Finding("ok", f"127.0.0.1 has free ports, such as {free_port()}")
     except OSError as error:
-        return Finding("ports", "fail", f"127.0.0.1: {error.strerror}", "allow binding to the loopback address")
+        return Finding("fail", f"127.0.0.1: {error.strerror}", "allow binding to the loopback address")
 
 
 def check_shared_memory() -> Finding:
     """Check the free space of /dev/shm."""
     fix = "mount -o remount,size=1G /dev/shm; docker: --shm-size=1g"
-    return _check_space("/dev/shm", Path("/dev/shm"), 0.25, fix)
+    return _check_space(Path("/dev/shm"), 0.25, fix)
 
 
 def check_temporary_files() -> Finding:
     """Check the folder for temporary files, which the server also runs programs from, and its free space."""
-    name = "temporary files"
     try:
         folder = temporary_parent()
     except EnvironmentFault:
-        return Finding(name, "fail", NO_TEMPORARY_FOLDER, WRITABLE_TEMPORARY_FOLDER)
+        return Finding("fail", NO_TEMPORARY_FOLDER, WRITABLE_TEMPORARY_FOLDER)
     if fault := noexec_fault(folder, "TMPDIR"):
-        return Finding(name, "fail", *fault)
-    return _check_space(name, folder, 0.05, "free space there or set TMPDIR")
+        return Finding("fail", *fault)
+    return _check_space(folder, 0.05, "free space there or set TMPDIR")
 
 
 def check_disk() -> Finding:
@@ -273,48 +270,48 @@ def check_disk() -> Finding:
     except FileNotFoundError:  # a run creates it
         folder = next(parent for parent in cache.parents if exists(parent))
     except OSError as error:
-        return Finding("disk", "fail", f"{cache} cannot be used: {error.strerror}", fix)
+        return Finding("fail", f"{cache} cannot be used: {error.strerror}", fix)
     else:
         folder = cache
-    return _check_space("disk", folder, 2, fix)
+    return _check_space(folder, 2, fix)
 
 
 def check_documentation() -> Finding:
     """Name the folder of the pages that help texts and messages refer to, such as docs/running.md."""
     page = shipped_folder("docs") / "README.md"
     if not page.is_file():
-        return Finding("documentation", "warn", "not installed", "install tritune again; its wheel contains docs/")
-    return Finding("documentation", "ok", f"docs/README.md is {page}")
+        return Finding("warn", "not installed", "install tritune again; its wheel contains docs/")
+    return Finding("ok", f"docs/README.md is {page}")
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (
-    check_server,
-    check_python_stub,
-    check_libpython,
-    check_shell,
-    check_address_space,
-    check_perf_analyzer,
-    check_onnxruntime,
-    check_gpu,
-    check_targets,
-    check_cpu,
-    check_other_runs,
-    check_ports,
-    check_shared_memory,
-    check_temporary_files,
-    check_disk,
-    check_documentation,
-)
+CHECKS: dict[str, Callable[[], Finding]] = {  # by component, in the order of the output
+    "tritonserver": check_server,
+    "Python backend": check_python_stub,
+    "libpython": check_libpython,
+    STUB_SHELL: check_shell,
+    "address space": check_address_space,
+    "perf_analyzer": check_perf_analyzer,
+    "ONNX Runtime": check_onnxruntime,
+    "GPU": check_gpu,
+    "other targets": check_targets,
+    "CPU": check_cpu,
+    "other runs": check_other_runs,
+    "ports": check_ports,
+    "/dev/shm": check_shared_memory,
+    "temporary files": check_temporary_files,
+    "disk": check_disk,
+    "documentation": check_documentation,
+}
 
 
-def _check_space(name: str, folder: Path, min_free_gib: float, fix: str) -> Finding:
+def _check_space(folder: Path, min_free_gib: float, fix: str) -> Finding:
     try:
         with tempfile.TemporaryFile(dir=folder):  # permission bits do not show a read-only mount
             free = shutil.disk_usage(folder).free / GIB
     except OSError as error:
-        return Finding(name, "fail", f"{folder} cannot be written: {error.strerror}", fix)
+        return Finding("fail", f"{folder} cannot be written: {error.strerror}", fix)
     text = f"{free:.1f} GiB free in {folder}"
-    return Finding(name, "ok", text) if free >= min_free_gib else Finding(name, "warn", text, fix)
+    return Finding("ok", text) if free >= min_free_gib else Finding("warn", text, fix)
 
 
 def _missing_libraries(binary: Path, libraries: Path) -> str:
