@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from optimizer.config.version_folders import version_files, version_folders
 from optimizer.core.candidate import MODEL_JSON_PREFIX, FieldValue
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, show_path
@@ -31,7 +32,7 @@ def check_key(key: str) -> str:
 
 def versions(model: Path) -> list[Path]:
     """Return the version folders of the folder ``model`` that have a model.json, ascending."""
-    return [folder for folder in _all_versions(model) if (folder / FILE).exists()]
+    return [folder for folder in version_folders(model.iterdir()) if (folder / FILE).exists()]
 
 
 def values(model: Path, paths: Iterable[str]) -> dict[str, FieldValue]:
@@ -108,12 +109,5 @@ def _content_with(file: Path, settings: Mapping[str, FieldValue]) -> bytes:
     return (json.dumps(content | dict(settings), indent=4) + "\n").encode()
 
 
-def _all_versions(model: Path) -> list[Path]:
-    """Return the version folders of the folder ``model``, ascending."""
-    folders = [path for path in model.iterdir() if re.fullmatch("[0-9]{1,18}", path.name) and path.is_dir()]
-    return sorted(folders, key=lambda folder: int(folder.name))
-
-
 def _sent_files(model: Path) -> list[Path]:
-    files = (file for folder in _all_versions(model) for file in folder.rglob("*"))
-    return [file for file in files if file.is_file() and file.parent.name != "__pycache__"]
+    return [file for version in version_folders(model.iterdir()) for file in version_files(version)]

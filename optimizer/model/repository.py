@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from optimizer.config import field_path, model_config, model_json
 from optimizer.config.backends import ONNXRUNTIME, VLLM, backend_of, complete_vllm, is_ensemble
 from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
+from optimizer.config.version_folders import version_files, version_folders
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import (
     check_file,
@@ -106,7 +106,8 @@ def read_repository_model(
         config = _read_config(path, folder, versions, is_embedded=is_embedded)
     else:
         config = _derived_config(folder, versions, largest_batch)
-    facts: dict[str, str | int | float] = {"model_bytes": sum(map(_size, _served_versions(config, versions)))}
+    files = [file for version in _served_versions(config, versions) for file in version_files(version)]
+    facts: dict[str, str | int | float] = {"model_bytes": _size(files)}
     return ModelSource(repository, name, model_config.with_explicit_counts(config, gpu=gpu), facts=facts)
 
 
@@ -138,17 +139,17 @@ def _is_model(folder: Path) -> bool:
 
 
 def _versions(folder: Path) -> list[Path]:
-    return [entry for entry in _entries(folder) if entry.is_dir() and re.fullmatch("[0-9]{1,18}", entry.name)]
+    return version_folders(_entries(folder))
 
 
 def _served_versions(config: ModelConfig, versions: list[Path]) -> list[Path]:
-    """Return the version folders that Triton loads: by default the one with the largest number."""
+    """Return those of the ascending ``versions`` that Triton loads: by default the one with the largest number."""
     policy = config.version_policy
     if policy.HasField("all"):
         return versions
     if policy.HasField("specific"):
         return [version for version in versions if int(version.name) in policy.specific.versions]
-    return sorted(versions, key=lambda version: int(version.name))[-max(1, policy.latest.num_versions) :]
+    return versions[-max(1, policy.latest.num_versions) :]
 
 
 def _read_config(path: Path, folder: Path, versions: list[Path], *, is_embedded: bool) -> ModelConfig:
@@ -300,12 +301,8 @@ def _entries(folder: Path) -> list[Path]:
         raise BadInputError(f"{show_path(folder)}: cannot be read: {error.strerror}") from None
 
 
-def _files(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file() and file.parent.name != "__pycache__"]
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in _files(folder))
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def hash_model_files(source: ModelSource, *, needs_permission: bool) -> str:
@@ -321,8 +318,10 @@ def hash_model_files(source: ModelSource, *, needs_permission: bool) -> str:
         for version in sorted(_served_versions(config, _versions(source.folder(name))))
     ]
     try:
-        files = [file for version in versions for file in sorted(_files(version)) if file.name != model_json.FILE]
-        if not files or sum(file.stat().st_size for file in files) > MAX_HASHED_BYTES:
+        files = [
+            file for version in versions for file in sorted(version_files(version)) if file.name != model_json.FILE
+        ]
+        if not files or _size(files) > MAX_HASHED_BYTES:
             return ""
         return digest_files(files)
     except OSError as error:
