@@ -67,13 +67,14 @@ def used_gpus(configs: Iterable[ModelConfig]) -> tuple[int, ...] | None:
 
 
 def instance_total(config: ModelConfig) -> int:
-    """Return the number of instances on all GPUs in a configuration that a server reports; 0 for an ensemble."""
-    return sum(group.count * max(1, len(group.gpus)) for group in config.instance_group if not group.passive)
+    """Return the number of instances that ``config`` asks for, on all of its GPUs; 0 without instance groups."""
+    groups = (group for group in config.instance_group if not group.passive)
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups)
 
 
-def asks_for_gpu(config: ModelConfig) -> bool:
-    """Return whether an instance group has the kind KIND_GPU."""
-    return any(group.kind == group.KIND_GPU for group in config.instance_group if not group.passive)
+def instance_kinds(config: ModelConfig) -> set[str]:
+    """Return the kinds of the instance groups that execute requests, such as KIND_GPU."""
+    return {group.Kind.Name(group.kind) for group in config.instance_group if not group.passive}
 
 
 def missing_gpu(path: str, value: FieldValue, count: int) -> str:

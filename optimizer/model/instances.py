@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from optimizer.config.backends import ONNXRUNTIME, backend_of, is_ensemble
+from optimizer.config.gpu_placement import instance_kinds
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.candidate import INSTANCE_GPUS, FieldValue
@@ -44,7 +45,7 @@ class DeviceAssignment:
         """
         if not self.gpu_count or is_ensemble(config):
             return False
-        kinds = _instance_kinds(config)
+        kinds = instance_kinds(config)
         return "KIND_GPU" in kinds or (kinds != {"KIND_CPU"} and self.reaches(backend_of(config)))
 
     def explain_cpu_serving(self, config: ModelConfig) -> ServedOnCpu:
@@ -56,7 +57,7 @@ class DeviceAssignment:
         backend = backend_of(config)
         if self.is_embedded and backend in GPU_CHECKS and not self.reaches(backend):
             return ServedOnCpu("onnxruntime_without_cuda" if backend == ONNXRUNTIME else "torch_without_cuda")
-        return ServedOnCpu("kind_cpu" if _instance_kinds(config) == {"KIND_CPU"} else "no_kind_gpu")
+        return ServedOnCpu("kind_cpu" if instance_kinds(config) == {"KIND_CPU"} else "no_kind_gpu")
 
     def reaches(self, backend: str) -> bool:
         """Return whether a backend computes on a GPU if the model does not set the kind of its instances."""
@@ -91,11 +92,6 @@ class DeviceAssignment:
         return read_repository_model(repository, name, gpu=False, is_embedded=self.is_embedded).config
 
 
-def _instance_kinds(config: ModelConfig) -> set[str]:
-    """Return the kinds of the instance groups that execute requests."""
-    return {group.Kind.Name(group.kind) for group in config.instance_group if not group.passive}
-
-
 def has_gpu_choice(fields: Mapping[str, Iterable[FieldValue]]) -> bool:
     """Return whether any choice puts instances on a GPU."""
     return INSTANCE_GPUS in fields or any("KIND_GPU" in map(str, values) for values in fields.values())
@@ -105,12 +101,6 @@ DEFAULT_MAX_INSTANCES = 64  # without --max-instance-count
 GIB = 2**30
 PROCESS_BYTES = 32 << 20  # the least memory of an instance's process, without weights
 BACKENDS_THAT_COPY = ("onnxruntime", "pytorch")  # each instance has weights of its own
-
-
-def instance_count(config: ModelConfig) -> int:
-    """Return the number of instances that ``config`` asks for, on all of its GPUs."""
-    groups = (group for group in config.instance_group if not group.passive)
-    return sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups)
 
 
 def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunOptions, *, on_gpu: bool) -> str:

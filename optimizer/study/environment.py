@@ -390,7 +390,9 @@ class Environment:
 
         If NVML has a fault, CUDA may work nevertheless: a model that asks for a GPU gets it, without GPU metrics.
         """
-        asks_for_gpu = any(gpu_placement.asks_for_gpu(config) for config in task.source.models.values())
+        asks_for_gpu = any(
+            "KIND_GPU" in gpu_placement.instance_kinds(config) for config in task.source.models.values()
+        )
         return self._needs_gpus(task) or (bool(self.gpus.fault) and asks_for_gpu)
 
     def _needs_gpus(self, task: Task) -> bool:

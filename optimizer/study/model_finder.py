@@ -21,7 +21,7 @@ from optimizer.deploy.target_settings import model_load_timeout_within
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals, option_arrivals
-from optimizer.model.instances import DeviceAssignment, instance_count, too_many_instances
+from optimizer.model.instances import DeviceAssignment, too_many_instances
 from optimizer.model.onnx_file import read_bare_onnx
 from optimizer.model.profile import Profile, load_profile
 from optimizer.model.profile_lookup import MODEL_ENDINGS, PROFILE_ENDINGS, find_profile, list_profiles
@@ -200,7 +200,7 @@ class _Finder:
         """Return the model with its configuration completed from the model's own metadata; see ``find_model``."""
         options, config = self.options, repository / name / "config.pbtxt"
         source = self.assignment.read(repository, name, largest_batch)
-        counts, on_gpu = [instance_count(source.config)], self.assignment.on_gpu(source.config)
+        counts, on_gpu = [gpu_placement.instance_total(source.config)], self.assignment.on_gpu(source.config)
         if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
             raise BadInputError(f"{show_path(config)}: instance_group: {problem}")
         if options.target in PROGRAM_TARGETS:
