@@ -168,9 +168,9 @@ def _check_device(fields: Mapping[str, Iterable[FieldValue]], *, on_gpu: bool | 
     gpu_paths = [path for path in fields if path.startswith(GPU_ACCELERATOR)]
     if gpu_paths and on_gpu is False and set(fields[gpu_paths[0]]) != {NO_ACCELERATOR}:
         raise ParameterError(gpu_paths[0], "needs a GPU, and this model is served on the CPU; leave it out")
-    if on_gpu and OPENVINO in fields.get(f"{CPU_ACCELERATOR}.name", ()):
+    if on_gpu and OPENVINO in fields.get(_CPU_NAME, ()):
         raise ParameterError(
-            f"{CPU_ACCELERATOR}.name",
+            _CPU_NAME,
             "openvino computes on the CPU, and this model is served on a GPU; leave it out, or write kind: KIND_CPU",
         )
 

@@ -31,7 +31,12 @@ Fields: TypeAlias = tuple[tuple[str, FieldValue], ...]
 
 def is_queue_field(path: str) -> bool:
     """Return whether a path in ModelConfig is a setting of the dynamic batcher's queue."""
-    return path in QUEUE_PATHS.values() or path.startswith(f"{PRIORITY_POLICY}.")
+    return path in QUEUE_PATHS.values() or _is_of_level(path)
+
+
+def _is_of_level(path: str) -> bool:
+    """Return whether a path in ModelConfig is a setting in the queue policy of a priority level."""
+    return path.startswith(f"{PRIORITY_POLICY}.")
 
 
 def may_refuse(fields: Mapping[str, Collection[FieldValue]]) -> bool:
@@ -48,7 +53,7 @@ def _may_limit(path: str, fields: Mapping[str, Collection[FieldValue]]) -> bool:
         return False
     policy, _, name = path.rpartition(".")
     has_levels = any(int(levels) for levels in fields.get(PRIORITY_LEVELS, (1,)))
-    if path.startswith(f"{PRIORITY_POLICY}.") and not has_levels:
+    if _is_of_level(path) and not has_levels:
         return False
     if name == "default_timeout_microseconds":
         return set(fields.get(f"{policy}.timeout_action", ("REJECT",))) != {"DELAY"}
@@ -65,7 +70,7 @@ def without_effect(fields: Mapping[str, FieldValue]) -> dict[str, str]:
     limit = next((name for name in LIMITS if int(fields.get(QUEUE_PATHS[name], 0))), None)
     for path in filter(is_queue_field, fields):
         head, _, name = path.rpartition(".")
-        of_level = path.startswith(f"{PRIORITY_POLICY}.")
+        of_level = _is_of_level(path)
         if name == "timeout_action" and int(fields.get(f"{head}.default_timeout_microseconds", 1)) == 0:
             reasons[path] = "with default_timeout_microseconds 0"
         if name == "allow_timeout_override" and (limit or of_level):
@@ -173,7 +178,7 @@ def _check_levels(config: ModelConfig, fields: Mapping[str, Collection[FieldValu
         )
     if not with_levels:
         for path in paths:
-            if path == DEFAULT_PRIORITY_LEVEL or path.startswith(f"{PRIORITY_POLICY}."):
+            if path == DEFAULT_PRIORITY_LEVEL or _is_of_level(path):
                 raise ParameterError(
                     path, "has no effect without levels; add priority_levels above 0, or leave it out"
                 )
@@ -184,7 +189,7 @@ def _check_levels(config: ModelConfig, fields: Mapping[str, Collection[FieldValu
                 DEFAULT_PRIORITY_LEVEL, f"{default} is not a level from 1 to priority_levels {least}"
             )
     for path in paths:
-        if path.startswith(f"{PRIORITY_POLICY}."):
+        if _is_of_level(path):
             level = path.removeprefix(f"{PRIORITY_POLICY}.").partition(".")[0]
             if not 1 <= int(level) <= least:
                 raise ParameterError(path, f"{level} is not a level from 1 to priority_levels {least}")
