@@ -249,17 +249,20 @@ class RemoteServer:
 
         ``files`` are the files of models that do not use those of the repository, by model.
         """
-        for rounds_left in reversed(range(ROUNDS)):
-            changed = [name for name in configs if not self._serves(name, configs[name], files.get(name))]
-            if not changed:
+
+        def unserved() -> list[str]:
+            return [name for name in configs if not self._serves(name, configs[name], files.get(name))]
+
+        for attempt in range(1, ROUNDS + 1):
+            if not (changed := unserved()):
                 return
             for name in changed:
                 try:
                     self._reload(name, configs[name], files.get(name))
                 except DeploymentError:
-                    if not rounds_left or not configs[name].HasField("ensemble_scheduling"):
+                    if attempt == ROUNDS or not configs[name].HasField("ensemble_scheduling"):
                         raise
-        if lost := [name for name in configs if not self._serves(name, configs[name], files.get(name))]:
+        if lost := unserved():
             raise DeploymentError(
                 f"{', '.join(lost)}: not ready, or another configuration is served, after {ROUNDS} loads"
             )
@@ -290,11 +293,14 @@ class RemoteServer:
             if name not in before:  # even if it is not ready: an ensemble may have lost its steps
                 self.unload(name)
         replaced = set(state.replaced)
-        for rounds_left in reversed(range(ROUNDS)):
-            changed = [name for name in before if name in replaced or self.config(name) != before[name]]
-            if not changed:
+
+        def unrestored() -> list[str]:
+            return [name for name in before if name in replaced or self.config(name) != before[name]]
+
+        for attempt in range(1, ROUNDS + 1):
+            if not (changed := unrestored()):
                 return
-            from_repository = not rounds_left  # an override lacks the fields that this client does not know
+            from_repository = attempt == ROUNDS  # an override lacks the fields that this client does not know
             if from_repository:
                 for name in reversed(list(before)):
                     self.unload(name)
@@ -304,7 +310,7 @@ class RemoteServer:
                         self.unload(name)
                     self.load(name, None if from_repository else before[name])
                     replaced.discard(name)
-        if lost := [name for name in before if name in replaced or self.config(name) != before[name]]:
+        if lost := unrestored():
             raise ServerFault(
                 f"the server at {self.address} does not restore the original configuration of {lost[0]}"
             )
