@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,6 @@ from optimizer.config.model_source import ModelSource
 from optimizer.config.version_folders import version_files, version_folders
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import (
-    check_file,
     check_shell_word,
     format_value,
     is_file,
@@ -26,6 +23,7 @@ from optimizer.core.safe_text import (
     show_path,
 )
 from optimizer.model.onnx_file import check_loadable, complete, derive, digest_files, external_files, read_onnx
+from optimizer.model.torch_file import check_pytorch_model
 from optimizer.options.values import load_shares
 
 if TYPE_CHECKING:
@@ -34,37 +32,6 @@ if TYPE_CHECKING:
 MODEL_FILES = {"onnxruntime": ("model.onnx",), "python": ("model.py",), "pytorch": ("model.pt", "model.pt2")}
 PYTHON_BACKEND_VERSIONS = ("3.11", "3.12")  # Pythons with numpy 1, which the embedded Python backend needs
 NATIVE_FILES = {"tensorrt": ("model.plan",), "tensorflow": ("model.savedmodel", "model.graphdef")}
-TORCH = "torch==2.13.0"  # as in the extra ``pytorch``
-# members of a valid archive, inside its one folder
-ARCHIVE_MEMBERS = {".pt": ("/code/",), ".pt2": ("/models/", "/data/aotinductor/")}
-INVALID_ARCHIVES = {  # the error for a file without these members
-    ".pt": "not TorchScript; write it with torch.jit.save (Triton cannot serve files of torch.save)",
-    ".pt2": "neither a torch.export archive nor an AOTInductor package; write it with torch.export.save",
-}
-OLDER_EXPORT = "serialized_exported_program.json"
-
-
-def check_torch() -> None:
-    """Raise EnvironmentFault if torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise EnvironmentFault(
-            f"PyTorch models need torch, which is not installed here: pip install {TORCH} (tritune's extra pytorch)"
-        )
-
-
-def check_torch_file(path: Path) -> None:
-    """Raise BadInputError if the server cannot load the file."""
-    kind = ".pt2" if path.suffix == ".pt2" else ".pt"
-    check_file(path)  # a pipe would block
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-        names = []
-    if not any(member in name for name in names for member in ARCHIVE_MEMBERS[kind]) and OLDER_EXPORT not in names:
-        raise BadInputError(f"{show_path(path)}: {INVALID_ARCHIVES[kind]}")
-
-
 _EXPORT = ", or export the model to ONNX"
 ALTERNATIVES = {  # to a server that has the backend
     **dict.fromkeys(("tensorrt", "tensorflow", "openvino", "fil"), _EXPORT),
@@ -209,7 +176,7 @@ def _prepare_for_embedded_server(config: ModelConfig, path: Path, versions: list
         complete(config, model, path, file)
         check_loadable(model, file)
     elif backend == "pytorch":
-        _check_pytorch(config, path, file)
+        check_pytorch_model(config, path, file)
     elif "{}.{}".format(*sys.version_info) not in PYTHON_BACKEND_VERSIONS:
         raise EnvironmentFault(
             f"{show_path(path)}: models in Python need numpy 1 in the embedded server: run tune under "
@@ -276,22 +243,6 @@ def _check_shell_words(config: ModelConfig, path: Path, *, is_embedded: bool) ->
             model_config.check_shell_value(field, str(value or ""))
         except ValueError as error:
             raise BadInputError(f"{where}: {error}") from None
-
-
-def _check_pytorch(config: ModelConfig, path: Path, file: Path) -> None:
-    if not config.input or not config.output:
-        raise BadInputError(
-            f"{show_path(path)}: a PyTorch file does not contain its tensors' dims; write input and output, each "
-            "with name, data_type and dims"
-        )
-    for tensor in (*config.input, *config.output):
-        if tensor.data_type == TYPE_STRING:
-            raise BadInputError(
-                f"{show_path(path)}: {format_value(tensor.name)} is TYPE_STRING, which tune's PyTorch backend "
-                "does not pass"
-            )
-    check_torch_file(file)
-    check_torch()
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -31,11 +31,10 @@ from optimizer.model.onnx_file import (
 )
 from optimizer.model.repository import (
     MAX_HASHED_BYTES,
-    check_torch,
-    check_torch_file,
     list_models,
     read_repository_model,
 )
+from optimizer.model.torch_file import check_torch, check_torch_file
 from optimizer.options.option_reader import move_options
 from optimizer.options.run_options import RunOptions, TargetName
 from optimizer.study.model_finder import find_model
