@@ -199,7 +199,7 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
 
 
 def _about_run(recommendation: Recommendation) -> Iterator[str]:
-    """Yield comment lines on what the run measured, and on what to do before the result is used."""
+    """Yield comment lines on the measurements of the run and on the steps before production."""
     run, load = recommendation.run, recommendation.point.load
     yield (
         f"{recommendation.model}, as tuned by tritune {metadata.version('tritune')}: run {run.name}, written "
@@ -263,7 +263,7 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
 
 
 def _about_server(server: ProductionServer) -> Iterator[str]:
-    """Yield comment lines on what the server needs, and on the origin of its resource limits."""
+    """Yield comment lines on the requirements of the server and on the origin of its resource limits."""
     recommendation, names = server.recommendation, ", ".join(server.recommendation.configs)
     is_strict = "--disable-auto-complete-config" in recommendation.arguments
     incomplete = ", such as one whose config.pbtxt is not complete" if is_strict else ""
