@@ -258,7 +258,8 @@ def _forecast_changes(
     known = [point for point in closed if model_stats.has_models(others, point.measurement)]
     if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in known):
         return None
-    tried = _thinned(list(dict.fromkeys([candidate, *(point.candidate for point in outcome.front.points)])))
+    tried = list(dict.fromkeys([candidate, *(point.candidate for point in outcome.front.points)]))
+    tried = tried[:: max(1, math.ceil(len(tried) / MAX_CANDIDATES))]
     factor = fp16_factor if _has_fp16_conversion(run) else None
     on_gpu = bool(run.gpus)
     forecaster: Forecaster
@@ -336,9 +337,3 @@ def _gain_of_instances(changes: ChangeForecasts, subject: Candidate) -> Gain | N
         if remedy.forecast and remedy.forecast.candidate.instance_count > subject.instance_count:
             return remedy.gain
     return None
-
-
-def _thinned(candidates: list[Candidate]) -> list[Candidate]:
-    """Return at most MAX_CANDIDATES of ``candidates``, at equal distances."""
-    step = max(1, math.ceil(len(candidates) / MAX_CANDIDATES))
-    return candidates[::step]
