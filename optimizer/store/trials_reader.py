@@ -171,19 +171,29 @@ _SHARE_COLUMNS = (
     "late_request_share",
     "output_deviation",
 )
-_OVER_COLUMNS = [timing.over_field for timing in TIMINGS]
-_SKETCH_COLUMNS = [timing.sketch_field for timing in TIMINGS]
-TEXT_COLUMNS = (
-    "batch_stats",
-    "step_stats",
-    "by_priority",
-    "by_model",
-    *_OVER_COLUMNS,
-    *_SKETCH_COLUMNS,
-    "response_times_ms",
-    "gpu_throttling",
-    "node",
-)
+
+
+def _check_batch_stats(text: str) -> None:
+    for size, executions, compute_ns in batch_stats.from_text(text):
+        if compute_ns > 1e6 * MAX_MS * executions:
+            raise ValueError(f"more than {MAX_MS:g} ms for a batch of {size} samples")
+
+
+def _check_requests_over(text: str) -> None:
+    if any(float(bound) > MAX_MS for bound in latency_sketch.parse_counts(text)):
+        raise ValueError(f"a bound above {MAX_MS:g} ms")
+
+
+TEXT_COLUMNS: Mapping[str, Callable[[str], object]] = {  # column: raises ValueError with the rule that a text breaks
+    "batch_stats": _check_batch_stats,
+    "step_stats": step_stats.from_text,
+    "by_priority": priority_stats.from_text,
+    "by_model": model_stats.from_text,
+    **{timing.over_field: _check_requests_over for timing in TIMINGS},
+    **{timing.sketch_field: latency_sketch.check_sketch for timing in TIMINGS},
+    "response_times_ms": response_times.from_text,
+    **dict.fromkeys(("gpu_throttling", "node"), str),
+}
 _FLAG_COLUMNS = ("overloaded", "disturbed", "server_crashed")  # false if they are empty
 _FLOAT_COLUMNS = tuple(
     name for name in MEASUREMENT_COLUMNS if name not in (*INTEGER_RANGES, *TEXT_COLUMNS, "stable", *_FLAG_COLUMNS)
@@ -273,10 +283,7 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
             raise table.error(wholes[name].index(None), rule)
     columns: dict[str, Sequence[Any]] = {
         "line": table.lines,
-        **{name: wholes[name] for name in ("trial", "max_batch_size", "max_queue_delay_us", "instance_count")},
-        **{name: wholes[name] for name in ("concurrency", "confirmation", "confirmation_repeats", "cpu_count")},
-        **{name: numbers[name] for name in ("request_batch_size", "request_rate")},
-        **{name: numbers[name] for name in ("confirmation_error", "confirmation_latency_slope", "deploy_seconds")},
+        **{name: cells for name, cells in (wholes | numbers).items() if name in TrialRow.__slots__},
         "dynamic_batching": _each(table, "dynamic_batching", _boolean),
         "has_delay_off": [text.lower() == OFF for text in table.texts("max_queue_delay_us")],
         "preferred_batch_sizes": _each(table, "preferred_batch_sizes", _sizes),
@@ -339,15 +346,7 @@ def _measurements(
         **{name: wholes[name] for name in _COUNT_COLUMNS},
         "stable": stable,
         **{name: [value or False for value in _each(table, name, _boolean)] for name in _FLAG_COLUMNS},
-        "batch_stats": _checked(table, "batch_stats", _check_batch_stats),
-        "step_stats": _checked(table, "step_stats", step_stats.from_text),
-        "by_priority": _checked(table, "by_priority", priority_stats.from_text),
-        "by_model": _checked(table, "by_model", model_stats.from_text),
-        **{name: _checked(table, name, _check_requests_over) for name in _OVER_COLUMNS},
-        **{name: _checked(table, name, latency_sketch.check_sketch) for name in _SKETCH_COLUMNS},
-        "response_times_ms": _checked(table, "response_times_ms", response_times.from_text),
-        "gpu_throttling": table.texts("gpu_throttling"),
-        "node": table.texts("node"),
+        **{name: _checked(table, name, check) for name, check in TEXT_COLUMNS.items()},
         "reason": table.texts("reason"),
         "forecast": _forecasts(table, numbers),
     }
@@ -460,14 +459,3 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not all(re.fullmatch("[1-9][0-9]{0,9}", word) and int(word) <= MAX_INT32 for word in sizes):
         raise ValueError(f"not a list of whole numbers from 1 to {MAX_INT32}, such as 8 16")
     return tuple(sorted(set(map(int, sizes))))
-
-
-def _check_batch_stats(text: str) -> None:
-    for size, executions, compute_ns in batch_stats.from_text(text):
-        if compute_ns > 1e6 * MAX_MS * executions:
-            raise ValueError(f"more than {MAX_MS:g} ms for a batch of {size} samples")
-
-
-def _check_requests_over(text: str) -> None:
-    if any(float(bound) > MAX_MS for bound in latency_sketch.parse_counts(text)):
-        raise ValueError(f"a bound above {MAX_MS:g} ms")
