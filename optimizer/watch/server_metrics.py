@@ -135,15 +135,13 @@ def read_counters(
     successes = metrics.values(SUCCESSES)
     if not successes:
         return None
-    failures: dict[str, float] = {}
-    for labels, value in metrics.values(FAILURES):
-        reason = labels.get("reason", ANY_REASON)
-        failures[reason] = failures.get(reason, 0.0) + value
     return ModelCounters(
         at_seconds=at_seconds,
         versions=tuple(sorted({labels.get("version", "") for labels, value in successes if value})),
         requests=metrics.total(SUCCESSES),
-        failures=failures,
+        failures=sum_by_key(
+            [{labels.get("reason", ANY_REASON): value} for labels, value in metrics.values(FAILURES)]
+        ),
         samples=metrics.total(f"{PREFIX}count"),
         executions=metrics.total(f"{PREFIX}exec_count"),
         request_us=metrics.duration_us(f"{PREFIX}request_duration_us"),
@@ -177,10 +175,8 @@ def compute_load(before: ModelCounters, after: ModelCounters, stalled_seconds: f
     """
     names = ("requests", "samples", "executions", "request_us", "queue_us", "compute_us")
     changes = {name: getattr(after, name) - getattr(before, name) for name in names}
-    failures = {reason: count - before.failures.get(reason, 0.0) for reason, count in after.failures.items()}
-    first_responses = {
-        limit: count - before.first_responses.get(limit, 0.0) for limit, count in after.first_responses.items()
-    }
+    failures = _added(before.failures, after.failures)
+    first_responses = _added(before.first_responses, after.first_responses)
     seconds = after.at_seconds - before.at_seconds
     counts = (*changes.values(), *failures.values(), *first_responses.values())
     if seconds <= 0 or any(count < 0 for count in counts):
@@ -201,6 +197,10 @@ def compute_load(before: ModelCounters, after: ModelCounters, stalled_seconds: f
         first_responses=first_responses,
         stalled_seconds=stalled_seconds + seconds if is_stalled else 0.0,
     )
+
+
+def _added(before: Mapping[Key, float], after: Mapping[Key, float]) -> dict[Key, float]:
+    return {key: count - before.get(key, 0.0) for key, count in after.items()}
 
 
 def sum_loads(loads: Sequence[ServedLoad]) -> ServedLoad:
@@ -320,11 +320,11 @@ def observe_loads(
                 after[url] = read_server(url, model, steps, clock)
             except TuneError as error:
                 fault = error
-        load_of_url: dict[str, ServedLoad] = {}
-        for url in before.keys() & after.keys():
-            load = compute_load(before[url], after[url], stalled_seconds.get(url, 0.0))
-            if load is not None:
-                load_of_url[url] = load
+        load_of_url = {
+            url: load
+            for url in before.keys() & after.keys()
+            if (load := compute_load(before[url], after[url], stalled_seconds.get(url, 0.0))) is not None
+        }
         stalled_seconds = {url: load.stalled_seconds for url, load in load_of_url.items()}
         newest.append(sum_loads(list(load_of_url.values())) if len(load_of_url) == len(urls) else None)
         before = after
