@@ -48,7 +48,7 @@ def build_parser() -> Parser:
 def main(argv: list[str]) -> int:
     """Run ``tune init`` and return its exit code. Raises TuneError."""
     arguments = build_parser().read(argv)
-    values = {name: value for name, value in values_of(arguments).items() if name in OPTIONS}
+    values = values_of(arguments, OPTIONS)
     from optimizer.study.initial_profile import initial_profile
     from optimizer.study.run_request import missing_model
 

@@ -116,7 +116,7 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     peak = parse_optional("--peak-factor", arguments.peak_factor, PEAK_FACTOR) or DEFAULT_PEAK_FACTOR
     trace_file = parse_optional("--trace", arguments.trace, parse_path)
     trace = None if trace_file is None else read_trace(named_file("--trace", trace_file, "a CSV file of timestamps"))
-    sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
+    sla = values_of(arguments, SLA_OPTIONS)
     synthetic = ConstantTraffic() if arguments.traffic == "constant" else PoissonTraffic()
     question = CapacityQuestion(
         traffic=trace or synthetic,

@@ -89,7 +89,7 @@ def _parse_methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
 def main(argv: list[str]) -> int:
     """Run ``tune replay`` and return its exit code. Raises TuneError."""
     arguments = build_parser().read(argv)
-    sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
+    sla = values_of(arguments, SLA_OPTIONS)
     bounds_ms = latency_bounds_ms(sla)
     seeds = parse_value("--seeds", arguments.seeds, whole_number(1, MAX_SEED))
     max_trials = parse_value("--max-trials", arguments.max_trials, whole_number(1))

@@ -19,7 +19,7 @@ from optimizer.options.flag_advice import flag_advice
 from optimizer.options.option import Option, ValueType
 from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import DEFAULTS, EXHAUSTIVE_SEARCHES, RunOptions
-from optimizer.options.table import OPTIONS, SLA
+from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME, SLA
 from optimizer.options.values import parse_latency_bound, parse_optional, parse_path, parse_value
 
 _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
@@ -264,9 +264,9 @@ def value_of(namespace: argparse.Namespace, flag: str) -> Any:
     return getattr(namespace, flag.removeprefix("--").replace("-", "_"))
 
 
-def values_of(namespace: argparse.Namespace) -> dict[str, object]:
-    """Return the values of the table's options that were given, by option name."""
-    values = {option.name: getattr(namespace, option.keyword, None) for option in OPTIONS}
+def values_of(namespace: argparse.Namespace, names: Collection[str] = OPTIONS_BY_NAME) -> dict[str, object]:
+    """Return the values of the table's options ``names``, by default of all, that were given, by option name."""
+    values = {option.name: getattr(namespace, option.keyword, None) for option in OPTIONS if option.name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
