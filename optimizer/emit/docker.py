@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -67,36 +68,31 @@ def _check_mount_points(recommendation: Recommendation, repository: ModelReposit
             )
 
 
-def _flags(server: ProductionServer) -> list[str]:
-    """Return the options of ``docker run``, quoted for a shell."""
+def _flags(server: ProductionServer) -> Iterator[str]:
+    """Yield the options of ``docker run``, quoted for a shell."""
     limits = server.limits()
-    flags = ["--rm", f"--name={quote(server.name)}", f"--stop-timeout={production.STOP_SECONDS}"]
-    flags += [f'--publish="{BIND}:{port}:{port}"' for port in (HTTP_PORT, GRPC_PORT, METRICS_PORT)]
+    yield from ("--rm", f"--name={quote(server.name)}", f"--stop-timeout={production.STOP_SECONDS}")
+    yield from (f'--publish="{BIND}:{port}:{port}"' for port in (HTTP_PORT, GRPC_PORT, METRICS_PORT))
     if limits.gpus:
-        flags.append(f"--gpus={limits.gpus}")
+        yield f"--gpus={limits.gpus}"
     if limits.cpus is not None:
-        flags.append(f"--cpus={production.cpu_amount(limits.cpus)}")
+        yield f"--cpus={production.cpu_amount(limits.cpus)}"
     if limits.memory_bytes is not None:
-        flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
-    flags.append(f"--shm-size={mebibytes(limits.shared_memory_bytes)}")
+        yield f"--memory={mebibytes(limits.memory_bytes)}"
+    yield f"--shm-size={mebibytes(limits.shared_memory_bytes)}"
     measured = ContainerSettings(
         binds=server.recommendation.mounts,
         ulimits=_ulimits(server.recommendation),
         environment=_environment(server),
     )
-    flags += map(quote, measured.flags())
+    yield from map(quote, measured.flags())
     if server.repository.is_mounted:
-        flags.append(quote(f"--volume={server.repository.text}:{production.MODELS}:ro"))
-        files = repository_files(server.recommendation)
-        flags += [f'--volume="$PWD"/{quote(f"{file}:{production.MODELS}/{file}:ro")}' for file in files]
-    flags += [
-        f"--health-cmd={quote(' '.join(health(production.READY)))}",
-        "--health-interval=10s",
-        f"--health-timeout={production.PROBE_SECONDS}s",
-        "--health-retries=3",
-        f"--health-start-period={server.start_seconds()}s",
-    ]
-    return flags
+        yield quote(f"--volume={server.repository.text}:{production.MODELS}:ro")
+        for file in repository_files(server.recommendation):
+            yield f'--volume="$PWD"/{quote(f"{file}:{production.MODELS}/{file}:ro")}'
+    yield f"--health-cmd={quote(' '.join(health(production.READY)))}"
+    yield from ("--health-interval=10s", f"--health-timeout={production.PROBE_SECONDS}s", "--health-retries=3")
+    yield f"--health-start-period={server.start_seconds()}s"
 
 
 def _ulimits(recommendation: Recommendation) -> tuple[Ulimit, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +141,7 @@ def print_judgement(console: Console, judgement: Judgement) -> None:
             )
             table.add_row(*map(Text, cells))
         print_table(console, table)
-    if remarks := _remarks(judgement):
+    if remarks := list(_remarks(judgement)):
         print_line(console)
     for label, text in remarks:
         print_wrapped(console, label, text)
@@ -152,25 +152,24 @@ def print_judgement(console: Console, judgement: Judgement) -> None:
             print_unwrapped(console, "", step.command)
 
 
-def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
-    """Return the lines below the table, each as (label, text)."""
-    remarks: list[tuple[str, str]] = [
-        (check.status, check.explanation) for check in judgement.checks if check.status in ("differs", "near")
-    ]
+def _remarks(judgement: Judgement) -> Iterator[tuple[str, str]]:
+    """Yield the lines below the table, each as (label, text)."""
+    for check in judgement.checks:
+        if check.status in ("differs", "near"):
+            yield check.status, check.explanation
     if judgement.undecided:
         meaning = (
             "outside of the expected range, but the confidence interval overlaps with it: the load changes, or there "
             "are few intervals"
         )
-        remarks.append(("undecided", f"{_check_names(judgement.undecided, judgement.expectation)}: {meaning}"))
+        yield "undecided", f"{_check_names(judgement.undecided, judgement.expectation)}: {meaning}"
     reasons: dict[str, list[Constraint]] = {}
     for bound in judgement.unchecked_bounds:
         reasons.setdefault(_why_unchecked(judgement, bound), []).append(bound)
-    remarks += [("not checked", f"{_metric_names(bounds)}: {reason}") for reason, bounds in reasons.items()]
+    yield from (("not checked", f"{_metric_names(bounds)}: {reason}") for reason, bounds in reasons.items())
     if others := ", ".join(judgement.expectation.run.concurrent_models):
         meaning = f"the run measured {judgement.expectation.model} next to other models, and the values are its own"
-        remarks.append(("not checked", f"{others}: {meaning}"))
-    return remarks
+        yield "not checked", f"{others}: {meaning}"
 
 
 def follow_line(judgement: Judgement, clock: str) -> str:
