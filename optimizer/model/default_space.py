@@ -30,6 +30,10 @@ from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_PREFERRED_
 
 MAX_THREADS = 16
 MAX_DERIVED_CONFIGURATIONS = 5_000  # limit with derived choices of other models: the search compares all
+# choices of the sequence batcher, in addition to the configured one
+SEQUENCE_DELAYS_US = (0, 500, 2000)
+CANDIDATE_SEQUENCE_COUNTS = (16, 64, 256)
+SLOT_UTILIZATIONS = (0.5, 1.0)  # with 0, Triton's default, the delay has no effect
 
 
 def build_space(
@@ -218,11 +222,6 @@ def _counts(hardware: Hardware) -> tuple[int, ...]:
     return (1, 2, 3, 4) if hardware.gpus else tuple(range(1, min(4, max(2, hardware.cpu_count)) + 1))
 
 
-DELAYS_US = (0, 500, 2000)
-SEQUENCES = (16, 64, 256)
-UTILIZATIONS = (0.5, 1.0)  # with 0, Triton's default, the delay has no effect
-
-
 def strategy_of(config: ModelConfig) -> Literal["direct", "oldest"]:
     """Return the strategy of the sequence batcher; Triton's default is ``direct``."""
     return "oldest" if config.sequence_batching.HasField("oldest") else "direct"
@@ -277,17 +276,19 @@ def sequence_fields(
     oldest, direct = config.sequence_batching.oldest, config.sequence_batching.direct
     is_oldest = strategy_of(config) == "oldest"
     present_delay = int((oldest if is_oldest else direct).max_queue_delay_microseconds)
-    delays: tuple[FieldValue, ...] = tuple(sorted({present_delay, *DELAYS_US})) if batches else (present_delay,)
+    delays: tuple[FieldValue, ...] = (
+        tuple(sorted({present_delay, *SEQUENCE_DELAYS_US})) if batches else (present_delay,)
+    )
     fields = {delay_path(config): section.max_queue_delay_microseconds or delays}
     if is_oldest:
         present_sequences = int(oldest.max_candidate_sequences)
-        fields[CANDIDATE_SEQUENCES] = tuple(sorted({present_sequences, *SEQUENCES}))
+        fields[CANDIDATE_SEQUENCES] = tuple(sorted({present_sequences, *CANDIDATE_SEQUENCE_COUNTS}))
         present_sizes = format_preferred_sizes(oldest.preferred_batch_size, config.max_batch_size)
         derived_sizes = dict.fromkeys(("none", "max/2", present_sizes) if batches else ("none",))
         fields[SEQUENCE_PREFERRED] = section.preferred_batch_size or tuple(derived_sizes)
     else:
         present_share = float(direct.minimum_slot_utilization)
         fields[SLOT_UTILIZATION] = (
-            tuple(sorted({*UTILIZATIONS, present_share} - {0.0})) if batches else (present_share,)
+            tuple(sorted({*SLOT_UTILIZATIONS, present_share} - {0.0})) if batches else (present_share,)
         )
     return {path: choices for path, choices in fields.items() if path not in profile_fields}
