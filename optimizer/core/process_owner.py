@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Shared memory is called tritune_PID_START_NAMESPACE_…, temporary folders tritune-PID-START-NAMESPACE-…: a process id
 # alone may have been reused, or belong to a container that shares the memory or a host that shares the folder.
-_NAME = re.compile(r"tritune[-_](\d{1,19})[-_](\d{1,19})[-_](\d{1,19})[-_]")
+_OWNER = r"(\d{1,19})[-_](\d{1,19})[-_](\d{1,19})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,15 @@ def this_process() -> Owner:
 
 def read_owner(text: str) -> Owner | None:
     """Parse the text form of an owner; return None for any other text."""
-    match = re.fullmatch(r"(\d{1,19})-(\d{1,19})-(\d{1,19})", text)
-    return Owner(*map(int, match.groups())) if match else None
+    return _owner(re.fullmatch(_OWNER, text))
 
 
 def owner_of(name: str) -> Owner | None:
     """Return the owner of the shared memory or temporary folder ``name``; None for any other name."""
-    match = _NAME.match(name)
+    return _owner(re.match(rf"tritune[-_]{_OWNER}[-_]", name))
+
+
+def _owner(match: re.Match[str] | None) -> Owner | None:
     return Owner(*map(int, match.groups())) if match else None
 
 
