@@ -223,11 +223,12 @@ def find_bottleneck(
     """
     if not stages.stages_ms:
         limit = limiting_step(stages.steps)  # of models that get load at the same time
-        unknown = () if limit else ("The bottleneck is unknown, because the trials have no stage times.",)
-        reasons = (*unknown, *step_reasons, *_sequence_reasons(stages), *_disturbance_reasons(stages))
-        if limit is None:
-            return Bottleneck("unknown", reasons)
-        return Bottleneck("compute" if limit.model == stages.tuned_model else "other models", reasons)
+        kind: BottleneckKind = "unknown"
+        if limit is not None:
+            kind = "compute" if limit.model == stages.tuned_model else "other models"
+        unknown = "" if limit else "The bottleneck is unknown, because the trials have no stage times."
+        reasons = (unknown, *step_reasons, _sequence_reason(stages), _disturbance_reason(stages))
+        return Bottleneck(kind, tuple(filter(None, reasons)))
     instances_help = _instances_help(instances_gain)
     gainless = frozenset(kind for kind, gain in (removal_gains or {}).items() if gain and not gain.is_possible)
     kind = _limiting_kind(stages, instances_help, gainless)
@@ -235,11 +236,11 @@ def find_bottleneck(
         *step_reasons,
         *_reasons(kind, stages, instances_help),
         *_longer_stage_reasons(kind, stages, gainless),
-        *_sequence_reasons(stages),
-        *_gpu_reasons(stages),
-        *_disturbance_reasons(stages),
+        _sequence_reason(stages),
+        _gpu_reason(stages),
+        _disturbance_reason(stages),
     )
-    return Bottleneck(kind, reasons)
+    return Bottleneck(kind, tuple(filter(None, reasons)))
 
 
 def _instances_help(instances_gain: Gain | None) -> bool | None:
@@ -287,36 +288,36 @@ def _time_share(kind: BottleneckKind, stages: StageBreakdown) -> str:
 
 
 def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_help: bool | None) -> tuple[str, ...]:
-    """Return sentences that explain why ``kind`` is the bottleneck."""
+    """Return sentences that explain why ``kind`` is the bottleneck; some may be empty."""
     share = _time_share(kind, stages)
     if stages.lowest_ttft is not None:
         return _streamed_reasons(kind, share, stages, stages.lowest_ttft)
-    busy = _busy_reasons(stages)
+    busy = _busy_reason(stages)
     if kind == "client":
-        return (f"{share} of a request's time is spent outside the server, in the network and the client.", *busy)
+        return (f"{share} of a request's time is spent outside the server, in the network and the client.", busy)
     if kind == "other models" and stages.steps:
         return (f"{share} of a request's time is spent in the other models.",) if stages.part_ms(kind) else ()
     if kind == "other models":
         return (
             f"{share} of a request's time is spent outside the model whose batches are tuned: in the other models, "
             "the network and the client.",
-            *busy,
+            busy,
             "A run of another model alone shows how much it can serve.",
         )
     if kind == "queue":
-        return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point)}", *busy)
+        return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point)}", busy)
     if kind == "copying":
         return (
-            *busy,
+            busy,
             f"Copying inputs and outputs takes {formatting.percent(stages.copied_share)} of the time of a batch.",
         )
     if kind == "instances":
-        return (*busy, "The device has room for another instance, so there are too few instances.")
+        return (busy, "The device has room for another instance, so there are too few instances.")
     if stages.busy_share is not None and stages.busy_share < SATURATED:
-        return (*busy, f"Computing takes {share} of a request's time, and few requests are in flight.")
+        return (busy, f"Computing takes {share} of a request's time, and few requests are in flight.")
     if instances_help is None:
-        return busy
-    return (*busy, "More instances are expected to serve hardly more: the device is saturated.")
+        return (busy,)
+    return (busy, "More instances are expected to serve hardly more: the device is saturated.")
 
 
 def _streamed_reasons(
@@ -351,16 +352,16 @@ def _streamed_reasons(
             f"The mean time between two responses was {formatting.number(m.itl_avg_ms)} ms, and "
             f"{formatting.number(lowest_ttft.measurement.itl_avg_ms)} ms {_where(lowest_ttft)}."
         )
-    return (*reasons, *_kv_cache_reasons(stages))
+    return (*reasons, _kv_cache_reason(stages))
 
 
-def _kv_cache_reasons(stages: StageBreakdown) -> tuple[str, ...]:
-    """Return a sentence about the engine's KV cache; nothing if the engine does not report it."""
+def _kv_cache_reason(stages: StageBreakdown) -> str:
+    """Return a sentence about the engine's KV cache; empty if the engine does not report it."""
     utilization, preemptions = stages.measurement.kv_cache_utilization, stages.measurement.engine_preemptions
     if utilization is None:
-        return ()
+        return ""
     lost = f", and {formatting.count(round(preemptions), 'request')} lost their place in it" if preemptions else ""
-    return (f"The KV cache was filled up to {formatting.percent(utilization)}{lost}.",)
+    return f"The KV cache was filled up to {formatting.percent(utilization)}{lost}."
 
 
 def _in_flight(point: Point) -> float | None:
@@ -377,26 +378,26 @@ def _where(point: Point) -> str:
     return f"in trial {point.trial} {f'at {load}' if point.load.request_rate else f'with {load} in flight'}"
 
 
-def _busy_reasons(stages: StageBreakdown) -> tuple[str, ...]:
-    """Return a sentence about the time that instances computed; nothing if that is unknown or shown for each step."""
+def _busy_reason(stages: StageBreakdown) -> str:
+    """Return a sentence about the time that instances computed; empty if that is unknown or shown for each step."""
     if stages.busy_share is None or stages.steps:
-        return ()
+        return ""
     candidate, size = stages.point.candidate, stages.measurement.mean_batch_size
     count = candidate.total_instances
     subject = "The instance" if count == 1 else f"The {count} instances"
     if candidate.server_processes > 1:
         subject += f" of {candidate.server_processes} server processes"
     batches = f", on batches of {size:,.3g} sample{'' if f'{size:.3g}' == '1' else 's'}" if size else ""
-    return (f"{subject} computed {formatting.percent(stages.busy_share)} of the time{batches}.",)
+    return f"{subject} computed {formatting.percent(stages.busy_share)} of the time{batches}."
 
 
-def _sequence_reasons(stages: StageBreakdown) -> tuple[str, ...]:
-    """Return a sentence about the places of the sequence batcher; nothing if their number is unknown."""
+def _sequence_reason(stages: StageBreakdown) -> str:
+    """Return a sentence about the places of the sequence batcher; empty if their number is unknown."""
     places, sequences = _sequence_places(stages.point.candidate), stages.point.load.concurrency
     if not places or not sequences:
-        return ()
+        return ""
     effect = "each has a place" if sequences <= places else "some wait for a place before their first step"
-    return (f"{sequences:,} sequences were in flight, and the instances have places for {places:,}: {effect}.",)
+    return f"{sequences:,} sequences were in flight, and the instances have places for {places:,}: {effect}."
 
 
 def _sequence_places(candidate: Candidate) -> int | None:
@@ -419,14 +420,14 @@ def _why_queued(point: Point) -> str:
     return "Requests arrive in bursts; instances are idle between them."
 
 
-def _gpu_reasons(stages: StageBreakdown) -> tuple[str, ...]:
+def _gpu_reason(stages: StageBreakdown) -> str:
     utilization = stages.measurement.gpu_utilization
-    return () if utilization is None else (f"The GPU was busy {formatting.percent(utilization)} of the time.",)
+    return "" if utilization is None else f"The GPU was busy {formatting.percent(utilization)} of the time."
 
 
-def _disturbance_reasons(stages: StageBreakdown) -> tuple[str, ...]:
+def _disturbance_reason(stages: StageBreakdown) -> str:
     text = describe_disturbance(stages.measurement)
-    return (f"{text[0].upper()}{text[1:]}: an idle machine may serve more.",) if text else ()
+    return f"{text[0].upper()}{text[1:]}: an idle machine may serve more." if text else ""
 
 
 def _windows(point: Point, trials: Sequence[Trial]) -> list[Point]:
