@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
@@ -84,13 +87,22 @@ def test_a_full_standard_error_changes_nothing_else() -> None:
 )
 def test_a_wait_is_shown_on_a_terminal(arguments: tuple[str | Path, ...], text: str, code: int) -> None:
     keyboard, terminal = os.openpty()
-    try:
-        ended = run(*arguments, stderr=terminal, TERM="xterm")
-        shown = os.read(keyboard, 100_000).decode()
-    finally:
-        os.close(keyboard)
-        os.close(terminal)
-    assert (ended.returncode, text in shown, text.encode() in ended.stdout) == (code, True, False)
+    with os.fdopen(keyboard, "rb", buffering=0) as shown, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_terminal, shown)  # a command waits while the buffer of the terminal is full
+        try:
+            ended = run(*arguments, stderr=terminal, TERM="xterm")
+        finally:
+            os.close(terminal)
+        assert (ended.returncode, text in reading.result(), text.encode() in ended.stdout) == (code, True, False)
+
+
+def read_terminal(shown: FileIO) -> str:
+    """Return what is written to a terminal until its other end is closed."""
+    text = b""
+    with contextlib.suppress(OSError):  # EIO: it is closed
+        while part := shown.read(4096):
+            text += part
+    return text.decode()
 
 
 def test_a_wait_is_not_shown_without_a_terminal(called_tune: Tune) -> None:
