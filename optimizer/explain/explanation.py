@@ -253,7 +253,7 @@ def _forecast_changes(
     """Return the forecasts of changes to ``subject``; None if no measurement has all predicted metrics and models."""
     problem, sla, candidate = run.problem, run.problem.sla, subject.point.candidate
     measured = latest_points(run.trials)
-    closed = as_closed_loop(measured, problem) if problem.open_loop else measured
+    closed = as_closed_loop(measured, problem)
     others = [other.name for other in problem.concurrent]
     known = [point for point in closed if model_stats.has_models(others, point.measurement)]
     if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in known):
@@ -316,7 +316,7 @@ def _predicted_latencies(
 
 def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> CandidateForecast | None:
     """Return ``point`` at the next higher load: its measured values times the predicted ratios."""
-    closed = as_closed_loop([point], problem) if problem.open_loop else [point]
+    closed = as_closed_loop([point], problem)
     measured_ms = {metric: METRICS[metric].value(point.measurement) for metric in forecaster.latencies}
     if not closed or not all(measured_ms.values()):
         return None

@@ -60,7 +60,7 @@ class SimulatedForecaster:
     def __init__(self, measured: Sequence[Point], subject: Point, problem: Problem, seed: int = 0) -> None:
         """Fit to ``measured``, the search's points. Raises ValueError if none has a throughput and a latency."""
         self.latency = binding_latency(problem, measured)
-        complete = [point for point in _closed(measured, problem) if is_complete(point, self.latency)]
+        complete = [point for point in as_closed_loop(measured, problem) if is_complete(point, self.latency)]
         points = _thinned(complete, subject)
         bounded = [name for name in problem.sla.bounded_latencies if METRICS[name].timing is LATENCY]
         measured_names = [name for name in bounded if all(is_complete(point, name) for point in points)]
@@ -73,7 +73,7 @@ class SimulatedForecaster:
         loads = configuration_loads(points)
         simulated = log_predictions(self._model.simulate(loads, SIMULATION_THREADS), self.latencies)
         self.errors = median_errors(simulated, log_measurements(points, self.latencies))
-        anchors = [point for point in _closed([subject], problem) if is_complete(point, *self.latencies)]
+        anchors = [point for point in as_closed_loop([subject], problem) if is_complete(point, *self.latencies)]
         others = [point for point in points if point.candidate != subject.candidate]
         self._corrections = self._median_residuals([*others, *anchors])
         no_correction = np.zeros(1 + len(self.latencies))
@@ -158,10 +158,6 @@ def _thinned(points: Sequence[Point], subject: Point) -> list[Point]:
     """Return the points of ``subject``'s candidate, and at most MAX_POINTS others from the whole run."""
     step = max(1, math.ceil(len(points) / MAX_POINTS))
     return [point for i, point in enumerate(points) if i % step == 0 or point.candidate == subject.candidate]
-
-
-def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:
-    return as_closed_loop(points, problem) if problem.open_loop else list(points)
 
 
 def simulate_changes(

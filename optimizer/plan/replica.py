@@ -220,9 +220,7 @@ def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
             for server, server_log in zip(evidence.deployments, log_slowness, strict=True)
             for point in server
         ]
-        if problem.open_loop:
-            measured = as_closed_loop(measured, problem)
-        model, times = _fit_model(measured, candidate, problem, latency)
+        model, times = _fit_model(as_closed_loop(measured, problem), candidate, problem, latency)
         simulated = _SimulatedDeployments(model, evidence, latency)
         log_slowness = [simulated.log_slowness(server) for server in evidence.deployments]
     latency_ratio, errors = simulated.ratio_and_errors()

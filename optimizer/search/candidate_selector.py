@@ -329,8 +329,6 @@ def _complete_points(
     problem: Problem, trials: Sequence[Trial], speed: SpeedCorrection
 ) -> tuple[tuple[str, ...], list[Point]]:
     """Return the predicted latency metrics and the points that can be learned from, as closed loops at one speed."""
-    points = speed.correct_points(latest_points(trials))
-    if problem.open_loop:
-        points = as_closed_loop(points, problem)
+    points = as_closed_loop(speed.correct_points(latest_points(trials)), problem)
     latencies = predicted_latencies(problem, points)
     return latencies, [point for point in points if is_complete(point, *latencies)]

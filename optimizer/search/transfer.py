@@ -20,11 +20,11 @@ from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.performance_model import PerformanceModel, fit_simulator
 from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
-    as_closed_loop,
     as_tail_ratios,
     configuration_loads,
     is_complete,
     log_predictions,
+    with_concurrency,
 )
 from optimizer.simulator.speed_correction import NO_CORRECTION, fit_speed_correction
 
@@ -59,7 +59,7 @@ class TransferredStudy:
         source_problem = replace(problem, cpu_count=self.cpu_count)
         points = fit_speed_correction(self.trials, source_problem).correct_points(latest_points(self.trials))
         if any(not point.load.concurrency for point in points):
-            points = as_closed_loop(points, problem)
+            points = with_concurrency(points, problem)
         points = [point for point in points if is_complete(point, *latencies)]
         points = random.Random(seed).sample(points, min(len(points), MAX_POINTS))
         return SourceMachine(points, source_problem, latencies, seed) if points else None

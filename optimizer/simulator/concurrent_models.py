@@ -228,7 +228,7 @@ def _points_of(part: ConcurrentModel | None, points: Sequence[Point], problem: P
         measured = at_other_speed(measured, point.throughput_infer_per_sec / throughput)
         candidate, load = _candidate_of(part, point.candidate, problem), _load_of(part, point.load)
         own.append(replace(point, candidate=candidate, load=load, measurement=measured))
-    return as_closed_loop(own, problem) if problem.open_loop else own
+    return as_closed_loop(own, problem)
 
 
 def _problem_of(part: ConcurrentModel | None, problem: Problem) -> Problem:

@@ -173,7 +173,12 @@ def log_loads(loads: Sequence[ConfigurationLoad], request_batch_size: float) -> 
 
 
 def as_closed_loop(points: Sequence[Point], problem: Problem) -> list[Point]:
-    """Return ``points`` with each request rate replaced by the equivalent concurrency.
+    """Return ``points`` as ``with_concurrency`` does if the loop of ``problem`` is open, otherwise unchanged."""
+    return with_concurrency(points, problem) if problem.open_loop else list(points)
+
+
+def with_concurrency(points: Sequence[Point], problem: Problem) -> list[Point]:
+    """Return ``points`` with each load replaced by the equivalent concurrency.
 
     That is the mean number of requests in flight (Little's law), in requests of the space's batch size and at most
     the problem's maximum concurrency, because an overloaded server queues any number. Points without a mean
