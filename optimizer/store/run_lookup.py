@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import stored_bytes
@@ -40,7 +40,8 @@ DELETE_FLAG = "--delete"
 MAX_TEXT_LENGTH = 100
 MAX_THROUGHPUT = 1e15
 BATCHES = "batches"  # the folder of results that holds the batches of suites
-_NOUNS = {RUN_FILE: "run", SWEEP_FILE: "sweep"}
+RecordKind: TypeAlias = Literal["run", "sweep", "batch"]
+_KINDS: Mapping[str, RecordKind] = {RUN_FILE: "run", SWEEP_FILE: "sweep", BATCH_FILE: "batch"}  # by the record
 OTHER_RECORDS = (BATCH_FILE, "verify.json")  # their folders are named by the time too, and are no runs
 
 
@@ -76,7 +77,7 @@ def find_sweep(sweep: str, out: str, flag: str = "--resume") -> RunFolder:
 
 def _not_found(name: str, out: str, flag: str, record: str, *, or_batch: bool = False) -> BadInputError:
     """Return the error for a ``name`` that stands for no run, or for no sweep if ``record`` is ``SWEEP_FILE``."""
-    noun, results, shown = _NOUNS[record], one_line(out, MAX_NAME_LENGTH), list_command(out)
+    noun, results, shown = _KINDS[record], one_line(out, MAX_NAME_LENGTH), list_command(out)
     if name == LATEST:
         return BadInputError(
             f"{flag} {LATEST}: no {noun} in {results}; give the folder of a {noun} (`{shown}` lists {noun}s)"
@@ -105,13 +106,13 @@ def folder_of_runs_error(name: str, flag: str, *accepted: str) -> BadInputError 
         flag: The beginning of the error.
         accepted: The records that the command takes, ``RUN_FILE`` or ``SWEEP_FILE``, the preferred one first.
     """
-    for record in (*accepted, *(_NOUNS.keys() - set(accepted))):
+    for record in (*accepted, *({RUN_FILE, SWEEP_FILE} - set(accepted))):
         if newest := next(iter(_recorded_inside(name, record)), None):
-            held, path = _NOUNS[record], show_path(newest)
+            held, path = _KINDS[record], show_path(newest)
             if record in accepted:
                 advice = f"give one of them, such as the newest: {path}"
             else:
-                needed = _NOUNS[accepted[0]]
+                needed = _KINDS[accepted[0]]
                 advice = f"give the folder of a {needed} instead, because it holds none (newest {held}: {path})"
             return BadInputError(f"{flag} {quote(name)}: is a folder of {held}s; {advice}")
     return None
@@ -229,7 +230,7 @@ class ListedRun:
     """
 
     folder: RunFolder
-    kind: Literal["run", "sweep", "batch"]
+    kind: RecordKind
     model: str
     status: str
     verdict: str
@@ -324,7 +325,7 @@ def delete_run(run: RunFolder) -> None:
             for entry in path.iterdir():
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
-                elif entry.name not in (RUN_FILE, SWEEP_FILE, BATCH_FILE, LOCK_FILE):
+                elif entry.name not in (*_KINDS, LOCK_FILE):
                     entry.unlink()
             shutil.rmtree(path)
     except OSError as error:
@@ -380,10 +381,8 @@ def _check_is_run(named: str, path: Path, out: str) -> None:
         raise BadInputError(f"{named}: not recognized as a run: remove it with rm; {fault}")
 
 
-def _kind(path: Path) -> Literal["run", "sweep", "batch"]:
-    if is_file(path / RUN_FILE):
-        return "run"
-    return "sweep" if is_file(path / SWEEP_FILE) else "batch" if is_file(path / BATCH_FILE) else "run"
+def _kind(path: Path) -> RecordKind:
+    return next((kind for record, kind in _KINDS.items() if is_file(path / record)), "run")
 
 
 def describe_run(path: Path) -> ListedRun:
