@@ -97,7 +97,7 @@ def test_a_wait_is_shown_on_a_terminal(arguments: tuple[str | Path, ...], text: 
 
 
 def read_terminal(shown: FileIO) -> str:
-    """Return what is written to a terminal until its other end is closed."""
+    """Return the text that a terminal gets until its other end is closed."""
     text = b""
     with contextlib.suppress(OSError):  # EIO: it is closed
         while part := shown.read(4096):
