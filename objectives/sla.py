@@ -183,8 +183,8 @@ class Sla:
         usable = [point for point in points if point.measurement.stable or unstable]
         usable = [point for point in usable if self.is_met(point.measurement)]
         if objectives:
-            usable = [point for point in usable if _costs(point, objectives)[0] < math.inf]
-        return min(usable, key=lambda point: _costs(point, objectives), default=None)
+            usable = [point for point in usable if costs(point, objectives)[0] < math.inf]
+        return min(usable, key=lambda point: costs(point, objectives), default=None)
 
     def closest_point(self, points: Iterable[PointT], objectives: Sequence[Metric] = ()) -> PointT | None:
         """Return the point with the smallest violation; None if nothing was measured.
@@ -196,7 +196,7 @@ class Sla:
         usable = [point for point in measured if point.measurement.stable] or measured
         least = min((self.violation(point.measurement) for point in usable), default=0.0)
         nearest = [point for point in usable if self.violation(point.measurement) == least]
-        return min(nearest, key=lambda point: _costs(point, objectives), default=None)
+        return min(nearest, key=lambda point: costs(point, objectives), default=None)
 
 
 def metric_name(name: str) -> str:
@@ -217,7 +217,7 @@ def _parse_constraint(text: str) -> Constraint:
     return Constraint(metric_name(name), float(bound.split()[0]))
 
 
-def _costs(point: Measured, objectives: Sequence[Metric]) -> tuple[float, ...]:
+def costs(point: Measured, objectives: Sequence[Metric]) -> tuple[float, ...]:
     """Return the costs that a point is ranked by: the objectives, then the p95 latency; inf if one is unknown."""
-    costs = (metric.cost(point.measurement) for metric in (*objectives, METRICS["latency-p95"]))
-    return tuple(math.inf if cost is None else cost for cost in costs)
+    known = (metric.cost(point.measurement) for metric in (*objectives, METRICS["latency-p95"]))
+    return tuple(math.inf if cost is None else cost for cost in known)

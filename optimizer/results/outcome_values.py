@@ -204,8 +204,8 @@ def header(metric: str) -> str:
 # -- tables: the comparison with the baselines, and the Pareto front ------------------------------------------------
 
 
-def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
-    """Return the metrics in ``comparisons``: the objective, bounded latencies and, if it streams, output tokens."""
+def compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
+    """Return the compared metrics: throughput, bounded latencies, the objective and, if it streams, output tokens."""
     tokens = [formatting.OUTPUT_THROUGHPUT] if outcome.is_streamed else []
     metrics = ("throughput", *counted_goals(problem), *tokens, *problem.sla.bounded_latencies, outcome.objective.name)
     return list(dict.fromkeys(metrics))
@@ -219,7 +219,7 @@ def counted_goals(problem: Problem) -> list[str]:
 
 def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
     """Return the headers of ``comparisons``; those of numbers begin with ``>``."""
-    metrics = _compared_metrics(outcome, problem)
+    metrics = compared_metrics(outcome, problem)
     return "configuration", *(f">{header(metric)}" for metric in metrics), ">load", "gain"
 
 
@@ -278,7 +278,7 @@ def _comparison_row(
     outcome: Outcome, problem: Problem, name: str, point: Point | None, gain: str, reason: str
 ) -> tuple[str, ...]:
     """Return the cells of ``point``; ``reason`` takes the place of the gain if there is no point."""
-    metrics = _compared_metrics(outcome, problem)
+    metrics = compared_metrics(outcome, problem)
     if point is None:
         return name, *("–" for _ in metrics), "–", reason
     values = [

@@ -71,8 +71,12 @@ class PlainObserver(QuietObserver):
         time_left = formatting.clock(self._budget.seconds_left())
         best_so_far = ""
         if best is not None:
-            goal = front_metrics(self._problem).throughput
-            label = f"{goal.name} " if goal is METRICS["goodput"] else ""  # its unit is that of the throughput
+            goal = self._problem.objectives[0]
+            label = (
+                ""
+                if goal.name in ("throughput", formatting.OUTPUT_THROUGHPUT)
+                else f"{formatting.goal_label(goal.name)} "
+            )
             best_so_far = f"; best so far: trial {best.trial}, {label}{formatting.value_of(best, goal.name)}"
         self._print_line(
             f"trial {trial.number}{role}: {configuration_text.configuration(trial.candidate)}: "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from objectives.metrics import LATENCY, METRICS, Metric
+from objectives.sla import costs
 from optimizer.core.candidate import FieldValue
 from optimizer.core.safe_text import one_line, scalar_text
 from optimizer.core.trial import Point, latest_points
@@ -132,7 +133,7 @@ def load_lines(run: FinishedRun, metric: Metric) -> dict[str, list[Point]]:
     """Return the points by load of the compared candidates and the runners-up, by role, if ``metric`` is known."""
     roles = tables.compared_candidates(run)
     lines = {role: tables.at_loads(run, candidate) for candidate, role in roles.items()}
-    points = sorted(latest_points(run.trials), key=lambda p: -p.throughput_infer_per_sec)
+    points = sorted(latest_points(run.trials), key=lambda point: costs(point, run.problem.objectives))
     runners_up = list(dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in roles))
     trials = {trial.candidate: trial.number for trial in run.trials}
     lines |= {
@@ -170,26 +171,28 @@ def draw_lines(
 
 
 def progress(run: FinishedRun) -> Drawing | None:
-    """Draw the best throughput within the SLA over the course of the search."""
+    """Draw the best objective within the SLA over the course of the search."""
     search = tables.progress(run)
-    rising = search.best()
-    if not rising:
+    best, objective = search.best(), search.objective
+    if not best:
         return None
     figure = new_figure(3.9)
     axes = figure.subplots()
     axes.set_xlim(0, 1.03 * search.ends)
-    axes.set_ylim(0, 1.1 * rising[-1][1])
+    axes.set_ylim(0, 1.1 * max(value for *_, value in search.met))
     met = visible_dots(axes, search.met)
     legend = "within the SLA" if run.problem.sla else "measured"
     draw_dots(axes, [(x, y) for _, x, y in met], c=LIGHT["dot"], s=dot_size(len(met)), label=legend, gid="met")
-    times, values = [0.0, *(at for at, _ in rising), search.ends], [0.0, *(v for _, v in rising), rising[-1][1]]
-    axes.step(times, values, where="post", color=LIGHT["good"], linewidth=2, label="best so far")
+    begin = [(0.0, 0.0)] if objective.better == "higher" else []
+    steps = [*begin, *best, (search.ends, best[-1][1])]
+    axes.step(*zip(*steps, strict=True), where="post", color=LIGHT["good"], linewidth=2, label="best so far")
     axes.set_xlabel(search.unit)
-    axes.set_ylabel("throughput (infer/s)")
+    name = formatting.metric_label(objective.name)
+    axes.set_ylabel(f"{name} ({objective.unit})" if objective.unit else name)
     format_thousands(axes)
     set_margins(figure, legend_above(figure, axes))
-    when = f"{formatting.number(rising[-1][0])} of {formatting.number(search.ends)} {search.unit}"
-    description = f"The search found its best throughput, {formatting.number(rising[-1][1])} infer/s, after {when}"
+    when = f"{formatting.number(best[-1][0])} of {formatting.number(search.ends)} {search.unit}"
+    description = f"The search found its best {name}, {formatting.quantity(objective, best[-1][1])}, after {when}"
     description += (
         ", before the confirmation on fresh servers." if run.outcome and run.outcome.confirmed_loads else "."
     )

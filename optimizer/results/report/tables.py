@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from objectives import batch_stats, response_times
 from objectives.metrics import METRICS, Measurement, Metric
-from objectives.sla import Verdict
+from objectives.sla import Verdict, costs
 from optimizer.config.problem import Problem
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import Point, Trial, latest_points
@@ -110,22 +111,26 @@ class SearchProgress:
     """The progress of a search.
 
     Attributes:
-        met: Each measurement that meets the SLA, with the time at which it ended and its throughput.
+        objective: The first objective.
+        met: Each measurement that meets the SLA, with the time at which it ended and its objective.
         ends: The time of the last measurement.
         unit: The unit of the times.
     """
 
+    objective: Metric
     met: tuple[tuple[Point, float, float], ...]
     ends: float
     unit: str
 
     def best(self) -> list[tuple[float, float]]:
-        """Return (time, best throughput so far) of each improvement."""
-        rising: list[tuple[float, float]] = []
-        for _, at, throughput in self.met:
-            if not rising or throughput > rising[-1][1]:
-                rising.append((at, throughput))
-        return rising
+        """Return (time, best objective so far) of each improvement."""
+        best: Point | None = None
+        improvements: list[tuple[float, float]] = []
+        for point, at, value in self.met:
+            if best is None or self.objective.is_better(point.measurement, best.measurement):
+                best = point
+                improvements.append((at, value))
+        return improvements
 
 
 def progress(run: FinishedRun) -> SearchProgress:
@@ -135,15 +140,16 @@ def progress(run: FinishedRun) -> SearchProgress:
     """
     timed = any(m.measure_seconds for trial in run.trials for _, m in trial.measurements)
     at = ends = 0.0
-    met = []
+    met, objective = [], run.problem.objectives[0]
     for trial in run.trials:
         at += (trial.deploy_seconds or 0.0) if timed else 0.0
         for load, measurement in trial.measurements:
             at = ends = at + ((measurement.measure_seconds or 0.0) if timed else 1.0)
-            throughput = METRICS["throughput"].value(measurement)
-            if throughput is not None and measurement.stable and run.problem.sla.is_met(measurement):
-                met.append((trial.point(load, measurement), at, throughput))
-    return SearchProgress(tuple(met), ends, "seconds of deploying and measuring" if timed else "measurements")
+            value = objective.value(measurement)
+            if value is not None and measurement.stable and run.problem.sla.is_met(measurement):
+                met.append((trial.point(load, measurement), at, value))
+    unit = "seconds of deploying and measuring" if timed else "measurements"
+    return SearchProgress(objective, tuple(met), ends, unit)
 
 
 def axis_of_loads(run: FinishedRun) -> str:
@@ -314,22 +320,20 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
 
 
 def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
-    """Return the trials: by throughput within the SLA, then those that miss it, then those without results."""
+    """Return the trials: by the objectives within the SLA, then those that miss it, then those without results."""
     points: dict[int, list[Point]] = {trial.number: [] for trial in run.trials}
     for point in outcome.points:
         points[point.trial].append(point)
-    ranked = sorted(
-        (_best_shown_load(trial, points[trial.number], outcome, run.problem) for trial in run.trials), key=_rank
-    )
+    best_loads = (_best_shown_load(trial, points[trial.number], outcome, run.problem) for trial in run.trials)
+    ranked = sorted(best_loads, key=partial(_rank, objectives=run.problem.objectives))
     shown = ranked[:MAX_TRIALS]
-    metrics = [*outcome_values.counted_goals(run.problem), *run.problem.sla.bounded_latencies]
+    metrics = outcome_values.compared_metrics(outcome, run.problem)
     goal = formatting.bounds(run.problem.sla)
     rows = [_trial_row(best, metrics, _trial_remark(best, run.problem, outcome)) for best in shown]
     recommended = outcome.recommended.trial if outcome.recommended else None
     headers = (
         ">trial",
         "configuration (batch: max_batch_size)",
-        ">infer/s",
         *(f">{outcome_values.header(metric)}" for metric in metrics),
         ">load",
         ">loads",
@@ -343,10 +347,9 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     return ReportTable((*headers, "remark"), rows, caption, recommended_row)
 
 
-def _rank(best: BestLoad) -> tuple[bool, bool, float]:
+def _rank(best: BestLoad, objectives: Sequence[Metric]) -> tuple[float, ...]:
     """Return the sort key of a trial in the table of trials; the first row has the smallest."""
-    throughput = best.point.throughput_infer_per_sec if best.point else 0.0
-    return best.point is None, not best.meets_sla, -throughput
+    return best.point is None, not best.meets_sla, *(costs(best.point, objectives) if best.point else ())
 
 
 def _best_shown_load(trial: Trial, points: Sequence[Point], outcome: Outcome, problem: Problem) -> BestLoad:
@@ -364,10 +367,14 @@ def _trial_row(best: BestLoad, metrics: Sequence[str], remark: str) -> tuple[str
     loads = str(len({load for load, _ in trial.measurements}))
     configuration = configuration_text.configuration(trial.candidate)
     if point is None:
-        return str(trial.number), configuration, "–", *("–" for _ in metrics), "–", loads, remark
-    throughput = formatting.number(point.measurement.throughput_infer_per_sec)
-    values = (formatting.number(METRICS[metric].value(point.measurement)) for metric in metrics)
-    return str(trial.number), configuration, throughput, *values, formatting.load(point.load), loads, remark
+        return str(trial.number), configuration, *("–" for _ in metrics), "–", loads, remark
+    values = (
+        formatting.value_of(point, metric)
+        if METRICS[metric].unit == "bytes"
+        else formatting.number(METRICS[metric].value(point.measurement))
+        for metric in metrics
+    )
+    return str(trial.number), configuration, *values, formatting.load(point.load), loads, remark
 
 
 def _trial_remark(best: BestLoad, problem: Problem, outcome: Outcome) -> str:
@@ -384,19 +391,19 @@ def _trial_remark(best: BestLoad, problem: Problem, outcome: Outcome) -> str:
 
 
 def _relation_to_recommendation(trial: Trial, problem: Problem, outcome: Outcome) -> str:
-    """Return that a trial has the recommended configuration, or why one with a higher throughput lost; else empty.
+    """Return that a trial has the recommended configuration, or why one with a better objective lost; else empty.
 
-    The throughput is that of the trial in the search, and is compared with that of the recommendation.
+    The objective is that of the trial in the search, and is compared with that of the recommendation.
 
     Several trials may have one configuration, such as controls. Its test on fresh servers belongs to one of them.
     """
-    best = outcome.recommended
+    best, objective = outcome.recommended, outcome.objective
     if best is None or trial.number == best.trial:
         return ""
     if trial.candidate == best.candidate:
         return f"the recommended configuration, see trial {best.trial}"
     searched = NO_CORRECTION.best_point(latest_points([trial]), problem)
-    if searched is None or searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
+    if searched is None or not objective.is_better(searched.measurement, best.measurement):
         return ""
     entries = [entry for entry in outcome.confirmed_loads if entry.point.candidate == trial.candidate]
     missed = [entry for entry in entries if entry.error and entry.judged.verdict is not Verdict.PASS]
@@ -404,8 +411,11 @@ def _relation_to_recommendation(trial: Trial, problem: Problem, outcome: Outcome
         why = "but it was not tested on fresh servers, and the search overestimates its best configurations"
     elif missed:
         why = f"but its test ended {missed[-1].judged.verdict.value}"
-    elif max(entry.point.throughput_infer_per_sec for entry in entries) < best.throughput_infer_per_sec:
-        why = "but less on fresh servers"
+    elif all(objective.is_better(best.measurement, entry.point.measurement) for entry in entries):
+        why = f"but {'less' if objective.name == 'throughput' else 'worse'} on fresh servers"
     else:
         why = "but it was measured on fresh servers for comparison only"
-    return f"{formatting.approximate(searched.throughput_infer_per_sec)} infer/s in the search, {why}"
+    value = formatting.value_of(searched, objective.name)
+    if objective.name == "throughput":
+        value = f"{formatting.approximate(searched.throughput_infer_per_sec)} {objective.unit}"
+    return f"{value} in the search, {why}"

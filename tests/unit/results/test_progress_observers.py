@@ -134,16 +134,21 @@ class TestPlain:
         assert re.search(r"; best so far: trial \d+, [\d,]+ infer/s; 4:00 left$", lines[-1])
         assert "\x1b" not in text.getvalue()
 
-    def test_the_goodput_is_named_if_it_is_the_objective(self, run: FinishedRun) -> None:
+    @pytest.mark.parametrize(("objective", "value"), [("goodput", "700 infer/s"), ("latency-p95", "9.00 ms")])
+    def test_another_objective_than_the_throughput_is_named(
+        self, objective: str, value: str, run: FinishedRun
+    ) -> None:
         text, trial = io.StringIO(), run.trials[0]
         (load, measured), *_ = trial.measurements
         measured = replace(measured, throughput_infer_per_sec=900.0, goodput_infer_per_sec=700.0, latency_p95_ms=9.0)
-        problem = replace(run.problem, objectives=(METRICS["goodput"],))
+        problem = replace(run.problem, objectives=(METRICS[objective],))
         with PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0)) as observer:
             best = Point(0, trial.candidate, load, measured)
             observer.trial_finished(replace(trial, measurements=((load, measured),)), best)
-        assert f"900 infer/s, p95 9.00 ms, goodput 700 infer/s, concurrency {load.concurrency}" in text.getvalue()
-        assert "; best so far: trial 0, goodput 700 infer/s; 4:00 left" in text.getvalue()
+        goodput = ", goodput 700 infer/s" if objective == "goodput" else ""
+        assert f"900 infer/s, p95 9.00 ms{goodput}, concurrency {load.concurrency}" in text.getvalue()
+        name = objective.removeprefix("latency-")
+        assert f"; best so far: trial 0, {name} {value}; 4:00 left" in text.getvalue()
 
     def test_a_measurement_within_the_bound_that_is_not_stable_is_not_said_to_miss_it(self, run: FinishedRun) -> None:
         text, trial = io.StringIO(), run.trials[0]

@@ -21,7 +21,7 @@ from optimizer.cli.report import main
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.results import outcome_values
 from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.results.report import parameter_effects, tables
+from optimizer.results.report import parameter_effects, plots, tables
 from optimizer.results.report.content import config_diff, report_section
 from optimizer.results.report.figure_style import PALETTE, make_narrow, new_figure, report_style
 from optimizer.results.report.writer import drawings, markdown, write_page
@@ -300,6 +300,24 @@ class TestFigures:
         assert values == sorted(values)
         assert values[-1] == max(throughput for _, _, throughput in progress.met)
         assert progress.unit.startswith("seconds")
+
+    @pytest.mark.parametrize(("objective", "column"), [("latency-p95", ">p95 ms"), ("memory", ">memory")])
+    def test_the_first_objective_ranks_trials_and_progress(self, objective: str, column: str, run: Path) -> None:
+        change_info(run, "problem", objectives=[objective])
+        finished = read_run(run)
+        assert finished.outcome is not None
+        table = tables.trials(finished, finished.outcome)
+        shown = [float(row[table.headers.index(column)].split()[0]) for row in table.rows if "no load" not in row[-1]]
+        assert len(shown) > 3
+        assert shown == sorted(shown)
+        progress = tables.progress(finished)
+        values = [value for _, value in progress.best()]
+        assert values == sorted(values, reverse=True)
+        assert values[-1] == min(value for *_, value in progress.met)
+        drawing = plots.progress(finished)
+        assert drawing is not None
+        label = {"latency-p95": "latency p95", "memory": "memory"}[objective]
+        assert drawing.description.startswith(f"The search found its best {label}, ")
 
     def test_importance_ranks_the_parameters(self, run: Path) -> None:
         finished = read_run(run)
