@@ -217,7 +217,6 @@ def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Seq
     texts = {path: table.texts(path) for path in paths}
     trials: dict[int, Trial] = {}
     first_rows: dict[int, int] = {}  # of each trial
-    trials_by_server: dict[int, int] = {}
     for i, row in enumerate(rows):
         if row.trial is None:
             raise table.error(i, "trial: is empty; number the trials from 0")
@@ -227,10 +226,6 @@ def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Seq
         first = table.lines[first_rows.setdefault(row.trial, i)]
         if trial.candidate != row.candidate(fields):
             raise table.error(i, f"trial: {row.trial} has another configuration on line {first}; restore the number")
-        if row.confirmation and (other := trials_by_server.setdefault(row.confirmation, row.trial)) != row.trial:
-            raise table.error(
-                i, f"confirmation: {row.confirmation} is the server of trial {other}; restore the number"
-            )
         trials[row.trial] = _with_row(trial, row, _load(table, i, row))
     return [trials[number] for number in sorted(trials)]
 

@@ -179,7 +179,6 @@ def test_a_column_that_a_trial_cannot_do_without_must_be_there(column: str, tmp_
         ({"throughput_infer_per_sec": "nan"}, "throughput_infer_per_sec: 'nan' is not a number from 0 to 1e+15"),
         ({"throughput_infer_per_sec": ""}, "throughput_infer_per_sec: is empty, and the status is not failed"),
         ({"trial": "0"}, "trial: 0 has another configuration on line 2; restore the number"),
-        ({"confirmation": "1"}, "confirmation: 1 is the server of trial 0; restore the number"),
         ({"by_model": ""}, "by_model: lacks values of second, which got load at the same time; restore the row"),
         ({"by_model": None}, "by_model: lacks values of second, which got load at the same time; restore the row"),
         ({"by_model": "m:1"}, "by_model: 'm:1' is not a list of model:requests:"),
