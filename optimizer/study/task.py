@@ -30,7 +30,7 @@ from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import build_space
 from optimizer.model.instances import DeviceAssignment, has_gpu_choice, too_many_instances
 from optimizer.model.profile_schema import LoadSection, ScoreSection, SpaceSection
-from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.model.requests import InputOptionError, RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
 from optimizer.study.model_finder import NamedModel, find_model
 from optimizer.study.option_check import (
@@ -128,7 +128,8 @@ def prepare_task(
     batching = RequestBatching(
         named.batch.largest, options.load == "rate", options.seed, mixed=named.batch.fixed is None
     )
-    requests = make_requests(named, batching, request_options(named, options), problem.tokens)
+    asked = request_options(named, options)
+    requests = make_requests(named, batching, _own_options(asked, source), problem.tokens)
     if options.model_warmup:
         check_warm_up(source, requests.largest)
         source = replace(source, warm_up=requests.largest)
@@ -144,7 +145,7 @@ def prepare_task(
         score=profile.score if profile else None,
         unbounded=requests.unbounded,
         has_unbounded_numbers=requests.has_unbounded_numbers,
-        concurrent=_concurrent_requests(source, batching),
+        concurrent=_concurrent_requests(source, batching, asked),
         notes=named.notes,
         request_note=requests.note,
         on_gpu=bool(hardware.gpus),
@@ -173,12 +174,36 @@ def _check_options_of_problem(named: NamedModel, options: RunOptions, problem: P
     check_own_client(named, options, problem)
 
 
-def _concurrent_requests(source: ModelSource, batching: RequestBatching) -> dict[str, Requests]:
-    """Return the requests to each model that gets load at the same time as the tuned one."""
-    return {
-        name: prepare_requests(RequestOptions(), source.composing[name], batching, cache_folder())
-        for name in source.concurrent
-    }
+def _concurrent_requests(
+    source: ModelSource, batching: RequestBatching, asked: RequestOptions
+) -> dict[str, Requests]:
+    """Return the requests to each model that gets load at the same time as the tuned one.
+
+    They are random. In ``asked`` and in ``unbounded`` their inputs are ``MODEL/INPUT``.
+    """
+    requests = {}
+    for name in source.concurrent:
+        prefix = f"{name}/"
+        shapes, ranges = (
+            tuple(text.removeprefix(prefix) for text in texts if text.startswith(prefix))
+            for texts in (asked.shapes, asked.ranges)
+        )
+        options = RequestOptions(shapes=shapes, ranges=ranges)
+        try:
+            own = prepare_requests(options, source.composing[name], batching, cache_folder())
+        except InputOptionError as error:
+            raise InputOptionError(error.kind, f"{prefix}{error.text}", error.problem) from None
+        requests[name] = replace(own, unbounded=tuple(f"{prefix}{tensor}" for tensor in own.unbounded))
+    return requests
+
+
+def _own_options(asked: RequestOptions, source: ModelSource) -> RequestOptions:
+    """Return ``asked`` without the shapes and ranges of the other models that get load."""
+    others = tuple(f"{name}/" for name in source.concurrent)
+    shapes, ranges = (
+        tuple(text for text in texts if not text.startswith(others)) for texts in (asked.shapes, asked.ranges)
+    )
+    return replace(asked, shapes=shapes, ranges=ranges)
 
 
 def _make_problem(

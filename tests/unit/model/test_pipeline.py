@@ -25,6 +25,7 @@ from optimizer.results.finished_run import candidate_document
 from optimizer.study.run_record import problem_document
 from optimizer.study.task import prepare_task
 from tests.repositories import (
+    SLEEPER_CONFIG,
     doubler,
     sleeper_program,
     stored,
@@ -334,6 +335,26 @@ def test_each_model_under_load_is_simulated_unless_one_is_an_ensemble(tmp_path: 
     write_python_model(tmp_path / "models", "alone", sleeper_program(5))
     options = replace(options, model="alone", concurrent_models=("first", "chain"))
     assert prepare_task(options, LAPTOP, print).problem.concurrent == ()
+
+
+def test_ranges_and_shapes_of_another_model_under_load_have_its_name(tmp_path: Path) -> None:
+    config = SLEEPER_CONFIG.replace("FP32 dims: 4", "INT32 dims: -1")
+    for name in ("first", "second"):
+        write_python_model(tmp_path / "models", name, sleeper_program(5), config)
+    options = RunOptions(
+        "first",
+        model_repository=str(tmp_path / "models"),
+        concurrent_models=("second",),
+        shapes=("x:2", "second/x:3"),
+    )
+    unbounded = prepare_task(options, LAPTOP, print)
+    assert (unbounded.unbounded, unbounded.concurrent["second"].unbounded) == (("x",), ("second/x",))
+    assert (unbounded.shapes, unbounded.concurrent["second"].shapes) == (("x:2",), ("x:3",))
+    bounded = prepare_task(replace(options, input_ranges=("second/x:0..1",)), LAPTOP, print)
+    assert (bounded.unbounded, bounded.concurrent["second"].unbounded) == (("x",), ())
+    assert bounded.input_data == unbounded.input_data
+    with pytest.raises(BadInputError, match=r"second/z"):
+        prepare_task(replace(options, input_ranges=("second/z:0..1",)), LAPTOP, print)
 
 
 def test_a_model_that_is_served_alone_has_no_choices_of_others(tmp_path: Path) -> None:
