@@ -151,7 +151,7 @@ def _make_checker(perf_analyzer: PerfAnalyzer, task: Task) -> LoadGenerator:
 def _make_searching(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -> LoadGenerator:
     """Return ``generator`` as it searches with the load of ``task``; one for each of several models."""
     several = bool(task.source.concurrent)
-    sender = _make_concurrent(generator, task) if several else _explain_shared_memory_errors(generator)
+    sender = make_concurrent(generator, task) if several else _explain_shared_memory_errors(generator)
     return RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
 
 
@@ -246,7 +246,7 @@ def is_too_large(task: Task) -> bool:
     return count > MAX_SENT_ENTRIES or (count > 1 and task.input_data.stat().st_size > MAX_SENT_BYTES)
 
 
-def _make_concurrent(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:
+def make_concurrent(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:
     """Return one generator for each model, each with its own files; none continues when the others have ended."""
     generator = replace(generator, repeat=False)
     generators = {task.source.name: generator}
