@@ -113,9 +113,8 @@ class Measurement:
         kv_cache_utilization: Largest used share of the KV cache, 0 to 1, that the engine of a language model exports.
         engine_tokens_per_sec: Tokens per second that this engine counted itself.
         engine_preemptions: Requests that lost their place in the KV cache during the measurement.
-        speed_probe_ms: Time of the speed probe while the server is idle. It is measured before the first load of the
-            deployment in the search. On a fresh server it is the geometric mean of before and after the load. It
-            rises as the machine slows.
+        speed_probe_ms: Time of the speed probe while the server is idle, which rises as the machine slows: in the
+            search before the first load, on a fresh server the geometric mean of before and after the load.
         measure_seconds: Wall time of the measurement, with the start of the load generator.
         begin_unix_seconds: Unix time at which the measured part of the load began; with perf_analyzer, its start.
         end_unix_seconds: Unix time at which the measured part of the load ended; with perf_analyzer, its end.

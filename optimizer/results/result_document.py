@@ -43,8 +43,7 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "recommended": "The recommended point: its configuration, load and metrics with the names of trials.csv, "
     "`energy_joules_per_1000_infer`, `verdict` (null if it was not measured on fresh servers), and "
     "`misses_in_usual_states` (whether it meets the bounds as measured there, but not in the usual states of the "
-    "run). With several priorities, `priorities` has the requests, throughput and latency of each; with concurrent "
-    "models, `models` has those of each model.",
+    "run). `priorities` and `models` have the requests, throughput and latency of each of several.",
     "confirmation": "Test of the recommendation on fresh servers; null if there was none:",
     "confirmation.verdict": "PASS, FAIL or UNDECIDED.",
     "confirmation.confidence": "Confidence level.",
@@ -71,10 +70,9 @@ KEYS: Final = {  # descriptions of the keys of ``document``
     "dynamic_batching": "Plain `dynamic_batching {}`, in the same form; null also if the model cannot have it.",
     "objective": "The first objective, which the gains are about: `metric` is its name, and `better` is `higher` or "
     "`lower`.",
-    "speedup": "How many times better the objective is with the recommendation than with the baseline: its value "
-    "divided by the baseline's, or the inverse if lower is better. It is null if one was not confirmed or missed its "
-    "bounds on fresh servers, as `misses_in_usual_states` may say, and for `error-rate` and `score`, whose ratios "
-    "have no meaning. It is 1 if the baseline is recommended.",
+    "speedup": "Value of the objective of the recommendation divided by the baseline's, or the inverse if lower is "
+    "better; 1 if the baseline is recommended. Null if one was not confirmed or missed its bounds on fresh servers "
+    "(see `misses_in_usual_states`), and for `error-rate` and `score`.",
     "speedup_interval": "Interval of it.",
     "speedup_values": "Values of the objective of the recommendation and of the baseline, in the unit of the metric.",
     "speedup_text": "The gain in words, such as `p95 4.3x lower (3.8 to 4.9)`.",

@@ -381,9 +381,8 @@ KEYS: Final = {
     "spent": "Time of the budget that was used when the latest session began, which `--resume` reads:",
     "result": "Document of `--json`; empty without a result:",
     "result.status": "`status` of the run.",
-    "result.next_command": "Command that continues the test of an UNDECIDED run, makes a separate one, or repeats a "
-    "run that measured only the baseline with a larger budget; null for another verdict, and if only a new run on a "
-    "quiet machine helps.",
+    "result.next_command": "Command that continues the test of an UNDECIDED run, makes a separate one, or repeats "
+    "the run; null for another verdict, and if only a quiet machine helps.",
     "result.sla": "Bounds, such as `p95 <= 20 ms`.",
     "result.model": "Name of the model, and facts about it.",
     "result.hardware": "Hardware in words.",
