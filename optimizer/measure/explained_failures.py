@@ -132,7 +132,8 @@ def refusal_hint(message: str) -> str:
         return ""
     return (
         f"no measurement succeeded in the first {REFUSED_CONFIGURATIONS} configurations, so they are not the cause: "
-        "give requests that the model takes with --input-data FILE, or correct the model"
+        "give requests that the model takes with --input-data FILE, correct the model, or permit some failures with "
+        "--max-error-rate"
     )
 
 

@@ -472,7 +472,8 @@ def test_requests_that_no_configuration_answers_end_the_run(*, has_unbounded_num
         load.measure(Endpoint("m", Candidate(4)), LOAD)
     assert str(caught.value) == (
         f"{outcomes[-1]}; no measurement succeeded in the first {REFUSED_CONFIGURATIONS} configurations, so they are "
-        "not the cause: give requests that the model takes with --input-data FILE, or correct the model"
+        "not the cause: give requests that the model takes with --input-data FILE, correct the model, or permit some "
+        "failures with --max-error-rate"
     )
     assert caught.value.exit_code == 2
 
