@@ -7,6 +7,7 @@ killed with SIGKILL.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
+
+from optimizer.core.supervisor import remove_regions
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 COMMAND_LOG = "commands.log"  # next to the logs: the started commands, to repeat them by hand
@@ -81,6 +84,7 @@ class SupervisedProcess:
         shm_patterns: Sequence[str] = (),
     ) -> None:
         self.log = log
+        self._shm_patterns = shm_patterns
         log_command(command, log)
         numbers = ",".join(map(str, sorted(cpus or ())))
         with log.open("ab") as output:
@@ -115,7 +119,9 @@ class SupervisedProcess:
         if self._process.stdin and not self._process.stdin.closed:
             self._process.stdin.close()
         self._process.send_signal(signal.SIGCONT)  # a stopped supervisor could not end its children
-        self._process.wait()
+        if self._process.wait() < 0:  # it was killed
+            _kill_session(self.pid)
+            remove_regions([*self._shm_patterns])
 
     def __enter__(self) -> SupervisedProcess:
         return self
@@ -124,6 +130,16 @@ class SupervisedProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _kill_session(leader: int) -> None:
+    """Kill the processes of the session whose leader has ended; its id is not used again while the session exists."""
+    if Path(f"/proc/{leader}").exists():
+        return
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(folder.name)) == leader:
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

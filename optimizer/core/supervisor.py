@@ -5,9 +5,9 @@
 A stand-alone script of the standard library (it starts in about 15 ms). Standard input is a pipe from the parent.
 When the parent dies, by any signal, the pipe ends and the supervisor kills the command and its descendants. As a
 child subreaper it also inherits orphans, such as the Python stubs of a killed tritonserver. If the supervisor itself
-is killed, the kernel kills the command. Shared-memory regions whose name matches one of SHM_PATTERNS (as in a shell,
-separated by /; empty: none) are removed at the end. CPUS (numbers with commas; empty: all) are the CPUs that the
-command and its descendants run on.
+is killed, the kernel kills the command, and the parent kills the other processes of the session. Shared-memory
+regions whose name matches one of SHM_PATTERNS (as in a shell, separated by /; empty: none) are removed at the end.
+CPUS (numbers with commas; empty: all) are the CPUs that the command and its descendants run on.
 The exit code is that of the command, or 128 + signal.
 """
 

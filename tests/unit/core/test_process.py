@@ -73,6 +73,23 @@ def test_shared_memory_is_removed_by_prefix(tmp_path: Path) -> None:
         other.unlink()
 
 
+def test_stop_removes_what_a_killed_supervisor_left(tmp_path: Path) -> None:
+    """A stub of Triton may wait forever for a lock in shared memory that its killed server held."""
+    orphan, region = tmp_path / "orphan", Path(f"/dev/shm/tritune_test_{os.getpid()}_left")
+    script = f"touch {region}; sleep 600 & echo $! > {orphan}; sleep 600"
+    process = SupervisedProcess(["sh", "-c", script], log=tmp_path / "log", shm_patterns=[region.name])
+    assert eventually(lambda: orphan.exists() and orphan.read_text().endswith("\n"), 60)
+    left = psutil.Process(int(orphan.read_text()))
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    assert left.is_running()
+    assert region.exists()
+    process.stop()
+    psutil.wait_procs([left], timeout=60)
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    assert not region.exists()
+
+
 def test_sigkill_of_the_parent_ends_its_processes(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     program = textwrap.dedent(
