@@ -143,7 +143,7 @@ class CompiledOnce(Generic[Parameters, Result]):
     def _cache_file(self) -> Any:
         """Numba's index of the stored code; None without a writable folder.
 
-        It is private, and so are its attributes (``test_a_loop_is_compiled_once_in_another_process``).
+        It is private, and so are its attributes (see ``test_compilation.py``).
         """
         return getattr(self._loop._cache, "_cache_file", None)
 
@@ -152,7 +152,7 @@ def _stored(function: Callable[..., Any]) -> Any:
     """Return ``function`` compiled as ``compiled`` does it, with stored code if a folder for it is writable.
 
     Numba would use stored code as long as the file with the function is unchanged. Here the code depends on all files
-    of its folder. The attributes are private (``test_a_loop_is_compiled_again_if_a_callee_changes``).
+    of its folder. The attributes are private (see ``test_compilation.py``).
     """
     numba: Any = importlib.import_module("numba")
     with _cache_folder_set(numba):
