@@ -1,4 +1,4 @@
-"""Tests of the output of a run: JSON, CSV, terminal text, HTML and the live display."""
+"""Tests of the output of a run: JSON, CSV, terminal text and HTML."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ from objectives import model_stats
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.problem import Problem
-from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import write_json
-from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.notes import OutputsNotCompared
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.progress_observers import LiveObserver, QuietObserver
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.report.writer import write
 from optimizer.results.terminal_summary import print_best_so_far
@@ -714,81 +711,3 @@ class TestVerdict:
         assert "verdict UNDECIDED: it was not tested on fresh servers" in text
         assert "estimand" not in text
         assert result_document.document(result, wall_seconds=1, results_dir="r")["confirmation"] is None
-
-
-def replay(observer: ProgressObserver, trials: Sequence[Trial]) -> None:
-    done: list[Trial] = []
-    for each in trials:
-        observer.trial_started(each.number, each.candidate, "baseline" if each.number == 0 else "search")
-        for load, measurement in each.measurements:
-            observer.measured(each.number, load, measurement)
-        done.append(each)
-        observer.trial_finished(each, outcome(done).recommended)
-    again = replace(trials[2], measurements=trials[2].measurements[-1:])
-    observer.trial_started(2, again.candidate, "confirm")
-    observer.measured(2, *again.measurements[0])
-    observer.trial_finished(again, outcome(done).recommended)
-
-
-class TestProgressObservers:
-    def test_quiet_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with QuietObserver() as observer:
-            replay(observer, example_trials())
-        assert capsys.readouterr() == ("", "")
-
-    @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (20, 5), (1, 1)])
-    def test_the_cursor_is_hidden_and_shown_once(self, width: int, height: int) -> None:
-        text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=width, height=height)
-        with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:
-            replay(observer, example_trials())
-        assert text.getvalue().rstrip("\n").count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1
-
-    def test_the_current_trial_is_shown(self) -> None:
-        text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:
-            replay(observer, example_trials())
-        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
-        lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
-        assert max(map(len, lines)) <= 80
-        shown = "\n".join(lines)
-        assert re.search(r"2  confirm: batch 128 · 2 instances · delay 500 .* 12,345 +18\.2 +1$", shown, re.M)
-        assert "failed: out of [memory]" in shown
-        assert re.search(r"best so far  12,345 infer/s, p95 18.2 ms, concurrency 12", shown)
-        assert re.search(r"4:00 left · \d:\d\d elapsed · 6 trials of at most 30", shown)
-
-    def test_the_echo_of_ctrl_c_does_not_wrap(self) -> None:
-        text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveObserver(console, problem(), Budget(240.0)):
-            pass
-        *_, last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", text.getvalue()).strip().splitlines()
-        assert "elapsed" in last
-        assert len(f"{last}^C^C") <= 80
-
-    def test_parallel_trials_are_shown(self) -> None:
-        text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        first, second, third, *_ = example_trials()
-        with LiveObserver(console, problem(), Budget(240.0)) as observer:
-            observer.trial_started(0, first.candidate, "baseline")
-            observer.trial_started(1, second.candidate, "dynamic_batching")
-            observer.trial_started(2, third.candidate, "search")
-            observer.measured(0, *first.measurements[0])
-            observer.trial_finished(second, None)
-            observer.measured(0, *first.measurements[1])
-        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
-        lines = [line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines() if "batch 128 ·" in line]
-        assert len(lines) == 1
-        assert re.search(r"^ *1 +dynamic batching: batch 64 .* 6,000 +18\.0 +2 *$", last, re.M)
-        assert re.search(r"^ *0 +baseline: batch 64 .* 3,000 +19\.0 +2 *$", last, re.M)
-        assert "trial 0: 3,000 infer/s" in last
-
-    def test_an_interruption_restores_the_cursor(self) -> None:
-        text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=24)
-        observer = LiveObserver(console, problem(), Budget(240.0))
-        with pytest.raises(KeyboardInterrupt), observer:
-            raise KeyboardInterrupt
-        assert text.getvalue().rfind("\x1b[?25h") > text.getvalue().rfind("\x1b[?25l")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.budget import Budget
-from optimizer.core.trial import ConfirmationWindow, Point, latest_points
+from optimizer.core.interfaces import ProgressObserver
+from optimizer.core.trial import ConfirmationWindow, Point, Trial, latest_points
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -28,6 +30,7 @@ from optimizer.results.recommendation import assess
 from optimizer.results.terminal_plot import BLANK, BOUND_MARK, FRONT_MARK, scatter
 from optimizer.results.terminal_summary import RunDetails, print_outcome
 from optimizer.simulator.speed_correction import SpeedCorrection
+from tests.example_outcomes import example_trials, outcome, problem
 
 SAMPLE = Path("tests/data/dlrm/sample")
 
@@ -37,16 +40,24 @@ def run() -> FinishedRun:
     return read_run(SAMPLE)
 
 
+def observe_trials(
+    observer: ProgressObserver, trials: Sequence[Trial], recommended: Callable[[list[Trial]], Point | None]
+) -> None:
+    done: list[Trial] = []
+    for trial in trials:
+        observer.trial_started(trial.number, trial.candidate, "baseline" if trial.number == 0 else "search")
+        for load, measurement in trial.measurements:
+            observer.measured(trial.number, load, measurement)
+        done.append(trial)
+        observer.trial_finished(trial, recommended(done))
+
+
 def observe_run(watching: LiveObserver | PlainObserver | QuietObserver, run: FinishedRun) -> None:
-    done = []
+    def recommended(done: list[Trial]) -> Point | None:
+        return assess(done, run.problem, run.baseline, run.dynamic_batching).recommended
+
     with watching:
-        for trial in run.trials:
-            watching.trial_started(trial.number, trial.candidate, "baseline" if trial.number == 0 else "search")
-            for load, measurement in trial.measurements:
-                watching.measured(trial.number, load, measurement)
-            done.append(trial)
-            result = assess(done, run.problem, run.baseline, run.dynamic_batching)
-            watching.trial_finished(trial, result.recommended)
+        observe_trials(watching, run.trials, recommended)
 
 
 class TestScatter:
@@ -121,6 +132,80 @@ class TestLive:
         assert (FRONT_MARK in shown) is is_plotted
         assert "????" not in shown
         assert "delay 5,000" in shown
+
+
+def observe_example(observer: ProgressObserver) -> None:
+    """Show trials of each kind: measured, failed, without a result, and one that is measured again."""
+    trials = example_trials()
+    observe_trials(observer, trials, lambda done: outcome(done).recommended)
+    again = replace(trials[2], measurements=trials[2].measurements[-1:])
+    observer.trial_started(2, again.candidate, "confirm")
+    observer.measured(2, *again.measurements[0])
+    observer.trial_finished(again, outcome(trials).recommended)
+
+
+class TestTrialsOfEachKind:
+    def test_quiet_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with QuietObserver() as observer:
+            observe_example(observer)
+        assert capsys.readouterr() == ("", "")
+
+    @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (20, 5), (1, 1)])
+    def test_the_cursor_is_hidden_and_shown_once(self, width: int, height: int) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=width, height=height)
+        with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:
+            observe_example(observer)
+        assert text.getvalue().rstrip("\n").count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1
+
+    def test_the_current_trial_is_shown(self) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:
+            observe_example(observer)
+        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
+        lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
+        assert max(map(len, lines)) <= 80
+        shown = "\n".join(lines)
+        assert re.search(r"2  confirm: batch 128 · 2 instances · delay 500 .* 12,345 +18\.2 +1$", shown, re.M)
+        assert "failed: out of [memory]" in shown
+        assert re.search(r"best so far  12,345 infer/s, p95 18.2 ms, concurrency 12", shown)
+        assert re.search(r"4:00 left · \d:\d\d elapsed · 6 trials of at most 30", shown)
+
+    def test_the_echo_of_ctrl_c_does_not_wrap(self) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        with LiveObserver(console, problem(), Budget(240.0)):
+            pass
+        *_, last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", text.getvalue()).strip().splitlines()
+        assert "elapsed" in last
+        assert len(f"{last}^C^C") <= 80
+
+    def test_parallel_trials_are_shown(self) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        first, second, third, *_ = example_trials()
+        with LiveObserver(console, problem(), Budget(240.0)) as observer:
+            observer.trial_started(0, first.candidate, "baseline")
+            observer.trial_started(1, second.candidate, "dynamic_batching")
+            observer.trial_started(2, third.candidate, "search")
+            observer.measured(0, *first.measurements[0])
+            observer.trial_finished(second, None)
+            observer.measured(0, *first.measurements[1])
+        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
+        lines = [line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines() if "batch 128 ·" in line]
+        assert len(lines) == 1
+        assert re.search(r"^ *1 +dynamic batching: batch 64 .* 6,000 +18\.0 +2 *$", last, re.M)
+        assert re.search(r"^ *0 +baseline: batch 64 .* 3,000 +19\.0 +2 *$", last, re.M)
+        assert "trial 0: 3,000 infer/s" in last
+
+    def test_an_interruption_restores_the_cursor(self) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=80, height=24)
+        observer = LiveObserver(console, problem(), Budget(240.0))
+        with pytest.raises(KeyboardInterrupt), observer:
+            raise KeyboardInterrupt
+        assert text.getvalue().rfind("\x1b[?25h") > text.getvalue().rfind("\x1b[?25l")
 
 
 class TestPlain:
