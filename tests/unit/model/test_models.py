@@ -293,13 +293,15 @@ def test_a_killed_build_leaves_nothing_that_is_used(tmp_path: Path) -> None:
     """A process dies with half of the model written; the next build removes it and starts over."""
     script = textwrap.dedent(f"""
         import os, signal
+        from dataclasses import replace
         from pathlib import Path
-        from optimizer.model.builders import build, onnx_graph
-        def save(graph, path):
-            path.write_bytes(b"half")
+        from optimizer.model.builders.builder import ReferenceModel
+        from optimizer.model.builders.dense import MLP_BUILDER, MlpSettings
+        def write(settings, draft):
+            (draft.version / "model.onnx").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
-        onnx_graph.Graph.save = save
-        build("mlp", {{}}, cache=Path({str(tmp_path)!r}), max_batch_size=64, kind="KIND_CPU", on_progress=print)
+        model = ReferenceModel(replace(MLP_BUILDER, write=write), MlpSettings(), 64, "KIND_CPU")
+        model.find_or_build(Path({str(tmp_path)!r}), print)
     """)
     killed = subprocess.run([sys.executable, "-c", script], check=False, stdout=subprocess.DEVNULL)
     assert killed.returncode == -signal.SIGKILL
