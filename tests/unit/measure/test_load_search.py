@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,12 +77,13 @@ def test_it_stops_when_more_load_adds_no_throughput() -> None:
 
 def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
     def measured_concurrencies(first_stable: int) -> list[int]:
-        measured: list[tuple[LoadPoint, Measurement]] = []
+        attempts = itertools.count()
+
+        def measure(concurrency: int) -> Measurement:
+            return replace(saturating_server(1.9)(concurrency), stable=next(attempts) >= first_stable)
+
         rules = LoadSearchRules(1, 256, P95_20MS, first_load=10)
-        while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
-            stable = len(measured) >= first_stable
-            measured.append((load, replace(saturating_server(1.9)(load.concurrency), stable=stable)))
-        return [load.concurrency for load, _ in measured]
+        return [load.concurrency for load, _ in sweep(measure, rules)]
 
     assert measured_concurrencies(0) == [10]
     assert measured_concurrencies(1) == [10, 10]
@@ -247,11 +249,10 @@ def test_a_slow_minute_does_not_make_a_deployment_hopeless() -> None:
 
 
 def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
-    measured: list[tuple[LoadPoint, Measurement]] = []
-    rules = LoadSearchRules(1, 256, P95_20MS, first_load=10)
-    while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
-        disturbed = replace(saturating_server(1.9)(load.concurrency), stable=False, other_cpu_share=0.46)
-        measured.append((load, disturbed))
+    def measure_disturbed(concurrency: int) -> Measurement:
+        return replace(saturating_server(1.9)(concurrency), stable=False, other_cpu_share=0.46)
+
+    measured = sweep(measure_disturbed, LoadSearchRules(1, 256, P95_20MS, first_load=10))
     assert [load.concurrency for load, _ in measured] == [10]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -48,14 +49,18 @@ def highest_rate(capacity: float, service_ms: float = 2.0) -> float:
     return capacity * (1 - 3 * service_ms / BOUND_MS)
 
 
-def sweep(capacity: float, **more: float) -> list[tuple[LoadPoint, Measurement]]:
-    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), **({"max_loads": 12} | more))  # type: ignore[arg-type]
+def search(server: Callable[[float], Measurement], rules: LoadSearchRules) -> list[tuple[LoadPoint, Measurement]]:
     measured: list[tuple[LoadPoint, Measurement]] = []
     while (load := RateSearch(measured, rules).next_load()) is not None:
         assert load.concurrency == 0
         assert load not in dict(measured), "no rate twice"
-        measured.append((load, measure_queue(load.request_rate, capacity)))
+        measured.append((load, server(load.request_rate)))
     return measured
+
+
+def sweep(capacity: float, **more: float) -> list[tuple[LoadPoint, Measurement]]:
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), **({"max_loads": 12} | more))  # type: ignore[arg-type]
+    return search(lambda rate: measure_queue(rate, capacity), rules)
 
 
 def best_rate(measured: list[tuple[LoadPoint, Measurement]]) -> float:
@@ -199,9 +204,7 @@ def test_the_rate_of_the_throughput_floor_passes_if_all_requests_are_served(floo
 def test_a_model_that_takes_seconds_is_measured_at_low_rates(capacity: float) -> None:
     """A request takes 1 / ``capacity`` seconds; the bound is ten times that."""
     rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1e4 / capacity}), first_load=100, open_loop=True)
-    measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := RateSearch(measured, rules).next_load()) is not None:
-        measured.append((load, measure_queue(load.request_rate, capacity, 1e3 / capacity)))
+    measured = search(lambda rate: measure_queue(rate, capacity, 1e3 / capacity), rules)
     met = [
         load.request_rate for load, measurement in measured if measurement.stable and rules.sla.is_met(measurement)
     ]
@@ -221,9 +224,7 @@ def test_the_lowest_rate_has_requests_in_each_window() -> None:
 
 def test_it_ends_if_no_rate_meets_the_bound() -> None:
     slow = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1.0}), first_load=100, max_loads=50)
-    measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := RateSearch(measured, slow).next_load()) is not None:
-        measured.append((load, measure_queue(load.request_rate, 1000)))
+    measured = search(lambda rate: measure_queue(rate, 1000), slow)
     assert min(load.request_rate for load, _ in measured) < 2
 
 
@@ -236,10 +237,8 @@ def test_the_rate_with_the_most_goodput_is_found() -> None:
     def goodput(rate: float) -> float:
         return rate * (1 - math.exp(-0.02 * (1000 - rate))) if rate < 1000 else 0.0
 
-    measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := RateSearch(measured, rules).next_load()) is not None:
-        rate = load.request_rate
-        measurement = replace(measure_queue(rate, 1000), goodput_infer_per_sec=goodput(rate), latency_p50_ms=1.0)
-        measured.append((load, measurement))
-    best_goodput = max(measurement.goodput_infer_per_sec or 0.0 for _, measurement in measured)
+    def measure(rate: float) -> Measurement:
+        return replace(measure_queue(rate, 1000), goodput_infer_per_sec=goodput(rate), latency_p50_ms=1.0)
+
+    best_goodput = max(measurement.goodput_infer_per_sec or 0.0 for _, measurement in search(measure, rules))
     assert best_goodput >= 0.95 * max(goodput(rate) for rate in range(1, 1000))
