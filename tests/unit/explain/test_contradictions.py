@@ -67,10 +67,13 @@ def replayed_run(table: str, search: str, bound_ms: float) -> FinishedRun:
     )
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=str)
-@pytest.mark.parametrize("bound", ["p95 <= 2 ms", "p95 <= 9 ms", "p95 <= 15 ms", "p95 <= 20 ms", "p95 <= 40 ms"])
-def test_a_recorded_run_is_not_contradicted(tmp_path: Path, sample: Path, bound: str) -> None:
-    check_explanation(explain(recorded_run(sample, tmp_path / "run", bound)))
+@pytest.mark.parametrize(
+    ("sample", "bound_ms"),
+    [*((SAMPLES[0], bound_ms) for bound_ms in (2, 15, 20)), *((SAMPLES[1], bound_ms) for bound_ms in (9, 20, 40))],
+    ids=str,
+)
+def test_a_recorded_run_is_not_contradicted(tmp_path: Path, sample: Path, bound_ms: int) -> None:
+    check_explanation(explain(recorded_run(sample, tmp_path / "run", f"p95 <= {bound_ms} ms")))
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ print(*(main([run, "--rate", "1000/s"]) for run in sys.argv[1:]), file=sys.stder
 
 def test_an_extreme_value_in_the_range_of_a_column_does_not_exhaust_the_machine(run: Path) -> None:
     """Triton's sizes reach 2147483647; a table of service times up to that batch would take gigabytes."""
+    keep_few_deployments(run)
     changed_runs = []
     for columns in (("max_batch_size",), ("max_queue_delay_us",), ("max_batch_size", "request_batch_size")):
         changed_run = copy_run(run, "-".join(columns))

@@ -369,15 +369,21 @@ def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching
     assert (document["dynamic_batching"], document["speedup_over_dynamic_batching"]) == (None, None)
 
 
-def test_a_fallback_that_was_not_tested_is_undecided() -> None:
-    failed = on_servers(*[measurement(1000, 40.0)] * LOOKS[0])
+@pytest.mark.parametrize(
+    ("stable", "disturbance"), [(True, ""), (False, " (the machine was disturbed in 100 % of the windows)")]
+)
+def test_a_fallback_that_was_not_tested_is_undecided(stable: bool, disturbance: str) -> None:
+    failed = on_servers(*[measurement(1000, 40.0, stable=stable)] * LOOKS[0])
     tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=failed)
     other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
     result = assess([tested, other], known_problem(), BASELINE, PLAIN)
     assert result.verdict is Verdict.UNDECIDED
     assert summary.undecided_cause(result) == (
-        "no configuration passed its test on fresh servers, and this one was not tested on fresh servers"
+        f"no configuration passed its test on fresh servers{disturbance}, "
+        "and this one was not tested on fresh servers"
     )
+    advice = summary.next_step(result, "r", "tune known").advice
+    assert advice.startswith("stop other programs on this machine, then") is not stable
 
 
 def test_a_fallback_to_a_lower_load_names_the_tested_one() -> None:
@@ -452,18 +458,6 @@ def test_a_recommendation_that_missed_the_bound_on_a_slow_machine_says_so() -> N
     )
     (recommended, *_) = outcome_values.comparisons(result, known_problem())
     assert recommended[-1] == "misses p95 <= 20 ms"
-
-
-def test_a_disturbed_test_before_a_fallback_is_named() -> None:
-    missed = on_servers(*[measurement(1000, 40.0, stable=False)] * LOOKS[0])
-    tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=missed)
-    other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
-    result = assess([tested, other], known_problem(), BASELINE, PLAIN)
-    assert summary.undecided_cause(result) == (
-        "no configuration passed its test on fresh servers (the machine was disturbed in 100 % of the windows), "
-        "and this one was not tested on fresh servers"
-    )
-    assert summary.next_step(result, "r", "tune known").advice.startswith("stop other programs on this machine, then")
 
 
 def test_another_bound_that_is_undecided_is_the_cause() -> None:

@@ -121,7 +121,7 @@ def test_a_seed_gives_the_same_samples() -> None:
 def test_intervals_cover_servers_of_many_kinds() -> None:
     """The true throughput of large batches is within 80 % intervals for about 80 % of made-up servers."""
     rng, inside = np.random.default_rng(1), []
-    for _ in range(30):
+    for _ in range(20):
         share, level = rng.uniform(), 10 ** rng.uniform(-3, -2)
         truth = server(level * share, level * (1 - share), rng.uniform(0.1, 1))
         low, high = np.quantile(throughputs(samples(points(truth, SMALL), count=20), (FOUR, 32)), [0.1, 0.9])
