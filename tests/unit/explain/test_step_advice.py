@@ -234,5 +234,5 @@ def test_the_limiting_step_is_in_text_json_and_report(tmp_path: Path) -> None:
     }
     sections = [report_section(finished)]
     for report in (html(sections, [{}]), markdown(sections)):
-        assert "Which step limits the throughput" in report
+        assert "Which model limits the throughput" in report
         assert "first limits the throughput: its instance computed 90 % of the time." in report
