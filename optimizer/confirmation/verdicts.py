@@ -20,7 +20,7 @@ from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
 from objectives.sla import Sla, Verdict
-from objectives.verdict import SlaVerdict, is_disturbed, judge_sla
+from objectives.verdict import SlaVerdict, is_disturbed, judge_sla, windows_by_model
 from optimizer.config.problem import Problem
 from optimizer.confirmation.machine_states import usual_latency_rise
 from optimizer.confirmation.windows import (
@@ -301,10 +301,15 @@ def _latency_interval_ms(
 ) -> ConfidenceInterval:
     """Return the interval of a latency. After a PASS it ends at the bound at the latest.
 
-    The test may bound the quantile of all requests more narrowly than the interval of one fresh server does.
+    The test may bound the quantile of all requests more narrowly than the interval of one fresh server does. Of
+    several models under load it is that of the slowest one: each end is the largest of a model.
     """
-    effective = judged.effective_requests_of(metric)
-    interval = latency_interval_ms(servers, metric, effective, spreads[metric], problem.confidence)
+    effective, spread = judged.effective_requests_of(metric), spreads[metric]
+    of_models = [
+        latency_interval_ms(own, metric, effective, spread, problem.confidence)
+        for own in windows_by_model(servers).values() or [servers]
+    ]
+    interval = ConfidenceInterval(max(one.low for one in of_models), max(one.high for one in of_models))
     if judged.verdict is Verdict.PASS:
         return replace(interval, high=min(interval.high, problem.sla.latency_bound_ms(metric)))
     return interval

@@ -13,6 +13,7 @@ import pytest
 from objectives.intervals import ObjectiveGain
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS, Measurement
+from objectives.model_stats import to_text
 from objectives.sequential import LOOKS
 from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from objectives.verdict import needed_requests
@@ -41,6 +42,7 @@ from tests.random_server import (
     confirm,
     searched,
 )
+from tests.unit.objectives.test_verdict import measured_window
 
 # a server whose latency rises steeply above 16 requests in flight
 STEEP = CurveModel(lambda load: 50.0 * min(load, 16), lambda load: 0.01 * (1 + max(0, load - 16) / 2))
@@ -402,3 +404,20 @@ def test_windows_are_long_enough_for_a_high_percentile() -> None:
     assert requests == pytest.approx(needed_requests(bound, 1 - DEFAULT_CONFIDENCE))
     longest_plan = plan_server(slow_point, POINT.load, None, sla=Sla.from_bounds({"p99.99": 20.0}))
     assert longest_plan.window_seconds == MAX_WINDOW_SECONDS
+
+
+def test_the_interval_of_a_latency_is_that_of_the_slowest_model_under_load(problem: Problem) -> None:
+    """Only the values of each model have the quantiles above p99 that bound it."""
+    load, random = LoadPoint(1, 8), np.random.default_rng(0)
+    alone = pair = Trial(0, FAST)
+    for server in range(1, LOOKS[0] + 1):
+        for _ in range(WINDOWS):
+            slow, fast = (
+                measured_window(random.lognormal(math.log(ms), 0.3, 60), sketched=True) for ms in (9.0, 3.0)
+            )
+            both = replace(slow, latency_sketch="", by_model=to_text({"fast": fast, "slow": slow}))
+            alone = alone.with_confirmation(ConfirmationWindow(server, load, slow, 0.01))
+            pair = pair.with_confirmation(ConfirmationWindow(server, load, both, 0.01))
+    (expected,), (confirmed,) = (judge_confirmations([trial], problem) for trial in (alone, pair))
+    assert confirmed.latency_ms == expected.latency_ms
+    assert confirmed.latency_ms.high < math.inf
