@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TextIO
@@ -55,15 +54,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests marked long unless ``--long`` is given, and put those marked alone that take longest first.
-
-    pytest-xdist hands out files in this order, so that no long file begins when the others have ended. Files with few
-    tests marked alone take longest. Exclusive files come before all others: later they would wait for one.
-    """
-    if _runs_tests_alone(config):
-        alone = [item for item in items if item.get_closest_marker(ALONE)]
-        exclusive, count = {item.path for item in alone if _is_exclusive(item)}, Counter(item.path for item in alone)
-        items.sort(key=lambda item: (item.path not in exclusive, count[item.path]))
+    """Deselect the tests marked long unless ``--long`` is given."""
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
@@ -80,30 +71,17 @@ def _only_computes(config: pytest.Config) -> bool:
     return bool(config.getoption("files") == "computing")  # of tests/file_kinds.py
 
 
-def _is_exclusive(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker(ALONE)
-    return mark is not None and bool(mark.kwargs.get("exclusive"))
-
-
-_turns: dict[Path, TextIO] = {}  # locks of files that run, held by this process
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Let a file with an exclusive test wait with ``-m alone`` until no other process runs a file.
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test wait with ``-m alone`` until no other process runs such a test or one that only computes.
 
-    The files that only compute may run at the same time as the others, and wait for their turn before each test. The
+    The files that only compute may run at the same time as all others, and wait for their turn before each test. The
     time of waiting does not count for the time limit of the test.
     """
-    if (_runs_tests_alone(item.config) or _only_computes(item.config)) and item.path not in _turns:
-        items_of_file = [other for other in item.session.items if other.path == item.path]
-        _turns[item.path] = _take_turn(item.config, is_exclusive=any(map(_is_exclusive, items_of_file)))
-    try:
+    if not (_runs_tests_alone(item.config) or _only_computes(item.config)):
         return (yield)
-    finally:
-        is_last = nextitem is None or nextitem.path != item.path or _only_computes(item.config)
-        if is_last and item.path in _turns:
-            _turns.pop(item.path).close()
+    with _take_turn(item.config, is_exclusive=_runs_tests_alone(item.config)):
+        return (yield)
 
 
 def _take_turn(config: pytest.Config, *, is_exclusive: bool) -> TextIO:

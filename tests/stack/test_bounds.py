@@ -27,8 +27,6 @@ from tests.generated_requests import write_requests
 from tests.repositories import stored, write_ensemble, write_sleeper
 from tests.stack_fixtures import SLEEP_MS
 
-pytestmark = pytest.mark.alone
-
 POLICY = "dynamic_batching.default_queue_policy."
 SHORT_QUEUE = Candidate(1, dynamic_batching=True, fields=((f"{POLICY}max_queue_size", 2),))
 LEVELS = ((DEFAULT_PRIORITY_LEVEL, 2), (PRIORITY_LEVELS, 2))

@@ -41,8 +41,6 @@ from tests.load_clients import KeptRecords
 from tests.stack.test_open_loop import counted, once_loaded, tell_server
 from tests.stack_fixtures import ANSWER_SECONDS, embedded_model
 
-pytestmark = pytest.mark.alone
-
 MLP = Candidate(8, dynamic_batching=True)
 ALONE = Candidate(8)
 LOAD = LoadPoint(2, concurrency=4)

@@ -142,7 +142,7 @@ def own_cpu_seconds(server_pid: int) -> float:
     return sum(os.times()[:4]) + sum(times.user + times.system for times in server)
 
 
-@pytest.mark.alone(exclusive=True)  # it would disturb other tests
+@pytest.mark.alone  # it would disturb other tests
 def test_a_noisy_neighbour_is_noticed(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
     """The neighbours leave no CPU idle. Their share is the rest of that of the server and the load generator."""
     cpus, rounding_seconds = len(usable_cpus()), 0.05  # the kernel counts ticks of 10 ms

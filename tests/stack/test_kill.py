@@ -399,7 +399,7 @@ def test_no_process_of_a_killed_server_is_left_and_another_is_started(victim: st
     assert not any(process.is_running() for process in after)
 
 
-@pytest.mark.alone(exclusive=True)  # no other server may run
+@pytest.mark.alone  # no other server may run
 def test_folders_of_triton_in_tmp_are_removed_once_no_server_runs(target: EmbeddedTarget) -> None:
     ours = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))
     with contextlib.closing(target):

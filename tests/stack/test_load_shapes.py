@@ -24,8 +24,6 @@ from tests.load_clients import KeptRecords
 from tests.repositories import write_sleeper
 from tests.stack_fixtures import SLEEP_MS, embedded_model
 
-pytestmark = pytest.mark.alone
-
 PERIOD = 2.0
 SPIKE = f"spike:10x:10%:{PERIOD:g}s"  # of 16 requests a second and 158 in the burst, if the mean is 30
 RATE = LoadPoint(1, request_rate=30.0)

@@ -338,7 +338,6 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
         assert client.is_model_ready("mlp")
 
 
-@pytest.mark.alone(exclusive=True)  # a verification ends early if its measurements take twice the expected time
 def test_the_recommendation_is_tested_separately(sandbox: Sandbox) -> None:
     """The model sleeps, because one that computes would take both cores during all windows."""
     write_steady(sandbox.working_folder)

@@ -34,8 +34,6 @@ from tests.command_fixtures import eventually
 from tests.load_clients import KeptRecords
 from tests.stack_fixtures import ANSWER_SECONDS, SLEEP_MS
 
-pytestmark = pytest.mark.alone
-
 MLP = Candidate(8, dynamic_batching=True)
 ALONE = Candidate(8)
 

@@ -225,7 +225,6 @@ def hanging(endpoint: Endpoint) -> Iterator[None]:
         assert all(answered.acquire(timeout=ANSWER_SECONDS) for _ in range(8))
 
 
-@pytest.mark.alone
 def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tune: Tune, tmp_path: Path) -> None:
     source = write_slow(sandbox.working_folder / "models")
     (sandbox.working_folder / "processes.yaml").write_text(PROFILE)

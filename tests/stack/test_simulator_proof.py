@@ -8,7 +8,7 @@ import simulator_proof as proof
 from simulator_proof import batching, cells, unbatched
 from tests.repositories import skip_without_python_models
 
-pytestmark = [pytest.mark.alone(exclusive=True), pytest.mark.long]
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 CALIBRATION = [
     *cells(batching(20, 0), 1, 9, 40),

@@ -33,8 +33,6 @@ from tests.stack_fixtures import embedded_model
 
 Generator: TypeAlias = ClosedLoopGenerator | OpenLoopGenerator
 
-pytestmark = pytest.mark.alone
-
 CANDIDATE = Candidate(8, dynamic_batching=True)
 CLOSED, OPEN = LoadPoint(1, concurrency=4), LoadPoint(1, request_rate=30.0)
 GENERATORS = [(ClosedLoopGenerator, CLOSED), (OpenLoopGenerator, OPEN)]

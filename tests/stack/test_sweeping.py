@@ -13,8 +13,6 @@ from tests.command_fixtures import Run, open_sandbox, run_tune
 from tests.csv_tables import read_rows
 from tests.repositories import skip_without_python_models, write_sleeper
 
-pytestmark = pytest.mark.alone
-
 BATCH_MS = 10
 CONCURRENCY = 4
 LISTS = (

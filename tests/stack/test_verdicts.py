@@ -38,7 +38,7 @@ space:
 """
 
 
-@pytest.mark.alone(exclusive=True)  # other tests would disturb most windows
+@pytest.mark.alone  # other tests would disturb most windows
 def test_a_model_far_inside_the_bound_passes(sandbox: Sandbox) -> None:
     write_steady(sandbox.working_folder)
     arguments = ["--sla-p95", f"{SLA_MS:.0f}ms", "--budget", "90s", "--max-trials", "1"]
@@ -49,7 +49,7 @@ def test_a_model_far_inside_the_bound_passes(sandbox: Sandbox) -> None:
     assert (run.ended.code, run.ended.stderr) == (0, "")
 
 
-@pytest.mark.alone(exclusive=True)
+@pytest.mark.alone
 @pytest.mark.long  # two minutes, and a disturbed machine may leave the verdict open
 @pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="no models in Python here")
 def test_on_a_machine_that_became_slower_a_lower_load_passes(sandbox: Sandbox) -> None:

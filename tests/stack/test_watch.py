@@ -11,8 +11,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from optimizer.config.model_source import ModelSource
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import LoadPoint
@@ -26,8 +24,6 @@ from optimizer.watch.server_metrics import models_of, read_server
 from tests.command_fixtures import FINISHED, UNDECIDED, Sandbox, Tune
 from tests.stack.test_main_job import write_steady
 from tests.stack_fixtures import served
-
-pytestmark = pytest.mark.alone
 
 BRIEFLY = ("--budget", "20s", "--max-trials", "3", "--measurement-interval", "200ms", "--no-output-check")
 INTERVAL = ("--interval", "500ms")
