@@ -212,15 +212,15 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
 
 
 def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path]) -> Path:
-    """Return the model file of the newest version that has one, and that a specific version_policy names."""
-    if config.version_policy.HasField("specific"):
-        versions = _served_versions(config, versions)
+    """Return the model file of the newest version that Triton loads and that has one."""
+    served = _served_versions(config, versions)
     filenames = (config.default_model_filename,) if config.default_model_filename else MODEL_FILES[backend]
-    files = [version / filename for version in versions for filename in filenames if (version / filename).exists()]
+    files = [version / filename for version in served for filename in filenames if (version / filename).exists()]
     if not files:
-        where = show_path(path.parent / "1" / filenames[0])
+        where = show_path(path.parent / (served[-1].name if served else "1") / filenames[0])
         missing = one_line(" or ".join(filenames))
-        raise BadInputError(f"{show_path(path.parent)}: no version folder with {missing}; it belongs at {where}")
+        problem = "no version folder with" if len(versions) < 2 else "the version that Triton loads has no"
+        raise BadInputError(f"{show_path(path.parent)}: {problem} {missing}; it belongs at {where}")
     return max(files, key=lambda file: (int(file.parent.name), -filenames.index(file.name)))
 
 

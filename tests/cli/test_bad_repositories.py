@@ -186,6 +186,9 @@ REPOSITORIES = {
         replace_config(f"{CONFIG}version_policy {{ specific {{ versions: [3, 4] }} }}\n"),
         ("config.pbtxt: ", "version_policy: there is no version 3, 4; the model has 1"),
     ),
+    "an empty version": Repository(
+        lambda m: (m / "2").mkdir(), ("m: the version that Triton loads has no model.onnx; ", "m/2/model.onnx")
+    ),
     "a custom operator": Repository(
         replace_onnx(serialized(with_operator("Frobnicate", "com.example"))),
         ("m/1/model.onnx: ", "has no operator 'com.example:Frobnicate'", "--target local"),
