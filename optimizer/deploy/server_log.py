@@ -8,6 +8,8 @@ from pathlib import Path
 from optimizer.core.safe_text import read_tail, shorten
 
 LOG_BYTES = 2**16  # bytes that are read from the end of the log
+# Triton logs as information why the process of a model did not start.
+_ERROR = re.compile("error|Failed to preinitialize", re.IGNORECASE)
 # A server without a GPU logs these as errors, the second one for each loaded ensemble, and serves nevertheless.
 _HARMLESS = re.compile("CudaDriverHelper has not been initialized|unable to create stream for ")
 # Lines of the server: its log and tables, and after a crash a signal and a stack trace
@@ -28,7 +30,7 @@ class ServerLog:
 
     def last_error(self) -> str:
         """Return the last error. Errors that a server without a GPU logs at each start do not count."""
-        errors = [line for line in self._lines() if line.startswith("E") or "error" in line.lower()]
+        errors = [line for line in self._lines() if line.startswith("E") or _ERROR.search(line)]
         errors = [line for line in errors if not _HARMLESS.search(line)]
         return _without_origin(errors[-1]) if errors else ""
 

@@ -187,6 +187,12 @@ def test_errors_that_a_server_without_a_gpu_always_logs_are_no_cause(tmp_path: P
     assert ServerLog(log).unreadable_model() == "model 'second': too large"
 
 
+def test_the_reason_why_the_process_of_a_model_does_not_start_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("I1130 pb_stub.cc:2105]  Failed to preinitialize Python stub: no file at '/m/model.py'\n")
+    assert ServerLog(log).last_error() == "Failed to preinitialize Python stub: no file at '/m/model.py'"
+
+
 def test_the_last_output_is_that_of_a_models_process(tmp_path: Path) -> None:
     log = tmp_path / "log"
     lines = ["| model | 1 |", "+---+", 'I1122 21:49:17.258071 444 model_lifecycle.cc:472] "loading: m:1"']
