@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from optimizer.cli.plan import main, read_plan_arguments
+from optimizer.core.candidate import SETTING_COLUMNS
 from optimizer.core.errors import BadInputError
 from optimizer.emit.kubernetes import target_load
 from optimizer.emit.production import ProductionServer, read_repository
@@ -106,8 +107,10 @@ def test_an_extreme_value_in_the_range_of_a_column_does_not_exhaust_the_machine(
         changed_run = copy_run(run, "-".join(columns))
         rows = read_rows(changed_run / "trials.csv")
         confirmed = next(row for row in rows if row["confirmation"])
-        changed = next(row for row in rows if row["trial"] == confirmed["trial"])
-        changed |= dict.fromkeys(columns, "2147483647")
+        of_trial = [row for row in rows if row["trial"] == confirmed["trial"]]
+        for row in of_trial:  # all rows of a trial have its settings
+            row |= {name: "2147483647" for name in columns if name in SETTING_COLUMNS}
+        of_trial[0] |= dict.fromkeys(columns, "2147483647")
         write_rows(changed_run / "trials.csv", rows)
         changed_runs.append(str(changed_run))
     ended = subprocess.run([sys.executable, "-c", LIMITED, *changed_runs], capture_output=True, text=True, check=True)
