@@ -322,8 +322,14 @@ class RateSearch:
         elif math.isinf(high):
             next_rate = low * min(max(1 / rules.sla.share_of_bound(latest[low]), MIN_STEP), MAX_STEP)
         elif low == 0:
+            if self._seconds >= rules.max_seconds and any(rules.sla.is_met(m) for m in latest.values()):
+                return None  # that one is not stable, as is usual with few requests
             next_rate = max(self._below(high), min(self._rate_to_beat, self._answered_rate(high)))
-        elif high <= (1 + RATE_RESOLUTION) * low or self._seconds >= rules.max_seconds:
+        elif (
+            high <= (1 + RATE_RESOLUTION) * low
+            or rules.sla.share_of_bound(latest[low]) > CLOSE_TO_BOUND_SHARE
+            or self._seconds >= rules.max_seconds
+        ):
             return None
         else:
             next_rate = self._between(low, high)

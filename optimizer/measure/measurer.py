@@ -23,6 +23,7 @@ from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
 
 MAX_CRASHES = 3  # crashes of a configuration before it counts as infeasible
+MAX_REPEATED_SECONDS = 10.0  # a longer measurement of a request rate is not repeated if it is unstable
 GIVEN_UP = "given up after a first short window"  # reason in the trials table
 
 
@@ -200,12 +201,14 @@ class Measurer:
     def _measure_load(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Measurement:
         """Return the measurement, or that of a second attempt if the first is unstable although nothing disturbed it.
 
-        A disturbed measurement is kept, because another one would be disturbed too. A crash of the server is stored
+        A disturbed measurement is kept, because another one would be disturbed too. So is a long one at a low request
+        rate, because few random arrivals rarely agree. A crash of the server is stored
         as a measurement with a reason before it is raised.
         """
         try:
             first = self._attempt(endpoint, load)
-            is_final = first.stable or first.overloaded or not first.has_values
+            is_long = bool(load.request_rate) and (first.measure_seconds or 0.0) > MAX_REPEATED_SECONDS
+            is_final = first.stable or first.overloaded or not first.has_values or is_long
             return first if is_final or lost_cpu_to_others(first) else self._attempt(endpoint, load)
         except ServerCrashed as error:
             self.table.append(trial, load, Measurement(reason=str(error), server_crashed=True))

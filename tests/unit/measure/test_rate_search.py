@@ -137,6 +137,25 @@ def test_a_slow_load_search_ends_at_the_first_rate_within_the_bound() -> None:
     assert RateSearch(slow, replace(rules, max_seconds=50.0)).next_load() is not None
 
 
+def test_a_slow_load_search_ends_at_an_unstable_rate_within_the_bound() -> None:
+    """Few requests rarely agree, and a lower rate would have as few in more time."""
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), max_loads=12, max_seconds=15.0)
+    unstable = Measurement(5.0, latency_p95_ms=10.0, stable=False, reason="unstable", measure_seconds=20.0)
+    measured = [(LoadPoint(1, request_rate=5.0), unstable)]
+    assert RateSearch(measured, rules).next_load() is None
+    assert RateSearch(measured, replace(rules, max_seconds=30.0)).next_load() is not None
+    missed = [(LoadPoint(1, request_rate=5.0), replace(unstable, latency_p95_ms=30.0))]
+    assert RateSearch(missed, rules).next_load() is not None
+
+
+def test_a_rate_whose_latency_is_close_to_the_bound_ends_the_search() -> None:
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), max_loads=12)
+    overload = LoadPoint(1, request_rate=200.0), measure_queue(200.0, 150.0)
+    for share, ends in ((0.9, False), (0.98, True)):
+        met = LoadPoint(1, request_rate=100.0), Measurement(100.0, latency_p95_ms=share * BOUND_MS, stable=True)
+        assert (RateSearch([met, overload], rules).next_load() is None) is ends
+
+
 def test_another_configuration_begins_where_a_measurement_takes_least_time() -> None:
     """An overload shows its capacity soon."""
     shortest = REQUESTS_PER_WINDOW / (WINDOW_STRETCH * RATE_WINDOW_MS / 1000)
