@@ -45,8 +45,9 @@ MAX_LIST_LENGTH = 300  # characters of the columns in a message
 # A run's table has these; a measurement whose column is missing is unknown.
 _REQUIRED = (
     *(*TRIAL_COLUMNS, *LOAD_COLUMNS, "throughput_infer_per_sec", "latency_p95_ms", "stable"),
-    *("confirmation", "confirmation_error", "load_generator", "deploy_seconds", "status", "reason"),
+    *("load_generator", "deploy_seconds", "status", "reason"),
 )
+_REQUIRED_TO_CONTINUE = (*_REQUIRED, "confirmation", "confirmation_error")  # a recorded table may be a search alone
 
 
 class TrialsTable:
@@ -120,7 +121,7 @@ class TrialsTable:
         table = read_csv(self.path, drop_torn_line=True)
         if table.columns:
             header = tuple(table.columns)
-            missing = [name for name in (*_REQUIRED, *self._choices) if name not in header]
+            missing = [name for name in (*_REQUIRED_TO_CONTINUE, *self._choices) if name not in header]
             unknown = [name for name in header if name not in self.columns]
             if missing or unknown:
                 names = [*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]
