@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,7 +31,8 @@ from optimizer.simulator.predicted_metrics import ConfigurationLoad, ModelErrors
 from optimizer.simulator.scenario import SimulationResult
 from optimizer.simulator.speed_correction import at_other_speed
 
-LOAD_STEP = 2**0.5  # ratio of the neighboring loads at which the throughput of a model is simulated
+LOAD_STEP = 2  # ratio of the neighboring loads at which a model is simulated for a request rate
+LATENCIES_S = tuple(f"latency_{name}_s" for name in STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +84,32 @@ class ConcurrentServerModel:
 
     def _simulate_rates(self, loads: Sequence[ConfigurationLoad], threads: int) -> list[CombinedPerformance]:
         """Return the performance of each (candidate, requests in flight to all models) at a request rate."""
-        shares = np.array([1.0, *(other.share for other in self.problem.concurrent)])
-        largest = max((concurrency for _, concurrency in loads), default=1)
-        steps = sorted({round(LOAD_STEP**step) for step in range(math.ceil(math.log(largest, LOAD_STEP)) + 1)})
-        candidates = list(dict.fromkeys(candidate for candidate, _ in loads))
-        rates: dict[Candidate, list[FloatArray]] = {candidate: [] for candidate in candidates}
-        for part, model, share in zip(_parts(self.problem), self.models, shares, strict=True):
-            own = [_candidate_of(part, candidate, self.problem) for candidate in candidates]
+        shares = [1.0, *(other.share for other in self.problem.concurrent)]
+        largest = max(self.problem.max_concurrency, *(concurrency for _, concurrency in loads), 1)
+        steps = [LOAD_STEP**step for step in range(math.ceil(math.log(largest, LOAD_STEP)) + 1)]
+        simulated: dict[Candidate, list[Sequence[SimulationResult]]] = {candidate: [] for candidate, _ in loads}
+        for part, model in zip(_parts(self.problem), self.models, strict=True):
+            own = [_candidate_of(part, candidate, self.problem) for candidate in simulated]
             results = model.simulate([(candidate, step) for candidate in own for step in steps], threads)
-            served = np.array([result.throughput_infer_per_sec for result in results]).reshape(-1, len(steps)) / share
-            for candidate, of_candidate in zip(candidates, served, strict=True):
-                rates[candidate].append(of_candidate)
-        divided = [_divide(concurrency, rates[candidate], steps) for candidate, concurrency in loads]
-        by_model = []
-        for index, (part, model) in enumerate(zip(_parts(self.problem), self.models, strict=True)):
-            own_loads = [
-                (_candidate_of(part, candidate, self.problem), max(1, round(requests[index])))
-                for (candidate, _), (_, requests) in zip(loads, divided, strict=True)
+            for index, of_candidate in enumerate(simulated.values()):
+                of_candidate.append(results[index * len(steps) : (index + 1) * len(steps)])
+        rates = {
+            candidate: [
+                np.array([result.throughput_infer_per_sec for result in results]) / share
+                for results, share in zip(by_model, shares, strict=True)
             ]
-            results = model.simulate(own_loads, threads)
-            by_model.append(
-                [
-                    replace(result, throughput_infer_per_sec=shares[index] * rate)
-                    for result, (rate, _) in zip(results, divided, strict=True)
-                ]
+            for candidate, by_model in simulated.items()
+        }
+        performances = []
+        for candidate, concurrency in loads:
+            rate, requests = _divide(concurrency, rates[candidate], steps)
+            by_model = zip(simulated[candidate], requests.tolist(), shares, strict=True)
+            performances.append(
+                CombinedPerformance(
+                    tuple(_interpolate(results, n, steps, share * rate) for results, n, share in by_model)
+                )
             )
-        return [CombinedPerformance(results) for results in zip(*by_model, strict=True)]
+        return performances
 
     def measure(self, loads: Sequence[ConfigurationLoad]) -> list[Measurement]:
         """Return the simulated report of the load generators for each (candidate, concurrency)."""
@@ -186,6 +187,20 @@ def _divide(requests: int, rates: Sequence[FloatArray], steps: Sequence[int]) ->
     divided = np.array([np.interp(rate, possible, own) for own in needed])
     divided[slowest] += max(0.0, requests - totals[-1])
     return rate, divided
+
+
+def _interpolate(
+    results: Sequence[SimulationResult], requests: float, steps: Sequence[int], throughput_infer_per_sec: float
+) -> SimulationResult:
+    """Return the performance with ``requests`` in flight and this throughput, from ``results`` at ``steps``."""
+    position = float(np.interp(requests, steps, range(len(steps))))
+    low, high = results[math.floor(position)], results[math.ceil(position)]
+    weight = position % 1
+    latencies_s: dict[str, Any] = {
+        name: (1 - weight) * getattr(low, name) + weight * getattr(high, name) for name in LATENCIES_S
+    }
+    nearest = results[round(position)]
+    return replace(nearest, throughput_infer_per_sec=throughput_infer_per_sec, **latencies_s)
 
 
 def _parts(problem: Problem) -> tuple[ConcurrentModel | None, ...]:
