@@ -1,6 +1,6 @@
 """Compare the simulation of each of several models under load with that of all models as one server.
 
-    python benchmarks/concurrent_models.py [--seconds 1] [--seeds 10] [--smoke]
+    python benchmarks/concurrent_models.py [--seconds 1] [--seeds 6] [--smoke]
 
 Pairs of models get load at the same time on an embedded server: two that sleep for the time of a batch, two built-in
 ones, and a built-in one next to an ensemble. Each configuration is measured once at each load. Both simulations are
@@ -121,7 +121,7 @@ PAIRS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a measurement (1)")
-    parser.add_argument("--seeds", type=int, default=10, help="draws of configurations, and searches (10)")
+    parser.add_argument("--seeds", type=int, default=6, help="draws of configurations, and searches (6)")
     parser.add_argument("--smoke", action="store_true", help="a few short measurements of the first pair")
     arguments = parser.parse_args()
     seconds, seeds = arguments.seconds, arguments.seeds
