@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from objectives.units import parse_duration_ms
 
 DEFAULTS = {"spike": "spike:4x:10%:1s", "ramp": "ramp:0.5..1.5:1s", "diurnal": "diurnal:1.5x:1s"}
@@ -82,6 +80,8 @@ class RequestTimes:
         """The share of the requests in each of STEPS equal parts of a period; empty if the rate is constant."""
         if not is_load_shape(self.distribution):
             return self.recorded_shares
+        import numpy as np  # takes too long to import for the help of the command
+
         shape = parse_load_shape(self.distribution)
         return tuple(np.diff(np.interp(np.linspace(0, 1, STEPS + 1), shape.edges, shape.shares)).tolist())
 
