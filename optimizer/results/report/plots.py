@@ -179,11 +179,13 @@ def progress(run: FinishedRun) -> Drawing | None:
     figure = new_figure(3.9)
     axes = figure.subplots()
     axes.set_xlim(0, 1.03 * search.ends)
-    axes.set_ylim(0, 1.1 * max(value for *_, value in search.met))
+    values = [value for *_, value in search.met]  # a score may be negative, and all error rates are usually 0
+    low, high = min(0.0, *values), max(0.0, *values)
+    axes.set_ylim(1.1 * low, 1.1 * high if high > low else 1.0)
     met = visible_dots(axes, search.met)
     legend = "within the SLA" if run.problem.sla else "measured"
     draw_dots(axes, [(x, y) for _, x, y in met], c=LIGHT["dot"], s=dot_size(len(met)), label=legend, gid="met")
-    begin = [(0.0, 0.0)] if objective.better == "higher" else []
+    begin = [(0.0, 0.0)] if objective.better == "higher" and objective.has_ratio else []
     steps = [*begin, *best, (search.ends, best[-1][1])]
     axes.step(*zip(*steps, strict=True), where="post", color=LIGHT["good"], linewidth=2, label="best so far")
     axes.set_xlabel(search.unit)

@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.artist import kwdoc
 
+from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.cli import explain, plan
 from optimizer.cli.report import main
@@ -318,6 +320,30 @@ class TestFigures:
         assert drawing is not None
         label = {"latency-p95": "latency p95", "memory": "memory"}[objective]
         assert drawing.description.startswith(f"The search found its best {label}, ")
+
+    @pytest.mark.parametrize(("objective", "lowest"), [("error-rate", 0.0), ("score", -2.2)])
+    def test_the_progress_of_values_that_are_0_or_less_is_drawn(
+        self, objective: str, lowest: float, run: Path
+    ) -> None:
+        finished = read_run(run)
+        trials = tuple(
+            replace(
+                trial,
+                measurements=tuple(
+                    (load, replace(measured, failed_requests=0, score=-1.0 - trial.number % 2))
+                    for load, measured in trial.measurements
+                ),
+            )
+            for trial in finished.trials
+        )
+        problem = replace(finished.problem, objectives=(METRICS[objective],))
+        drawing = plots.progress(replace(finished, trials=trials, problem=problem))
+        assert drawing is not None
+        (axes,) = drawing.figure.axes
+        assert axes.get_ylim()[0] == pytest.approx(lowest)
+        assert axes.get_ylim()[1] == (1.0 if lowest == 0 else 0.0)
+        (line,) = axes.get_lines()
+        assert np.asarray(line.get_xdata(), np.float64).min() > 0, "no value is known before the first measurement"
 
     def test_importance_ranks_the_parameters(self, run: Path) -> None:
         finished = read_run(run)
