@@ -61,7 +61,7 @@ class ConcurrentLoadGenerator:
         """Return the combined result of all warm-ups; None if one has none."""
         results = self._run_all(endpoint, load, lambda generator, model, own: generator.warm_up(model, own))
         measurements = [result for result in results if result is not None]
-        return combine_models(measurements) if len(measurements) == len(results) else None
+        return _combine_by_model(endpoint, measurements) if len(measurements) == len(results) else None
 
     def _run_all(
         self, endpoint: Endpoint, load: LoadPoint, action: Callable[[LoadGenerator, Endpoint, LoadPoint], T]
