@@ -241,6 +241,7 @@ class Confirmer:
             return
         load = replace(load, request_rate=float(f"{OVERLOAD_FACTOR * estimate_capacity(points):.3g}"))
         with contextlib.suppress(DeploymentError), self.target.deploy(trial.candidate) as endpoint:
+            self.measurer.warm_up(endpoint, recommended.load)  # a cold server answers fewer requests
             measured = self.measurer.measure(replace(trial, measurements=()), endpoint, load)
             if measured.measurements[0][1].has_values:
                 self.trials[self._index(trial.number)] = measured

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,16 +141,30 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
 
 
 class RateServer(RandomServer):
-    """A server that answers up to ``capacity`` requests per second, with latencies of about 5 ms below it."""
+    """A server that answers up to ``capacity`` requests per second, with latencies of about 5 ms below it.
+
+    A server that was not warmed up answers half as many.
+    """
 
     def __init__(self, capacity: float) -> None:
         super().__init__()
         self.capacity = capacity
+        self.is_warm = True
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
+        with super().deploy(candidate, fresh=fresh) as endpoint:
+            self.is_warm = False
+            yield endpoint
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
+        self.is_warm = True
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        served = min(load.request_rate, self.capacity)
+        capacity = self.capacity if self.is_warm else self.capacity / 2
+        served = min(load.request_rate, capacity)
         measured = self.measured(self.random.gamma(4, 1.25, size=int(served * (seconds or 2))), served)
-        return replace(measured, overloaded=load.request_rate > self.capacity)
+        return replace(measured, overloaded=load.request_rate > capacity)
 
 
 def test_the_capacity_is_that_of_the_machine_that_is_tested(problem: Problem, tmp_path: Path) -> None:
