@@ -33,6 +33,7 @@ from optimizer.simulator.speed_correction import at_other_speed
 
 LOAD_STEP = 2  # ratio of the neighboring loads at which a model is simulated for a request rate
 LATENCIES_S = tuple(f"latency_{name}_s" for name in STATISTICS)
+MEAN_LATENCY = LATENCY.metric("avg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +115,24 @@ class ConcurrentServerModel:
     def measure(self, loads: Sequence[ConfigurationLoad]) -> list[Measurement]:
         """Return the simulated report of the load generators for each (candidate, concurrency)."""
         names = [self.problem.model, *(other.name for other in self.problem.concurrent)]
-        by_model = [model.measure(self._loads(i, loads)) for i, model in enumerate(self.models)]
+        performances, by_model = self.simulate(loads), list[list[Measurement]]()
+        for i, model in enumerate(self.models):
+            results, own = [performance.by_model[i] for performance in performances], self._loads(i, loads)
+            if self.problem.open_loop:  # the requests in flight to the model, by Little's law
+                size = model.request_batch_size
+                own = [
+                    (one, max(1, round(result.throughput_infer_per_sec * result.latency_s(MEAN_LATENCY) / size)))
+                    for (one, _), result in zip(own, results, strict=True)
+                ]
+            measured = zip(model.measure(own), results, strict=True)
+            by_model.append([replace(measurement, **_measured_values(result)) for measurement, result in measured])
         return [
             Measurement(
-                six_digits(result.throughput_infer_per_sec),
-                **{
-                    LATENCY.field_of(name): six_digits(1e3 * result.latency_s(LATENCY.metric(name)))
-                    for name in STATISTICS
-                },  # type: ignore[arg-type]
+                **_measured_values(performance),
                 by_model=model_stats.to_text(dict(zip(names, measurements, strict=True))),
                 stable=True,
             )
-            for result, measurements in zip(self.simulate(loads), zip(*by_model, strict=True), strict=True)
+            for performance, measurements in zip(performances, zip(*by_model, strict=True), strict=True)
         ]
 
     def at_speed(self, time_share: float, network_share: float) -> ConcurrentServerModel:
@@ -187,6 +194,14 @@ def _divide(requests: int, rates: Sequence[FloatArray], steps: Sequence[int]) ->
     divided = np.array([np.interp(rate, possible, own) for own in needed])
     divided[slowest] += max(0.0, requests - totals[-1])
     return rate, divided
+
+
+def _measured_values(performance: CombinedPerformance | SimulationResult) -> dict[str, Any]:
+    """Return the throughput and the latencies of ``performance`` by the field of a measurement."""
+    latencies_ms = {
+        LATENCY.field_of(name): six_digits(1e3 * performance.latency_s(LATENCY.metric(name))) for name in STATISTICS
+    }
+    return {"throughput_infer_per_sec": six_digits(performance.throughput_infer_per_sec), **latencies_ms}
 
 
 def _interpolate(

@@ -192,6 +192,21 @@ def test_at_a_request_rate_each_model_gets_its_part_of_the_requests() -> None:
     assert many.latency_s(P95) > 0.9, "nearly all requests in flight wait for the second model"
 
 
+def test_a_report_at_a_request_rate_has_the_requests_of_each_model() -> None:
+    """A warm start fits another model of the source to such reports."""
+    for requests in (1, 64):
+        (measured,) = replace(SERVER, problem=OPEN_LOOP).measure([(candidate(False, 1, "off", 1), requests)])
+        first, second = model_stats.from_text(measured.by_model).values()
+        served = [values.throughput_infer_per_sec or 0.0 for values in (first, second)]
+        assert served[1] == pytest.approx(3 * served[0], rel=1e-3)
+        assert measured.throughput_infer_per_sec == pytest.approx(sum(served), rel=1e-3)
+        in_flight = [
+            rate * (own.latency_avg_ms or 0.0) / 1e3 for rate, own in zip(served, (first, second), strict=True)
+        ]
+        assert sum(in_flight) == pytest.approx(requests, rel=0.3)
+    assert in_flight[1] > 0.9 * requests
+
+
 def test_an_untried_configuration_is_predicted_at_a_request_rate() -> None:
     """Both simulations are of closed loops, so the search corrects the tail of their latencies."""
     tried = [candidate(False, 1, "off", 1), candidate(True, 2, "off", 2)]
