@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -363,6 +364,8 @@ def _read_request_times(info: Mapping[str, Any]) -> RequestTimes:
     _check_whole("requests", times.recorded_requests)
     if any(type(share) not in (int, float) or not 0 <= share <= 1 for share in times.recorded_shares):
         raise ValueError("request_times.recorded_shares are not from 0 to 1")
+    if times.recorded_shares and not math.isclose(math.fsum(times.recorded_shares), 1.0, abs_tol=1e-6):
+        raise ValueError("request_times.recorded_shares do not add up to 1")
     if not isinstance(times.distribution, str):
         raise ValueError("request_times.distribution is not a name")
     if is_load_shape(times.distribution):

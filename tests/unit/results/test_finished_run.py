@@ -261,6 +261,7 @@ def test_a_value_of_the_record_that_no_run_has_is_refused(run: Path, path: str, 
         ({"recorded_requests": -1}, "requests -1 is not a whole number"),
         ({"recorded_requests": "many"}, "requests 'many' is not a whole number"),
         ({"recorded_shares": [0.5, "half"]}, "request_times.recorded_shares are not from 0 to 1"),
+        ({"recorded_shares": [0.0, 0.0]}, "request_times.recorded_shares do not add up to 1"),
         ({"other": 1}, "other"),
     ],
 )
