@@ -93,10 +93,10 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     problem, point, outcome = explanation.run.problem, explanation.subject.point, explanation.outcome
     for line in wrap(summary.headline(outcome, problem), WIDTH):
         console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
-    latencies = problem.sla.bounded_latencies
+    metrics = outcome_values.shown_metrics(problem)
     role = "recommended" if explanation.has_recommendation else "closest"
     _sentences(console, f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}")
-    _sentences(console, f"measured: {outcome_values.measured_performance(outcome, point, *latencies)}")
+    _sentences(console, f"measured: {outcome_values.measured_performance(outcome, point, *metrics)}")
     if unfinished := remark(explanation.run):
         _sentences(console, f"{unfinished[0].upper()}{unfinished[1:]}.")
 
@@ -129,10 +129,8 @@ def _binding_constraint(explanation: Explanation) -> Iterator[str]:
     elif binding.constraint is None or binding.beyond is None:
         yield _no_bound_binds(explanation)
     else:
-        objective, value = (
-            explanation.outcome.objective,
-            formatting.value_of(binding.beyond, binding.constraint.metric),
-        )
+        objective = explanation.outcome.objective
+        value = formatting.value_of(binding.beyond, binding.constraint.metric)
         served = "served" if objective.name == "throughput" else f"had {formatting.goal_label(objective.name)}"
         better = "" if binding.gain is None else f" ({_change(objective, 1 + binding.gain)})"
         yield (
@@ -208,11 +206,11 @@ def _more_within(explanation: Explanation) -> Iterator[str]:
 
 def _measured(explanation: Explanation, point: Point) -> str:
     """Return a measurement with its intervals and its origin."""
-    outcome, latencies = explanation.outcome, explanation.run.problem.sla.bounded_latencies
+    outcome, metrics = explanation.outcome, outcome_values.shown_metrics(explanation.run.problem)
     origin = f"trial {point.trial}"
     if outcome.confirmation_of(point) is None:
         origin += ", one measurement of the search" + ("" if point.measurement.stable else ", unstable")
-    return f"{outcome_values.measured_performance(outcome, point, *latencies)}; {origin}"
+    return f"{outcome_values.measured_performance(outcome, point, *metrics)}; {origin}"
 
 
 def _next_load(forecast: CandidateForecast, measured: Point | None, explanation: Explanation) -> str:
@@ -438,9 +436,9 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
         yield "There is none: no other configuration met the SLA."
         return
     yield f"trial {runner_up.point.trial}: {configuration_text.configuration(runner_up.point.candidate)}"
-    latencies = explanation.run.problem.sla.bounded_latencies
+    metrics = outcome_values.shown_metrics(explanation.run.problem)
     relation = _relation(explanation.outcome.objective, runner_up.gain)
-    yield f"{formatting.performance(runner_up.point, *latencies)}{'' if runner_up.confirmed else ', in the search'}"
+    yield f"{formatting.performance(runner_up.point, *metrics)}{'' if runner_up.confirmed else ', in the search'}"
     if runner_up.confirmed is None:
         yield f"In single measurements {relation}."
         yield "It was not confirmed on fresh servers, so there is no confidence interval."

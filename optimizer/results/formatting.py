@@ -294,16 +294,16 @@ def bounds(sla: Sla) -> str:
     return " and ".join(map(bound, sla))
 
 
-def performance(point: Point, *latencies: str) -> str:
+def performance(point: Point, *metrics: str) -> str:
     """Return ``12,345 infer/s, p95 18.2 ms, concurrency 24``, or ``at 3,000 req/s`` in an open loop.
 
-    ``latencies`` are the names of the metrics that are shown. For a model that streams, the output tokens per second
-    follow the throughput.
+    ``metrics`` are the names of those that follow the throughput. For a model that streams, the output tokens per
+    second come before them.
     """
     has_tokens = point.measurement.output_tokens_per_sec is not None
     output = f", {value_of(point, OUTPUT_THROUGHPUT)}" if has_tokens else ""
-    times = "".join(f", {short_metric(latency)} {value_of(point, latency)}" for latency in latencies)
-    return f"{value_of(point, 'throughput')}{output}{times}, {at_load(point.load)}"
+    values = "".join(f", {goal_label(metric)} {value_of(point, metric)}" for metric in metrics)
+    return f"{value_of(point, 'throughput')}{output}{values}, {at_load(point.load)}"
 
 
 def load(point: LoadPoint) -> str:

@@ -74,16 +74,27 @@ def estimate(outcome: Outcome, point: Point, metric: str) -> str:
     return formatting.estimate(value, interval(outcome, point, metric), measured.unit)
 
 
-def measured_performance(outcome: Outcome, point: Point, *latencies: str) -> str:
+def shown_metrics(problem: Problem) -> list[str]:
+    """Return the metrics that follow the throughput of a point: bounded latencies, goodput and first objective.
+
+    A goodput is shown if it is one of the objectives. Throughput and output tokens are shown in any case.
+    """
+    first, goodput = problem.objectives[0], METRICS["goodput"]
+    goals = [metric.name for metric in problem.objectives if metric in (first, goodput)]
+    shown = dict.fromkeys((*problem.sla.bounded_latencies, *goals))
+    return [name for name in shown if name not in ("throughput", formatting.OUTPUT_THROUGHPUT)]
+
+
+def measured_performance(outcome: Outcome, point: Point, *metrics: str) -> str:
     """Return a measurement with its confidence intervals, such as ``18,400 ± 2,000 infer/s, p95 18.3 ± 1.1 ms, …``.
 
     A measurement of the search has no intervals.
     """
     if outcome.confirmation_of(point) is None:
-        return formatting.performance(point, *latencies)
+        return formatting.performance(point, *metrics)
     tokens = formatting.OUTPUT_THROUGHPUT if point.measurement.output_tokens_per_sec is not None else ""
     values = [estimate(outcome, point, metric) for metric in ("throughput", tokens) if metric]
-    values += [f"{formatting.short_metric(latency)} {estimate(outcome, point, latency)}" for latency in latencies]
+    values += [f"{formatting.goal_label(metric)} {estimate(outcome, point, metric)}" for metric in metrics]
     return ", ".join([*values, formatting.at_load(point.load)])
 
 
@@ -344,7 +355,7 @@ def front_remark(outcome: Outcome) -> str:
 
 
 def why_not_recommended(outcome: Outcome, point: Point) -> str:
-    """Return why ``point`` is not recommended although its throughput is higher, in a clause."""
+    """Return why ``point`` is not recommended although one of its metrics is better, in a clause."""
     confirmed = outcome.confirmation_of(point)
     if confirmed is not None and confirmed.error:
         reason = confirmed.judged.reason

@@ -24,6 +24,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.trial import LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.machine.hardware import Hardware
 from optimizer.results import configuration_text, formatting
+from optimizer.results.outcome_values import shown_metrics
 from optimizer.results.recommendation import best_load, front_metrics
 from optimizer.results.terminal_output import wrap
 from optimizer.results.terminal_plot import XY, scatter
@@ -111,7 +112,7 @@ class PlainObserver(QuietObserver):
     def _describe_point(self, point: Point) -> str:
         if not point.measurement.has_values:
             return point.measurement.reason or NOTHING_MEASURED
-        return formatting.performance(point, *self._problem.sla.bounded_latencies, *_goodput(self._problem))
+        return formatting.performance(point, *shown_metrics(self._problem))
 
     def _print_line(self, line: str) -> None:
         elapsed = formatting.clock(time.monotonic() - self._started)
@@ -144,7 +145,7 @@ class LiveObserver:
         self._hardware = hardware
         self._latency = problem.sla.judged_latency
         self._throughput = front_metrics(problem).throughput
-        self._shown_metrics = (self._latency, *_goodput(problem))
+        self._shown_metrics = shown_metrics(problem)
         self._finished: tuple[DisplayedTrial, ...] = ()
         self._running: tuple[DisplayedTrial, ...] = ()  # several on a cluster; the last one changed last
         self._best: Point | None = None

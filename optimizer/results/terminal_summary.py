@@ -121,7 +121,7 @@ def print_best_so_far(
     best = outcome.best_so_far
     goal = formatting.bounds(problem.sla)
     if best is not None:
-        performance = formatting.performance(best, *problem.sla.bounded_latencies)
+        performance = formatting.performance(best, *outcome_values.shown_metrics(problem))
         print_wrapped(console, "best so far", performance)
         print_wrapped(console, "", configuration_text.configuration(best.candidate))
     else:
@@ -140,7 +140,7 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
 
 
 def _print_closest(console: Console, closest: Point, problem: Problem) -> None:
-    performance = formatting.performance(closest, *problem.sla.bounded_latencies)
+    performance = formatting.performance(closest, *outcome_values.shown_metrics(problem))
     print_wrapped(console, "closest", f"{performance} (trial {closest.trial})")
     print_wrapped(console, "", configuration_text.configuration(closest.candidate))
     print_line(console)

@@ -20,7 +20,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
 from optimizer.core.trial import latest_points
-from optimizer.results import configuration_text, formatting, result_document, summary
+from optimizer.results import configuration_text, formatting, outcome_values, result_document, summary
 from optimizer.results.no_recommendation import intervals_reach_bounds, may_meet_undisturbed
 from optimizer.results.summary import NextStep
 from optimizer.results.terminal_output import print_indented, print_line, print_unwrapped, print_wrapped
@@ -47,7 +47,8 @@ class Verification:
         measured: The measured configurations, the recommendation first.
         failed: The candidates that could not be measured, with the reason.
         verdict_holds: Whether the recommendation passed its test again.
-        ranking_holds: Whether no runner-up serves more; None if the time ended before one was measured.
+        ranking_holds: Whether no runner-up is better by the first objective; None if the time ended before one was
+            measured.
         reason: Why the recommendation does not hold, or is not decided; empty if it holds.
         is_undecided: Whether the verdict or the ranking is not decided, and nothing contradicts them.
     """
@@ -252,6 +253,7 @@ def print_verification(console: Console, result: VerificationResult) -> None:
     """Print whether the recommendation holds, the metrics before and now, the notes and the next step."""
     verified, problem, before = result.verified, result.problem, result.before
     goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verified.is_undecided
+    metrics = outcome_values.shown_metrics(problem)
     holds = "is UNDECIDED" if is_undecided else _holds(verified.holds)
     style = formatting.VERDICT_STYLES[verified.verdict]
     print_indented(console, f"{problem.model}: the recommendation {holds} ({goal})", style=style)
@@ -263,9 +265,9 @@ def print_verification(console: Console, result: VerificationResult) -> None:
         role = "recommended" if point.trial == before.trial else "runner-up"
         configuration = configuration_text.configuration(point.candidate)
         print_indented(console, f"{role}, trial {point.trial}: {configuration}", style="bold")
-        lines = [f"now  {formatting.performance(point, confirmed.latency)}"]
+        lines = [f"now  {formatting.performance(point, *metrics)}"]
         if point.trial == before.trial:
-            lines.insert(0, f"was  {formatting.performance(before, confirmed.latency)}")
+            lines.insert(0, f"was  {formatting.performance(before, *metrics)}")
         intervals = ", ".join(summary.confirmed_intervals(confirmed))
         for line in (*lines, f"{formatting.verdict(confirmed)}, {intervals}"):
             print_indented(console, line, first_indent="  ", indent="    ")

@@ -112,6 +112,16 @@ class TestLive:
         assert any(BOUND_MARK in line for line in lines)
         assert any(re.search(r"4:00 left · \d:\d\d elapsed · 11 trials", line) for line in lines)
 
+    def test_the_best_so_far_has_the_value_of_the_first_objective(self, run: FinishedRun) -> None:
+        text, trial = io.StringIO(), run.trials[0]
+        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        (load, measured), *_ = trial.measurements
+        measured = replace(measured, throughput_infer_per_sec=900.0, latency_p95_ms=9.0, server_memory_bytes=5e8)
+        problem = replace(run.problem, objectives=(METRICS["memory"], METRICS["latency-p95"]))
+        with LiveObserver(console, problem, Budget(240.0)) as observer:
+            observer.trial_finished(trial, Point(0, trial.candidate, load, measured))
+        assert "best so far  900 infer/s, p95 9.00 ms, memory 500 MB, concurrency" in text.getvalue()
+
     def test_a_low_terminal_shows_the_table_without_the_plot(self, run: FinishedRun) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=12, color_system=None)
@@ -219,20 +229,23 @@ class TestPlain:
         assert re.search(r"; best so far: trial \d+, [\d,]+ infer/s; 4:00 left$", lines[-1])
         assert "\x1b" not in text.getvalue()
 
-    @pytest.mark.parametrize(("objective", "value"), [("goodput", "700 infer/s"), ("latency-p95", "9.00 ms")])
+    @pytest.mark.parametrize(
+        ("objective", "value"), [("goodput", "700 infer/s"), ("latency-p95", "9.00 ms"), ("memory", "500 MB")]
+    )
     def test_another_objective_than_the_throughput_is_named(
         self, objective: str, value: str, run: FinishedRun
     ) -> None:
         text, trial = io.StringIO(), run.trials[0]
         (load, measured), *_ = trial.measurements
         measured = replace(measured, throughput_infer_per_sec=900.0, goodput_infer_per_sec=700.0, latency_p95_ms=9.0)
+        measured = replace(measured, server_memory_bytes=5e8)
         problem = replace(run.problem, objectives=(METRICS[objective],))
         with PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0)) as observer:
             best = Point(0, trial.candidate, load, measured)
             observer.trial_finished(replace(trial, measurements=((load, measured),)), best)
-        goodput = ", goodput 700 infer/s" if objective == "goodput" else ""
-        assert f"900 infer/s, p95 9.00 ms{goodput}, concurrency {load.concurrency}" in text.getvalue()
         name = objective.removeprefix("latency-")
+        other = "" if name == "p95" else f", {name} {value}"
+        assert f"900 infer/s, p95 9.00 ms{other}, concurrency {load.concurrency}" in text.getvalue()
         assert f"; best so far: trial 0, {name} {value}; 4:00 left" in text.getvalue()
 
     def test_a_measurement_within_the_bound_that_is_not_stable_is_not_said_to_miss_it(self, run: FinishedRun) -> None:
