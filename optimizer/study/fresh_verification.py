@@ -121,7 +121,12 @@ def _read_trials(run: RunFolder, task: Task, *, has_same_files: bool) -> list[Tr
     if has_same_files:
         run.refuse_other_model(task.source.facts)
     with run.locked():
-        trials = TrialsTable(run.trials, task.source.name, task.problem.space.fields).read()
+        trials = TrialsTable(
+            run.trials,
+            task.source.name,
+            task.problem.space.fields,
+            concurrent_models=[other.name for other in task.problem.concurrent],
+        ).read()
     refuse_missing_rows(run, run.read_info(), trials)
     return trials
 

@@ -1,19 +1,25 @@
-"""Tests of the commands that a separate test of a recommendation proposes."""
+"""Tests of the rows that a separate test of a recommendation reads, and of the commands that it proposes."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from optimizer.cli.run import read_run_arguments
 from optimizer.cli.verify import read_verify_arguments
+from optimizer.config.problem import ConcurrentModel
+from optimizer.core.errors import BadInputError
 from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.fresh_verification import repetition_of
-from tests.run_folders import write_run
+from optimizer.study.fresh_verification import _read_trials, repetition_of
+from optimizer.study.task import Task
+from tests.run_folders import CANDIDATE, write_run
 
 EMBEDDED = RunOptions("dlrm", sla_ms={"p95": 20.0})
 REMOTE = RunOptions("dlrm", sla_ms={"p95": 20.0}, target="remote", url="other:8001")
@@ -66,3 +72,12 @@ def test_the_proposed_search_is_one_that_tune_accepts(
     assert options == replace(
         stored, warm_start=options.warm_start, model=options.model, storage=None, study_name=None
     )
+
+
+def test_a_row_that_was_edited_to_lack_a_model_under_load_is_refused(tmp_path: Path) -> None:
+    """The values of each model decide which of its requests are independent."""
+    folder = write_run(tmp_path, "m")
+    problem = replace(read_run(folder).problem, concurrent=(ConcurrentModel("second", 1.0, CANDIDATE),))
+    task = cast("Task", SimpleNamespace(problem=problem, source=SimpleNamespace(name="m")))
+    with pytest.raises(BadInputError, match=r"trials\.csv:2: by_model: lacks values of second"):
+        _read_trials(RunFolder(folder), task, has_same_files=False)
