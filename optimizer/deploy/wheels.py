@@ -101,14 +101,17 @@ def _download(wheels: Sequence[Wheel], folder: Path, content: str) -> None:
         log=folder / "pip.log",
         env={**os.environ, "TMPDIR": str(folder)},  # so that temporary files of a killed pip are removed, too
     )
-    # the log is on the same disk: it is empty, or ends within a line, if the disk was full
-    is_cut = bool(done.exit_code) and not done.output.endswith("\n")
-    if is_cut or f"[Errno {errno.ENOSPC}]" in done.output:
-        raise cache_error(f"download into {cache_folder()}", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    if done.exit_code:
-        raise EnvironmentFault(f"pip could not fetch {content}: {_cause(done.output)}")
+    if done.exit_code == 0:
+        return
     if done.exit_code is None:
         raise EnvironmentFault(f"pip could not fetch {content} within {DOWNLOAD_SECONDS / 60:g} min; try again")
+    if not 0 < done.exit_code <= 128:
+        ended = process.describe_exit_code(done.exit_code)
+        raise EnvironmentFault(f"pip could not fetch {content}: it ended with {ended}; try again")
+    # the log is on the same disk: it is empty, or ends within a line, if the disk was full
+    if not done.output.endswith("\n") or f"[Errno {errno.ENOSPC}]" in done.output:
+        raise cache_error(f"download into {cache_folder()}", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    raise EnvironmentFault(f"pip could not fetch {content}: {_cause(done.output)}")
 
 
 def _cause(output: str) -> str:

@@ -103,6 +103,16 @@ def test_a_python_without_pip_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         perf_analyzer_release.ensure_older(lambda _: None)
 
 
+def test_a_killed_pip_is_not_taken_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output is empty in both cases. The kernel kills it if the memory is exhausted."""
+    (tmp_path / "pip.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(EnvironmentFault) as caught:
+        perf_analyzer_release.ensure_older(lambda _: None)
+    assert str(caught.value) == "pip could not fetch perf_analyzer 2.36.0: it ended with SIGKILL; try again"
+
+
 @pytest.mark.usefixtures("_without_index")
 def test_openvino_that_cannot_be_downloaded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
