@@ -192,8 +192,7 @@ def _read_onnx_and_weights(file: Path) -> ModelProto:
 
 def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> ModelConfig:
     """Return the configuration of an ONNX model without config.pbtxt, as Triton's own backend derives it."""
-    files = [version / "model.onnx" for version in versions if (version / "model.onnx").exists()]
-    if not files:
+    if not any((version / "model.onnx").exists() for version in versions):
         problem = "config.pbtxt is missing; a Triton model folder has one next to its version folders"
         if misplaced := [version / "config.pbtxt" for version in versions if (version / "config.pbtxt").exists()]:
             problem += f": move {show_path(misplaced[0])} there"
@@ -204,7 +203,7 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
         elif models := list_models(folder):
             problem = f"this is a model repository with {models}; give --model-repository FOLDER and one of them"
         raise BadInputError(f"{show_path(folder)}: {problem}")
-    file = max(files, key=lambda path: int(path.parent.name))
+    file = _newest(ModelConfig(), ONNXRUNTIME, folder / "config.pbtxt", versions)
     model = _read_onnx_and_weights(file)
     config = derive(model, file, folder.name, largest_batch)
     check_loadable(model, file)

@@ -49,6 +49,11 @@ def without_config(model: Path) -> None:
     (model / "1" / "model.onnx").rename(model / "net.onnx")
 
 
+def with_empty_version_and_no_config(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+    (model / "2").mkdir()
+
+
 def with_weights_in(location: str) -> ModelProto:
     model = doubler()
     weights = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
@@ -188,6 +193,10 @@ REPOSITORIES = {
     ),
     "an empty version": Repository(
         lambda m: (m / "2").mkdir(), ("m: the version that Triton loads has no model.onnx; ", "m/2/model.onnx")
+    ),
+    "an empty version without config.pbtxt": Repository(
+        with_empty_version_and_no_config,
+        ("m: the version that Triton loads has no model.onnx; ", "m/2/model.onnx"),
     ),
     "a custom operator": Repository(
         replace_onnx(serialized(with_operator("Frobnicate", "com.example"))),
