@@ -307,8 +307,8 @@ def load_model(server: Server, client: ServerClient, name: str, config: str | No
 
 
 def _slow_load(limit_seconds: float) -> str:
-    one_hour = model_load_timeout_within(3600.0)
-    advice = f"; --budget 1h permits {one_hour:g} s" if limit_seconds < one_hour else ""  # a sweep has no budget
+    one_hour = model_load_timeout_within(3600.0)  # less than the limit of a sweep, which has no budget
+    advice = f"; a run with --budget 1h permits {one_hour:g} s" if limit_seconds < one_hour else ""
     return f"loading took longer than {limit_seconds:g} s{advice}"
 
 

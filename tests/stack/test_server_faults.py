@@ -189,7 +189,7 @@ def test_a_load_that_hangs_is_given_up_and_the_server_replaced(
     with monkeypatch.context() as patch:  # only for this load: on a busy machine a normal one may take as long
         patch.setattr(target._loader, "_timeout_seconds", HANG_SECONDS)
         error = refusal(target, candidate("loading: hang"))
-    assert str(error) == "loading took longer than 3 s; --budget 1h permits 360 s"
+    assert str(error) == "loading took longer than 3 s; a run with --budget 1h permits 360 s"
     assert not isinstance(error, ServerCrashed)
     assert is_gone(before)
     assert_serves(target, load_generator)
