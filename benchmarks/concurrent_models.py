@@ -243,7 +243,7 @@ def forecast_errors(
     Measurements of an overloaded server do not count.
     """
     points = [point for point in all_points(trials) if is_complete(point, P95) and not point.measurement.overloaded]
-    points = as_closed_loop(points, problem) if problem.open_loop else points
+    points = as_closed_loop(points, problem)
     known = [point for point in points if point.trial in fitted]
     others = [point for point in points if point.trial not in fitted]
     loads = configuration_loads(others)
