@@ -35,6 +35,7 @@ from optimizer.results.terminal_output import (
 )
 
 NO_VALUE = "none"
+SEE_ABOVE = "see above"  # of an objective that has a row of its own
 COLUMN_GAP = 2  # columns between two columns of the table
 
 
@@ -95,12 +96,12 @@ def _longest_word(text: str) -> int:
 
 
 def _rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value of A, value of B), without values that are unknown in both runs."""
+    """Yield (name, value of A, value of B), without values that are unknown, or shown above, in both runs."""
     candidates = [side.recommended.candidate for side in comparison.runs]
     fields = dict.fromkeys(name for candidate in candidates for name, _ in candidate.fields)
     different = [name for name in fields if name in different_settings(comparison)]
     for (name, a), (_, b) in zip(*(_column(side, different) for side in comparison.runs), strict=True):
-        if {a, b} != {formatting.UNKNOWN}:
+        if {a, b} not in ({formatting.UNKNOWN}, {SEE_ABOVE}):
             yield name, a, b
 
 
@@ -118,7 +119,7 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "latency", _metric_text(outcome, point, latency)
     other_latencies = (_metric_text(outcome, point, name) for name in bounded if name != latency)
     is_shown = objective in ("throughput", formatting.OUTPUT_THROUGHPUT, *bounded)
-    yield "objective", formatting.UNKNOWN if is_shown else _metric_text(outcome, point, objective)
+    yield "objective", SEE_ABOVE if is_shown else _metric_text(outcome, point, objective)
     yield "other bounds", ", ".join(other_latencies) or formatting.UNKNOWN
     yield "load", formatting.named_load(point.load)
     probe_ms = point.measurement.speed_probe_ms if confirmed else None

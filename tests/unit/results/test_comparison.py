@@ -140,6 +140,9 @@ def test_runs_are_compared_in_their_objective(objective: str, sentence: str, tmp
 def test_runs_with_other_objectives_are_compared_in_throughput(a: Path, tmp_path: Path) -> None:
     b = change_info(run_at(tmp_path / "b", 1200.0), "problem", objectives=["latency-p95"])
     assert compared(a, b).metric == "throughput"
+    comparison = compared(a, change_info(b, "problem", objectives=["memory"]))
+    assert comparison.metric == "throughput"
+    assert re.search(r"^objective +see above +memory 1.00 GB$", text_of(comparison), re.M)
 
 
 def test_a_difference_within_the_interval_is_not_measurable(a: Path, tmp_path: Path) -> None:
