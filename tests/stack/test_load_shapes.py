@@ -25,7 +25,7 @@ from tests.repositories import write_sleeper
 from tests.stack_fixtures import SLEEP_MS, embedded_model
 
 PERIOD = 2.0
-SPIKE = f"spike:10x:10%:{PERIOD:g}s"  # of 16 requests a second and 158 in the burst, if the mean is 30
+SPIKE = f"spike:30x:10%:{PERIOD:g}s"  # of 8 requests a second and 231 in the burst, if the mean is 30
 RATE = LoadPoint(1, request_rate=30.0)
 
 
@@ -39,7 +39,7 @@ def open_loop(sleeper: EmbeddedTarget, random_requests: Path, tmp_path: Path) ->
 def test_the_latency_of_a_spike_is_measured_in_each_window(
     sleeper: EmbeddedTarget, open_loop: OpenLoopGenerator
 ) -> None:
-    """The burst brings 32 requests in the time of 20, so the last ones wait for a dozen others."""
+    """The burst brings 46 requests in the time of 20, so the last ones wait for two dozen others."""
     with sleeper.deploy(Candidate(8)) as endpoint:
         windows = replace(open_loop, arrivals=parse_arrivals(SPIKE)).measure_windows(endpoint, RATE, 0.5, 3)
     assert len(windows) == 3, "the server recovers from each burst, so it is not overloaded"
