@@ -27,7 +27,7 @@ class LoadPeriod:
     Attributes:
         shares: The share of the requests in each of equal parts of the period.
         seconds: The length of the period; 0 if it has a fixed number of requests instead.
-        requests: This number.
+        requests: The number of requests in a period; 0 if the period has a length in seconds.
     """
 
     shares: tuple[float, ...]

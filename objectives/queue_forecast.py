@@ -96,7 +96,7 @@ class QueueForecast:
         rates = np.array([one.request_rate for one in served])
         requests = np.array([float(one.requests) for one in served])
         log_latencies = np.log([one.latency_ms or math.nan for one in served])
-        self._level = np.full((1, 1, 1), log_latencies.min())  # log(a)
+        self._level = np.full((1, 1, 1), log_latencies.min())  # log(a), which scales the period in ``_log_shape``
         self._level = (log_latencies - self._log_shape(rates)).mean(axis=2, keepdims=True)
         for _ in range(FIT_STEPS):
             levels = log_latencies - self._log_shape(rates)

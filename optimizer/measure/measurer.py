@@ -202,8 +202,8 @@ class Measurer:
         """Return the measurement, or that of a second attempt if the first is unstable although nothing disturbed it.
 
         A disturbed measurement is kept, because another one would be disturbed too. So is a long one at a low request
-        rate, because few random arrivals rarely agree. A crash of the server is stored as a measurement with a reason
-        before it is raised.
+        rate, because windows with few random arrivals rarely agree. A crash of the server is stored as a measurement
+        with a reason before it is raised.
         """
         try:
             first = self._attempt(endpoint, load)

@@ -111,8 +111,8 @@ class TrialsTable:
         """Return the trials by number. A last line that a crash left incomplete is ignored.
 
         ``cut_torn_line`` also removes that line from the file, so that the next row begins on a line of its own.
-        Raises BadInputError if the table is not one of this run or has a value out of range. So it does if a row was
-        measured with another device, server or perf_analyzer, or lacks the values of a model.
+        Raises BadInputError if the table is not one of this run or has a value out of range. A row is refused too if
+        it lacks the values of a model, or was measured with another device, server or perf_analyzer.
         """
         if not self.path.exists():
             return []
