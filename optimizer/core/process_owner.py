@@ -64,6 +64,11 @@ def is_leftover(name: str) -> bool:
     return owner is not None and owner.has_ended()
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    return _start_ticks(pid) is not None
+
+
 def _start_ticks(pid: int) -> int | None:
     """Return the start time of a process; None if it does not exist or is a zombie."""
     try:

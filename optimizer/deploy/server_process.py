@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +20,7 @@ from optimizer.core.endpoint import Connection
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import RunningProcess, describe_exit_code
-from optimizer.core.process_owner import is_leftover, owner_of, this_process
+from optimizer.core.process_owner import is_alive, is_leftover, owner_of, this_process
 from optimizer.core.safe_text import is_shell_path, one_line
 from optimizer.deploy.server_log import ServerLog
 from optimizer.deploy.target_settings import TargetSettings
@@ -74,8 +75,26 @@ def remove_shared_memory(folder_name: str) -> None:
             region.unlink()
 
 
+def orphans() -> list[int]:
+    """Return the processes that servers left whose ``tune`` and supervisor were killed together.
+
+    A stub of Triton may then wait forever for a lock in shared memory. It works in the temporary folder of the
+    ``tune`` that has ended, in the session of the supervisor; a shell in that folder has a session that lives.
+    """
+    found = []
+    for folder in Path("/proc").glob("[0-9]*/cwd"):
+        pid = int(folder.parent.name)
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if any(map(is_leftover, folder.readlink().parts)) and (leader := os.getsid(pid)) and not is_alive(leader):
+                found.append(pid)
+    return sorted(found)
+
+
 def remove_leftovers() -> None:
-    """Remove the shared memory and the temporary folders of processes that no longer exist."""
+    """Remove the processes, shared memory and temporary folders that processes which no longer exist have left."""
+    for pid in orphans():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
     for region in SHARED_MEMORY_FOLDER.glob("tritune_*"):
         if is_leftover(region.name):
             with contextlib.suppress(OSError):
