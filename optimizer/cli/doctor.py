@@ -24,7 +24,12 @@ from optimizer.deploy.embedded_target import (
     stub_search_path,
 )
 from optimizer.deploy.installed_server import INSTALL_STUB_SHELL, NO_STUB_SHELL, STUB_SHELL
-from optimizer.deploy.server_process import NO_TEMPORARY_FOLDER, WRITABLE_TEMPORARY_FOLDER, temporary_parent
+from optimizer.deploy.server_process import (
+    NO_TEMPORARY_FOLDER,
+    WRITABLE_TEMPORARY_FOLDER,
+    orphans,
+    temporary_parent,
+)
 from optimizer.machine import hardware, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
 from optimizer.options.command_line import Parser
@@ -120,6 +125,13 @@ def check_address_space() -> Finding:
     if problem := address_space_problem():
         return Finding("fail", problem, UNLIMITED_ADDRESS_SPACE)
     return Finding("ok", "large enough for the server")
+
+
+def check_threads() -> Finding:
+    """Check the limits on processes and threads, which the server needs too."""
+    if problem := hardware.thread_problem(hardware.SERVER_THREADS):
+        return Finding("fail", problem, hardware.MORE_THREADS)
+    return Finding("ok", "enough of them can be started")
 
 
 def check_perf_analyzer() -> Finding:
@@ -228,7 +240,10 @@ def check_cpu() -> Finding:
 
 
 def check_other_runs() -> Finding:
-    """Name the runs that measure on this machine now, of all users."""
+    """Name the runs that measure on this machine now, of all users, and the processes that killed runs left."""
+    if left := orphans():
+        fix = f"kill -9 {' '.join(map(str, left))} (the next run does it too)"
+        return Finding("warn", f"a killed run left {len(left)} of its server's processes", fix)
     runs = "; ".join(f"process {run.pid} measures for {run.folder}" for run in other_runs())
     if not runs:
         return Finding("ok", "no tune run measures on this machine")
@@ -290,6 +305,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {  # by component, in the order of th
     "libpython": check_libpython,
     STUB_SHELL: check_shell,
     "address space": check_address_space,
+    "threads": check_threads,
     "perf_analyzer": check_perf_analyzer,
     "ONNX Runtime": check_onnxruntime,
     "GPU": check_gpu,

@@ -60,6 +60,11 @@ def _run(argv: list[str]) -> int:
         return _dispatch(argv)
     except KeyboardInterrupt:
         interrupts.acknowledge()
+        # OpenBLAS raises SIGINT if its threads cannot start, as one for each CPU may not under a limit
+        from optimizer.machine.hardware import MORE_THREADS, thread_problem
+
+        if problem := thread_problem(1):
+            return fail(f"{problem}; {MORE_THREADS}", EnvironmentFault.exit_code)
         return fail("interrupted", INTERRUPTED)
     except TuneError as error:
         for line in str(error).split("\n"):  # one_line escapes other line separators

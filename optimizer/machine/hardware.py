@@ -9,6 +9,8 @@ import importlib.util
 import json
 import platform
 import re
+import resource
+import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +22,10 @@ from optimizer.machine.nvml import filter_visible, survey
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+# Measured on two CPUs: a tritonserver with one model instance has 96 threads, and tune has 12.
+SERVER_THREADS, CLIENT_THREADS = 100, 32
+MORE_THREADS = "raise the limit: `ulimit -u`, or that of the container (docker: --pids-limit)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,29 @@ def memory_bytes() -> int:
 
     total: int = psutil.virtual_memory().total
     return min(total, memory_limit_bytes() or total)
+
+
+def thread_problem(needed: int) -> str:
+    """Return why fewer than ``needed`` threads can be started; empty if they can.
+
+    They are started, because several limits apply: those of the user and of each control group, which also count
+    processes that are not visible here. If the address space is limited, none is started: each reserves some of it.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return ""
+    ended, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(needed):
+            thread = threading.Thread(target=ended.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:  # can't start new thread
+        return f"only {len(threads)} more processes and threads can be started, and a run needs at least {needed}"
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    return ""
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -61,7 +61,7 @@ from optimizer.measure.score import read_scorer
 from optimizer.model.instances import DeviceAssignment, has_gpu_choice
 from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import PROGRAM_TARGETS, RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
 from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
 from optimizer.simulator.performance_model import model_type
@@ -128,6 +128,9 @@ class Environment:
         stopwatch = Stopwatch() if stopwatch is None else stopwatch
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
+        needed = machine.SERVER_THREADS if options.target in PROGRAM_TARGETS else machine.CLIENT_THREADS
+        if problem := machine.thread_problem(needed):
+            raise EnvironmentFault(f"{problem}; {machine.MORE_THREADS}")
         target_factory.check_target(options, on_progress)
         gpus = visible_gpus(options)
         hardware = machine.detect()

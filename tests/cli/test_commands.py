@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ CHECKS = (
     "libpython",
     "bash",
     "address space",
+    "threads",
     "perf_analyzer",
     "ONNX Runtime",
     "GPU",
@@ -210,6 +212,31 @@ def test_a_small_address_space_is_reported(sandbox: Sandbox) -> None:
     run = sandbox.start("--sla-p95", "20ms", "mlp", under=limited)
     _, stderr = run.communicate(timeout=RUN_SECONDS)
     assert (run.returncode, stderr) == (3, f"tune: {problem}; ulimit -v unlimited\n")
+
+
+def test_a_limit_on_processes_and_threads_is_reported(sandbox: Sandbox) -> None:
+    """If too few threads can start, gRPC waits for them forever. The limit does not apply to root."""
+    runtime.ensure(print)
+    keep = "=-all,+dac_override"  # the right to read the files of these tests
+    user = ("setpriv", "--reuid", "54321", f"--inh-caps{keep}", f"--ambient-caps{keep}")
+    limited = (*(user if os.getuid() == 0 else ()), "prlimit")
+    if subprocess.run([*limited, "--nproc=15", "true"], check=False).returncode:
+        pytest.skip("this machine permits no other user or limit")
+    check = sandbox.start("doctor", under=(*limited, "--nproc=15"))
+    stdout, _ = check.communicate(timeout=RUN_SECONDS)
+    state, detail, fix = findings(stdout)["threads"]
+    problem = r"only \d+ more processes and threads can be started, and a run needs at least"
+    assert (check.returncode, state) == (3, "fail")
+    assert re.fullmatch(f"{problem} 100", detail)
+    for target, needed in (("--target=embedded", "100"), ("--target=remote", "32")):
+        run = sandbox.start("--sla-p95", "20ms", target, "mlp", under=(*limited, "--nproc=15"))
+        _, stderr = run.communicate(timeout=RUN_SECONDS)
+        assert run.returncode == 3
+        assert re.fullmatch(f"tune: {problem} {needed}; {re.escape(fix)}\n", stderr), stderr
+    without = sandbox.start("--sla-p95", "20ms", "mlp", under=(*limited, "--nproc=1"))
+    _, stderr = without.communicate(timeout=RUN_SECONDS)
+    assert without.returncode == 3  # with several CPUs, OpenBLAS raises an interrupt after its own lines
+    assert re.match(f"tune: {problem} ", stderr.splitlines()[-1]), stderr
 
 
 def test_a_folder_that_programs_cannot_run_in_is_reported(sandbox: Sandbox) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from optimizer.core.process_owner import Owner, this_process
-from optimizer.deploy.server_process import new_folder, remove_leftovers, shared_memory_prefix
+from optimizer.cli.doctor import check_other_runs
+from optimizer.core.process_owner import Owner, is_alive, this_process
+from optimizer.deploy.server_process import new_folder, orphans, remove_leftovers, shared_memory_prefix
+from tests.command_fixtures import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +84,48 @@ def test_files_of_a_running_process_are_kept(temporary_folder: Path, created_pat
     paths = create_leftovers(created_paths, temporary_folder, this_process())
     remove_leftovers()
     assert all(path.exists() for path in paths)
+
+
+@pytest.fixture
+def processes_in(temporary_folder: Path) -> Iterator[Callable[[Owner], tuple[int, int]]]:
+    """Yield a function that starts a shell and its child in a folder of an owner, and returns both ids."""
+    with contextlib.ExitStack() as stack:
+
+        def start(owner: Owner) -> tuple[int, int]:
+            folder = temporary_folder / f"tritune-{owner}-te_st"
+            folder.mkdir()
+            command, out = ["sh", "-c", "sleep 600 & echo $!; wait"], subprocess.PIPE
+            shell = subprocess.Popen(command, cwd=folder, stdout=out, text=True, start_new_session=True)
+            assert shell.stdout is not None
+            stack.callback(shell.communicate)
+            stack.callback(os.killpg, shell.pid, signal.SIGKILL)
+            return shell.pid, int(shell.stdout.readline())
+
+        yield start
+
+
+def test_processes_are_ended_whose_tune_and_supervisor_were_killed(
+    processes_in: Callable[[Owner], tuple[int, int]], ended_process: Owner
+) -> None:
+    supervisor, stub = processes_in(ended_process)
+    remove_leftovers()
+    assert orphans() == []
+    assert is_alive(stub), "a shell in the folder is no leftover"
+    os.kill(supervisor, signal.SIGKILL)
+    assert eventually(lambda: orphans() == [stub], 60)
+    finding = check_other_runs()
+    assert (finding.state, finding.fix) == ("warn", f"kill -9 {stub} (the next run does it too)")
+    remove_leftovers()
+    assert eventually(lambda: not is_alive(stub), 60)
+    assert orphans() == []
+
+
+def test_processes_of_a_running_tune_are_kept(processes_in: Callable[[Owner], tuple[int, int]]) -> None:
+    supervisor, stub = processes_in(this_process())
+    os.kill(supervisor, signal.SIGKILL)
+    assert eventually(lambda: not is_alive(supervisor), 60)
+    remove_leftovers()
+    assert is_alive(stub)
 
 
 @pytest.mark.parametrize("owner", ["other_container", "other_host"])
