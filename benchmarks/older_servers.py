@@ -99,9 +99,10 @@ def _unpacked(version: str) -> Runtime:
     root = cache_folder() / f"older-{version}"
     members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
     wheel = Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members)
-    message = f"fetching {wheel.requirement}"
-    install_missing((wheel,), root, _make_executable, print, content=wheel.requirement, message=message)
-    return Runtime(root)
+    runtime, content = Runtime(root), wheel.requirement
+    texts = {"content": content, "message": f"fetching {content}"}
+    install_missing((wheel,), root, _make_executable, print, needed=(runtime.tritonserver,), **texts)
+    return runtime
 
 
 def _make_executable(root: Path) -> None:

@@ -16,9 +16,10 @@ def write_program(path: Path, text: str) -> Path:
 
 
 def unpack_empty_runtime(cache: Path) -> runtime.Runtime:
-    """Create the folders of an unpacked server in the cache folder ``cache``, without its files."""
+    """Create an unpacked server in the cache folder ``cache``, with empty programs and no other files."""
     unpacked = runtime.Runtime(cache / f"runtime-{runtime.TRITON_VERSION}-{runtime.WHEELS[0].sha256[:12]}")
-    unpacked.root.mkdir(parents=True)
+    for program in unpacked.programs:
+        write_program(program, "#!/bin/sh\n")
     if unpacked.stub_packages is not None:
-        unpacked.stub_packages.mkdir()
+        write_program(unpacked.stub_packages / "numpy/__init__.py", "")
     return unpacked

@@ -108,5 +108,6 @@ def _ensure(version: str, wheel: Wheel, message: str, on_progress: Callable[[str
         make_executable(draft / wheel.members[0])
 
     content = f"perf_analyzer {version}"
-    install_missing((wheel,), _folder(version, wheel), finish, on_progress, content=content, message=message)
-    return _program(version, wheel)
+    folder, program = _folder(version, wheel), _program(version, wheel)
+    install_missing((wheel,), folder, finish, on_progress, needed=(program,), content=content, message=message)
+    return program

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder
-from optimizer.core.safe_text import is_folder
+from optimizer.core.safe_text import is_file
 from optimizer.deploy import perf_analyzer_release
 from optimizer.deploy.wheels import Wheel, install_missing, make_executable
 from optimizer.machine.hardware import describe_unsupported_libc
@@ -59,6 +59,7 @@ NUMPY_WHEELS = {
         ("numpy/", "numpy.libs/"),
     ),
 }
+_NUMPY = "numpy/__init__.py"
 
 # ONNX Runtime with the OpenVINO execution provider. The package replaces onnxruntime, so it is unpacked into a folder
 # of its own. The plug-in for the installed onnxruntime (onnxruntime-ep-openvino) offers only CPUs of Intel.
@@ -89,6 +90,11 @@ class Runtime:
     @property
     def tritonserver(self) -> Path:
         return self.root / "pytriton/tritonserver/bin/tritonserver"
+
+    @property
+    def programs(self) -> tuple[Path, Path]:
+        """The programs without which it has to be unpacked again."""
+        return self.tritonserver, self.pinned_perf_analyzer
 
     @property
     def python_backend(self) -> Path:
@@ -145,8 +151,8 @@ def stub_packages_name(wheel: Wheel) -> str:
 def installed() -> Runtime | None:
     """Return the unpacked runtime; None before ``tune setup``."""
     runtime = Runtime(_root())
-    complete = is_folder(runtime.root) and (runtime.stub_packages is None or is_folder(runtime.stub_packages))
-    return runtime if complete else None
+    has_numpy = runtime.stub_packages is None or is_file(runtime.stub_packages / _NUMPY)
+    return runtime if has_numpy and all(map(is_file, runtime.programs)) else None
 
 
 def ensure(on_progress: Callable[[str], None]) -> Runtime:
@@ -167,6 +173,7 @@ def ensure(on_progress: Callable[[str], None]) -> Runtime:
         runtime.root,
         _finish,
         on_progress,
+        needed=runtime.programs,
         content="the server",
         message=f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)",
     )
@@ -174,7 +181,8 @@ def ensure(on_progress: Callable[[str], None]) -> Runtime:
         numpy = "numpy for the server's Python backend"
         wheels = (NUMPY_WHEELS[running_python()],)
         message = f"fetching {numpy} (18 MB, once)"
-        install_missing(wheels, runtime.stub_packages, lambda _: None, on_progress, content=numpy, message=message)
+        folder, needed = runtime.stub_packages, (runtime.stub_packages / _NUMPY,)
+        install_missing(wheels, folder, lambda _: None, on_progress, needed=needed, content=numpy, message=message)
     if was_missing:
         try:
             perf_analyzer_release.ensure_newer(on_progress)
@@ -205,7 +213,10 @@ def ensure_openvino(on_progress: Callable[[str], None], python: str = running_py
         raise EnvironmentFault(f"openvino needs Python {versions}, this is {python}: leave openvino out")
     message = f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)"
     wheels = (OPENVINO_WHEELS[python],)
-    install_missing(wheels, folder, _remove_unused_plugins, on_progress, content="openvino", message=message)
+    needed = (folder / _OPENVINO_MEMBERS[0],)
+    install_missing(
+        wheels, folder, _remove_unused_plugins, on_progress, needed=needed, content="openvino", message=message
+    )
 
 
 def _remove_unused_plugins(root: Path) -> None:

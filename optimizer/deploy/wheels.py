@@ -18,6 +18,7 @@ from optimizer.core import process
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_error, cache_folder
 from optimizer.core.locks import file_lock
+from optimizer.core.safe_text import is_file
 
 DOWNLOAD_SECONDS = 3600.0
 DRAFT, LOCK = ".setup-", ".setup.lock"  # prefix of incomplete folders; lock of the cache while one is written
@@ -55,18 +56,20 @@ def install_missing(
     finish: Callable[[Path], None],
     on_progress: Callable[[str], None],
     *,
+    needed: Sequence[Path],
     content: str,
     message: str,
 ) -> bool:
     """Download and unpack ``wheels`` to ``target``, unless it is there, and return whether it was missing.
 
+    A folder without one of the files ``needed``, such as one that a cleaner of old files has emptied, is replaced.
     ``finish`` completes the unpacked folder. ``on_progress`` gets ``message`` before the download. Another process
     may install the same wheels meanwhile. Errors say that ``content`` could not be fetched.
     """
-    if target.is_dir():
+    if all(map(is_file, needed)):
         return False
     with _locked_cache(on_progress):
-        if target.is_dir():
+        if all(map(is_file, needed)):
             return False
         on_progress(message)
         _install(wheels, target, finish, content)
@@ -74,7 +77,7 @@ def install_missing(
 
 
 def _install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], content: str) -> None:
-    """Install ``wheels`` in a draft folder and rename it to ``target``, which is therefore complete or absent."""
+    """Install ``wheels`` in a draft folder and rename it to ``target``, which is complete or as before."""
     draft = target.with_name(f"{DRAFT}{target.name}")
     draft.mkdir()
     try:
@@ -83,6 +86,8 @@ def _install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], Non
         _unpack(wheels, fetched, draft)
         shutil.rmtree(fetched)
         finish(draft)
+        if target.exists():
+            shutil.rmtree(target)
         draft.rename(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

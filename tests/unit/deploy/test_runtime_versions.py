@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import platform
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from optimizer.deploy.perf_analyzer_release import (
     start_problem,
 )
 from optimizer.deploy.runtime import PINNED_PERF_ANALYZER, Runtime
-from optimizer.deploy.wheels import LOCK
+from optimizer.deploy.wheels import LOCK, Wheel, install_missing
 from optimizer.model.repository import PYTHON_BACKEND_VERSIONS
 from tests.programs import unpack_empty_runtime, write_program
 
@@ -70,7 +72,7 @@ def _without_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="the stub needs no other numpy")
 def test_numpy_that_cannot_be_downloaded_is_named(unpacked_runtime: Runtime) -> None:
     assert unpacked_runtime.stub_packages is not None
-    unpacked_runtime.stub_packages.rmdir()
+    (unpacked_runtime.stub_packages / "numpy/__init__.py").unlink()
     with pytest.raises(EnvironmentFault, match=r"^pip could not fetch numpy for the server's Python backend: "):
         runtime.ensure(lambda _: None)
 
@@ -80,19 +82,54 @@ def test_the_newer_release_is_not_added_to_a_server_that_another_process_unpacke
     unpacked_runtime: Runtime, newer_program: Path
 ) -> None:
     missing = unpacked_runtime.stub_packages or unpacked_runtime.root
-    missing.rmdir()
+    unpacked = missing.rename(missing.with_name("unpacked"))
     messages = list[str]()
     with contextlib.ExitStack() as other_process:
         other_process.enter_context(file_lock(newer_program.parents[3] / LOCK, lambda _: None))
 
         def unpack(line: str) -> None:
             messages.append(line)
-            missing.mkdir()
+            unpacked.rename(missing)
             other_process.close()
 
         assert runtime.ensure(lambda line: messages.append(line) if messages else unpack(line)) == unpacked_runtime
     assert not any("perf_analyzer" in line for line in messages)
     assert newer_problem() == "it is not unpacked"
+
+
+def test_a_folder_of_the_cache_without_its_program_is_unpacked_again(
+    tmp_path: Path, unpacked_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaner of old files may have removed it. A wheel on the disk stands in for the one on PyPI."""
+    member = "perf_analyzer/bin/perf_analyzer"
+    file = tmp_path / "perf_analyzer-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(member, "#!/bin/sh\n")
+        archive.writestr(
+            "perf_analyzer-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: perf-analyzer\nVersion: 1.0\n"
+        )
+        archive.writestr("perf_analyzer-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("perf_analyzer-1.0.dist-info/RECORD", "")
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    wheel = Wheel("perf-analyzer==1.0", hashlib.sha256(file.read_bytes()).hexdigest(), (member,))
+    folder = tmp_path / "perf_analyzer-1.0"
+    program = folder / member
+    program.parent.mkdir(parents=True)
+    (folder / "left").touch()
+
+    def install() -> bool:
+        return install_missing(
+            (wheel,), folder, lambda _: None, print, needed=(program,), content="it", message="fetching it"
+        )
+
+    assert install()
+    assert program.is_file()
+    assert not (folder / "left").exists()
+    assert not install()
+    assert runtime.installed() == unpacked_runtime
+    unpacked_runtime.pinned_perf_analyzer.unlink()
+    assert runtime.installed() is None
 
 
 def test_a_python_without_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
