@@ -122,7 +122,7 @@ def random_numbers_hint(message: str) -> str:
     )
 
 
-def refusal_hint(message: str) -> str:
+def refusal_hint(message: str, *, is_stateful: bool) -> str:
     """Return what to do if each measurement of REFUSED_CONFIGURATIONS configurations failed with ``message``.
 
     The text is empty if a queue refused the requests, or if the server lacks memory: a lower load, or another
@@ -130,10 +130,12 @@ def refusal_hint(message: str) -> str:
     """
     if is_refused_by_queue(message) or lacks_memory(message) or lacks_gpu_memory(message):
         return ""
+    remedies = "give requests that the model takes with --input-data FILE, or correct the model"
+    if not is_stateful:  # a failed request makes the rest of its sequence void
+        remedies += ", or permit some failures with --max-error-rate"
     return (
         f"no measurement succeeded in the first {REFUSED_CONFIGURATIONS} configurations, so they are not the cause: "
-        "give requests that the model takes with --input-data FILE, correct the model, or permit some failures with "
-        "--max-error-rate"
+        f"{remedies}"
     )
 
 
@@ -153,6 +155,7 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
     unbounded: tuple[str, ...]
     has_unbounded_numbers: bool = False
     baseline: Candidate | None = None
+    is_stateful: bool = False
     _measured: bool = field(default=False, init=False)
     _refused: dict[str, set[Candidate]] = field(default_factory=dict, init=False)  # by error, without its numbers
 
@@ -168,7 +171,7 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
                 hint = random_numbers_hint(str(error))
                 fails_always = fails_always and endpoint.candidate == self.baseline
             if not hint and self._is_always_refused(endpoint, error):
-                hint, fails_always = refusal_hint(str(error)), True
+                hint, fails_always = refusal_hint(str(error), is_stateful=self.is_stateful), True
             if not hint or isinstance(error, ServerCrashed):
                 raise
             kind = BadInputError if fails_always else MeasurementError

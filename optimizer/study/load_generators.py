@@ -152,7 +152,9 @@ def _make_searching(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -
     """Return ``generator`` as it searches with the load of ``task``; one for each of several models."""
     several = bool(task.source.concurrent)
     sender = make_concurrent(generator, task) if several else _explain_shared_memory_errors(generator)
-    return RefusedRequestsLoadGenerator(sender, task.unbounded, task.has_unbounded_numbers, task.baseline)
+    return RefusedRequestsLoadGenerator(
+        sender, task.unbounded, task.has_unbounded_numbers, task.baseline, task.sequence_length is not None
+    )
 
 
 def _explain_shared_memory_errors(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:

@@ -460,11 +460,13 @@ def refused(number: int, message: str = RAISED) -> RequestFailed:
     return RequestFailed(f"a request failed at concurrency {number}: {message.replace('m_0_0', f'm_0_{number}')}")
 
 
-@pytest.mark.parametrize("has_unbounded_numbers", [False, True])
-def test_requests_that_no_configuration_answers_end_the_run(*, has_unbounded_numbers: bool) -> None:
+@pytest.mark.parametrize(("has_unbounded_numbers", "is_stateful"), [(False, False), (True, False), (False, True)])
+def test_requests_that_no_configuration_answers_end_the_run(
+    *, has_unbounded_numbers: bool, is_stateful: bool
+) -> None:
     """The rule that three failed deployments end a run does not apply, because the deployments succeed."""
     outcomes = [refused(number, "'m_0_0' has no such weights") for number in (4, 2, 4, 8)]
-    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), has_unbounded_numbers, Candidate(1))
+    load = RefusedRequestsLoadGenerator(Failing(*outcomes), (), has_unbounded_numbers, Candidate(1), is_stateful)
     for size in (1, 1, 2):  # the baseline is measured at two loads
         with pytest.raises(RequestFailed):
             load.measure(Endpoint("m", Candidate(size)), LOAD)
@@ -472,8 +474,8 @@ def test_requests_that_no_configuration_answers_end_the_run(*, has_unbounded_num
         load.measure(Endpoint("m", Candidate(4)), LOAD)
     assert str(caught.value) == (
         f"{outcomes[-1]}; no measurement succeeded in the first {REFUSED_CONFIGURATIONS} configurations, so they are "
-        "not the cause: give requests that the model takes with --input-data FILE, correct the model, or permit some "
-        "failures with --max-error-rate"
+        "not the cause: give requests that the model takes with --input-data FILE, or correct the model"
+        + ("" if is_stateful else ", or permit some failures with --max-error-rate")  # refused for a stateful model
     )
     assert caught.value.exit_code == 2
 
