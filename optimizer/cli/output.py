@@ -77,7 +77,7 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     folder, task, environment = result.record.folder, result.record.task, result.record.environment
     if is_file(folder.path.parent / BATCH_FILE):
         batch = shlex.quote(show_path(folder.path.parent))
-        print_message(f"the run belongs to a batch; `tune report {batch}` writes its page again")
+        print_message(f"note: the run belongs to a batch; `tune report {batch}` writes its page again")
     if as_json:
         print_json(result.document)
         return
@@ -124,7 +124,7 @@ def check_decided(recommendation: Recommendation, verb: str, *, force: bool) -> 
     )
     if not force:
         raise BadInputError(f"{problem}; --force {verb} it nevertheless")
-    print_message(problem)
+    print_message(f"note: {problem}")
 
 
 # replaces characters that the encoding of a stream lacks; the others become a question mark

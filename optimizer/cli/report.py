@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
         return BadInputError.exit_code
     models = sorted({run.problem.model for run in runs})
     if len(models) > 1:
-        print_message(f"runs of different models ({', '.join(models)}): each has a section of its own")
+        print_message(f"note: runs of different models ({', '.join(models)}): each has a section of its own")
     from optimizer.results.report.writer import write
 
     output = Path(arguments.out) if arguments.out else runs[0].folder.path if len(runs) == 1 else Path()
@@ -157,6 +157,6 @@ def _read_runs(names: list[str], out: str) -> list[FinishedRun]:
             print_message(f"{name}: nothing was measured{f': {cause}' if cause else ''}")
             continue
         if text := remark(run):
-            print_message(f"{name}: {text}")
+            print_message(f"note: {name}: {text}")
         runs[run.folder.path.resolve()] = run
     return list(runs.values())

@@ -121,7 +121,8 @@ def main(argv: list[str]) -> int:
     options = _read_options(run.folder, arguments)
     if options.server_cpus != run.options.server_cpus:
         print_message(
-            f"--server-cpus {run.options.server_cpus} of the run is left out: this machine does not have these CPUs"
+            f"note: --server-cpus {run.options.server_cpus} of the run is left out: this machine does not have these "
+            "CPUs"
         )
     choose = partial(choose_ports, recommendation.server_processes, user_ports)
     choose()  # refuses an unusable port before the model is built

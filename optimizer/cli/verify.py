@@ -99,7 +99,7 @@ def read_verify_arguments(argv: list[str]) -> VerifyArguments:
     budget_seconds = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     values = values_of(arguments)
     values.pop("budget", None)
-    run = find_run(arguments.run, arguments.results, "RUN")
+    run = find_run(arguments.run, arguments.results, "run")
     as_json = values.pop("json", False) is True
     verbose = values.pop("verbose", False) is True
     read_options = _fresh_options if arguments.fresh else _continued_options

@@ -277,8 +277,8 @@ def list_runs(out: str, model: str | None = None) -> list[ListedRun]:
     listed = [describe_run(path) for path in newest_first(filter(_is_run, folders_in(out, model)))]
     if model is not None and not listed:
         models = sorted({one_line(path.parent.name) for path in folders_in(out) if _is_run(path)})
-        of_models = f"of {', '.join(models)}" if models else "of no model"
-        raise BadInputError(f"{quote(model)}: no run of this model; {one_line(out)} has runs {of_models}")
+        held = f"runs of {', '.join(models)}" if models else "no runs"
+        raise BadInputError(f"{quote(model)}: no run of this model; {one_line(out)} has {held}")
     return listed
 
 

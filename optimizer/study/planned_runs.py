@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, one_line, quote
+from optimizer.core.safe_text import is_file, is_folder, quote
 from optimizer.model.profile_lookup import find_profile
 from optimizer.options.option_reader import run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
-from optimizer.store.run_lookup import LATEST, folder_of_runs_error, list_command, newest_run, runs_in
+from optimizer.store.run_lookup import LATEST, find_run, folder_of_runs_error, newest_run, runs_in
 
 if TYPE_CHECKING:
     from optimizer.results.progress_observers import Progress
@@ -64,13 +64,10 @@ class PlannedRuns:
         if is_recorded or name == LATEST:
             return read_run(name, self.results)
         if newest_run(name, self.results) is None:
-            if error := folder_of_runs_error(name, "RUN", RUN_FILE):
+            if error := folder_of_runs_error(name, "run", RUN_FILE):
                 raise error
             if not name.strip() or _is_run_name(name, self.results):
-                raise BadInputError(
-                    f"{quote(name)}: no run.json there or in {one_line(self.results)}; give the folder of a run "
-                    f"(`{list_command(self.results)}` lists runs)"
-                )
+                find_run(name, self.results, "run")  # it raises the error
         newest: FinishedRun | None = None
         model, profile = _model_and_profile(name, self.results)
         for folder in runs_in(self.results, model):

@@ -88,7 +88,7 @@ FLAGS = [
     bad("sweep --concurrency 0 mlp", "--concurrency 0: ", "1,2,4 or start:end:step"),
     bad("sweep --sla-p95 5ms mlp", "--sla-p95: ", "leave it out"),
     bad("sweep nosuch", "no model 'nosuch'"),
-    bad("verify nowhere", "RUN nowhere: ", "run.json"),
+    bad("verify nowhere", "run nowhere: ", "run.json"),
     bad("verify --budget 3 nowhere", "--budget 3: ", "a unit is missing: 3m?"),
     bad("--objective speed mlp", "--objective speed: ", "throughput, ", "memory, energy"),
     bad("--objective throughput,throughput mlp", "--objective throughput,throughput: ", "each once"),

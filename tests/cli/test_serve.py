@@ -93,8 +93,10 @@ def test_cpus_that_this_machine_lacks_are_left_out_with_a_message(called_tune: T
     write_run(sandbox.working_folder, options=RunOptions("", server_cpus="3000-3003", client_cpus="3004"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = called_tune("serve", "run", "--grpc-port", str(listener.getsockname()[1]))
-    lack, refused = ended.errors
-    assert lack == ("tune: --server-cpus 3000-3003 of the run is left out: this machine does not have these CPUs")
+    lack, refused = ended.stderr_lines
+    assert lack == (
+        "tune: note: --server-cpus 3000-3003 of the run is left out: this machine does not have these CPUs"
+    )
     assert "--grpc-port " in refused, "the next check is reached"
 
 

@@ -70,4 +70,4 @@ def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) ->
     assert entry["earlier_folder"] == run.parent.name
     assert f'href="{run.parent.name}/">earlier measurements</a>' in (folder / "index.html").read_text()
     verified = tune("verify", folder / entry["folder"], "--budget", "1s")
-    assert f"the run belongs to a batch; `tune report {folder}` writes its page again" in verified.stderr
+    assert f"tune: note: the run belongs to a batch; `tune report {folder}` writes its page again" in verified.stderr

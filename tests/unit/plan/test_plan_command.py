@@ -75,7 +75,7 @@ def test_a_folder_of_runs_is_refused_with_its_newest_run(run: Path) -> None:
             with pytest.raises(BadInputError) as caught:
                 main([str(folder), "--rate", "100/s", "--results", str(results)])
             assert str(caught.value) == (
-                f"RUN {folder}: is a folder of runs; give one of them, such as the newest: {run}"
+                f"run {folder}: is a folder of runs; give one of them, such as the newest: {run}"
             )
 
 
@@ -502,7 +502,7 @@ def test_runs_that_no_plan_can_use_are_refused(run: Path) -> None:
     other = copy_run(run, "other", problem={"model": "bert"})
     with pytest.raises(BadInputError, match="of different models"):
         main([str(run), str(other), "--rate", "9/s"])
-    with pytest.raises(BadInputError, match=r"^'': no run\.json there or in results; give the folder of a run"):
+    with pytest.raises(BadInputError, match=r"^run '': no run\.json there.*; give a run's folder, a model or latest"):
         main(["", "--rate", "9/s"])
     with pytest.raises(BadInputError, match=r"no run\.json there"):
         main([str(run.parent / "nosuch"), "--rate", "9/s", "--results", str(run.parent.parent)])
