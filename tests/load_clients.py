@@ -5,18 +5,22 @@ It runs in this process on a simulated network, as a process whose records are k
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import heapq
 import math
 import struct
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.stopwatch import Stopwatch
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.base_generator import LoadClientGenerator
 from optimizer.measure.load_client.client import ClosedLoopClient, LoadClient, OpenLoopClient, ServerSocket
 from optimizer.measure.load_client.client_files import ALL_ANSWERED_FILE, SendPlan, SendRecord
 from optimizer.measure.load_client.client_process import ClientTask, run_client_process
@@ -25,15 +29,24 @@ from optimizer.measure.load_client.streaming_client import StreamingClosedLoopCl
 
 Serve: TypeAlias = Callable[[float], float]
 SUCCESS = b"\x88\x00\x0bgrpc-status\x010"  # header block with HTTP status 200 and gRPC status 0
+MESSAGE_PREFIX_BYTES = 5  # of each message in gRPC: whether it is compressed, and its length
 FRAME = struct.Struct(">IBI")  # length (24 bits) and type, flags, stream
+
+
+def failure(message: str) -> bytes:
+    """Return the header block that ends a call with gRPC status 3 and ``message``, of at most 100 characters."""
+    return SUCCESS[:-1] + b"3" + b"\x00\x0cgrpc-message" + bytes([len(message)]) + message.encode()
+
+
+MAX_BLOCK_BYTES = len(failure("x" * 100))
 
 
 class SimulatedSocket:
     """The connection to a server that answers each call at the time that ``serve`` returns for its arrival."""
 
-    def __init__(self, network: SimulatedNetwork) -> None:
-        self._network, self._received = network, b""
-        self._answers: list[tuple[int, int]] = []  # a heap of (time in ns, stream)
+    def __init__(self, network: SimulatedNetwork, address: str) -> None:
+        self._network, self._address, self._received = network, address, b""
+        self._answers: list[tuple[int, int, bytes]] = []  # a heap of (time in ns, stream, header block)
 
     def fileno(self) -> int:
         return -1  # as a closed socket: it has no file
@@ -47,9 +60,12 @@ class SimulatedSocket:
             if len(received) < end:
                 break
             if word & 0xFF == DATA and flags & END_STREAM:
+                message = received[start + FRAME.size + MESSAGE_PREFIX_BYTES : end]
+                self._network.calls.append((self._address, message))
                 answered_seconds = self._network.serve(self._network.now_ns / 1e9)
                 if math.isfinite(answered_seconds):
-                    heapq.heappush(self._answers, (round(1e9 * answered_seconds), stream))
+                    end_of_call = failure(error) if (error := self._network.fail(message)) else SUCCESS
+                    heapq.heappush(self._answers, (round(1e9 * answered_seconds), stream, end_of_call))
             start = end
         self._received = received[start:]
         return len(data)
@@ -61,9 +77,9 @@ class SimulatedSocket:
     def recv(self, size: int, /) -> bytes:
         assert self.next_answer_ns <= self._network.now_ns, "nothing can be read"
         answers = b""
-        while self.next_answer_ns <= self._network.now_ns and len(answers) + FRAME.size + len(SUCCESS) <= size:
-            _, stream = heapq.heappop(self._answers)
-            answers += FRAME.pack(len(SUCCESS) << 8 | HEADERS, END_STREAM | END_HEADERS, stream) + SUCCESS
+        while self.next_answer_ns <= self._network.now_ns and len(answers) + FRAME.size + MAX_BLOCK_BYTES <= size:
+            _, stream, block = heapq.heappop(self._answers)
+            answers += FRAME.pack(len(block) << 8 | HEADERS, END_STREAM | END_HEADERS, stream) + block
         return answers
 
     def close(self) -> None: ...
@@ -73,18 +89,20 @@ class SimulatedNetwork:
     """A ``Network`` whose time passes only while the client waits.
 
     ``serve`` is called with the time at which a request arrives, in seconds, and returns when it is answered; inf
-    if it never is. Warm-up requests are served too.
+    if it never is. Warm-up requests are served too. ``fail`` is called with the request, and returns the message of
+    its failure; "" if it succeeds. ``calls`` has the address of the server and the request of each call.
     """
 
-    def __init__(self, serve: Serve) -> None:
-        self.serve, self.now_ns = serve, 0
+    def __init__(self, serve: Serve, fail: Callable[[bytes], str] = lambda _: "") -> None:
+        self.serve, self.fail, self.now_ns = serve, fail, 0
+        self.calls: list[tuple[str, bytes]] = []
         self._sockets: list[SimulatedSocket] = []
 
     def monotonic_ns(self) -> int:
         return self.now_ns
 
     def connect(self, address: str, tls: Mapping[str, str | None] | None) -> SimulatedSocket:
-        self._sockets.append(SimulatedSocket(self))
+        self._sockets.append(SimulatedSocket(self, address))
         return self._sockets[-1]
 
     def wait(
@@ -97,13 +115,14 @@ class SimulatedNetwork:
         return [connected for connected in self._sockets if connected.next_answer_ns <= self.now_ns]
 
 
-def run_in_this_process(load_client: LoadClient, folder: Path) -> None:
-    """Run a client in this process, and turn on the garbage collector again, which a client turns off."""
+def run_in_this_process(load_client: LoadClient, folder: Path) -> SendRecord:
+    """Run a client in this process and return its record. Turn on the garbage collector again, which it turns off."""
     try:
         load_client.run(folder)
     finally:
         gc.unfreeze()
         gc.enable()
+    return SendRecord.read(folder)
 
 
 @dataclass(frozen=True)
@@ -131,9 +150,8 @@ class SimulatedClient:
         with tempfile.TemporaryDirectory(dir=log.parent) as scratch:
             folder = Path(scratch)
             task.write(folder)
-            run_in_this_process(kind(*SendPlan.read(folder), None, SimulatedNetwork(self.serve)), folder)
+            record = run_in_this_process(kind(*SendPlan.read(folder), None, SimulatedNetwork(self.serve)), folder)
             task.requests.all_answered = (folder / ALL_ANSWERED_FILE).exists()
-            record = SendRecord.read(folder)
         return record, record.ended_ns / 1e9
 
 
@@ -162,3 +180,22 @@ class UnstartedClient:
     ) -> tuple[SendRecord, float]:
         self.tasks.append(task)
         raise MeasurementError("not started")
+
+
+def planned_task(
+    generator: LoadClientGenerator,
+    endpoint: Endpoint,
+    load: LoadPoint,
+    seconds: float | None = None,
+    windows: int = 0,
+) -> ClientTask:
+    """Return the task of the client process of ``generator``, for ``windows`` of ``seconds`` if they are given."""
+    client = UnstartedClient()
+    generator = replace(generator, run_client=client)
+    with contextlib.suppress(MeasurementError):
+        if windows and seconds:
+            generator.measure_windows(endpoint, load, seconds, windows)
+        else:
+            generator.measure(endpoint, load, seconds)
+    (task,) = client.tasks
+    return task

@@ -28,6 +28,7 @@ from optimizer.measure.server_calls import infer
 from optimizer.model.builders import build
 from optimizer.model.repository import read_repository_model
 from tests.generated_requests import write_requests
+from tests.load_clients import planned_task
 from tests.repositories import write_sleeper
 
 SLEEP_MS = 10.0  # of each batch of ``sleeper``: at most 100 requests a second, one at a time
@@ -99,7 +100,7 @@ def served(endpoint: Endpoint, source: ModelSource, load: LoadPoint, log: Path) 
     up, or end before the context does.
     """
     generator = OpenLoopGenerator(log=log, input_data=write_requests(source.config, log.parent))
-    (message, *_) = generator._messages_for(endpoint, load).serialized
+    (message, *_) = planned_task(generator, endpoint, load).requests.messages
     over = threading.Event()
 
     def messages() -> Iterator[bytes]:

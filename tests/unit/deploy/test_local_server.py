@@ -7,6 +7,7 @@ import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -14,6 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerFault
+from optimizer.deploy.docker_container import ContainerSettings
 from optimizer.deploy.docker_target import ContainerServer
 from optimizer.deploy.installed_server import Installation, TritonServer, complete_config
 from optimizer.deploy.local_target import LocalTarget, find_installation
@@ -268,6 +270,7 @@ def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> Non
 def test_an_image_that_is_too_old_for_http_is_refused_if_http_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("tritonserver: unrecognized option '--http-restricted-api=model-repository'\n")
     settings = TargetSettings(tmp_path / "log")
-    server = ContainerServer(None, "triton:23.03", "t", None, settings, needs_http=True)  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: []))  # it has no containers
+    server = ContainerServer(engine, "triton:23.03", "t", ContainerSettings(), settings, needs_http=True)
     with pytest.raises(BadInputError, match=r"^--protocol http: triton:23.03 is too old to keep web pages from"):
-        server._restriction()
+        server.start()

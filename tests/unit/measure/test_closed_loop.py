@@ -42,7 +42,7 @@ from optimizer.measure.load_client.open_loop import LateError
 from optimizer.model.input_data import MAX_SENT_BYTES, to_json
 from optimizer.store.trials_table import TrialsTable
 from tests.inference_server import Array, FakeInferenceServer
-from tests.load_clients import KeptRecords, SimulatedNetwork, run_in_this_process
+from tests.load_clients import KeptRecords, SimulatedNetwork, planned_task, run_in_this_process
 
 LOAD = LoadPoint(request_batch_size=2, concurrency=3)
 SIZES = np.array([2])
@@ -241,8 +241,7 @@ def test_a_request_that_is_sent_alone_may_take_longer_than_a_large_bound(
 ) -> None:
     plan = SendPlan(("a:1",), bound_ms, concurrency=1, seconds=0.5)
     network = SimulatedNetwork(lambda arrived_seconds: arrived_seconds + WARM_UP_SECONDS + 1.0)
-    run_in_this_process(ClosedLoopClient(plan, [b""], (), None, network), tmp_path)
-    send_record = SendRecord.read(tmp_path)
+    send_record = run_in_this_process(ClosedLoopClient(plan, [b""], (), None, network), tmp_path)
     assert send_record.hangs == is_slow
     assert send_record.error == ("the server did not answer a single request within 15 s" if is_slow else "")
 
@@ -258,11 +257,9 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
         return {"y": feeds["x"]}
 
     with FakeInferenceServer(refuse_one).serving() as endpoint:
-        messages = generator._messages_for(endpoint, LOAD).serialized
-        run_in_this_process(
-            ClosedLoopClient(SendPlan((endpoint.grpc,), 1.0, concurrency=3, seconds=30.0), messages), tmp_path
-        )
-    send_record = SendRecord.read(tmp_path)
+        messages = planned_task(generator, endpoint, LOAD).requests.messages
+        plan = SendPlan((endpoint.grpc,), 1.0, concurrency=3, seconds=30.0)
+        send_record = run_in_this_process(ClosedLoopClient(plan, messages), tmp_path)
     assert "index out of range" in send_record.error
     assert np.any(send_record.answered_ns == NEVER), "they do not count"
     assert (tmp_path / ALL_ANSWERED_FILE).exists()
@@ -308,7 +305,7 @@ def test_a_data_file_gives_few_requests_with_all_entries(
     data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(entry_count)]}))
     with FakeInferenceServer(lambda feeds: {"y": feeds["x"]}).serving() as endpoint:
         load = replace(LOAD, request_batch_size=request_batch_size)
-        messages = replace(generator, input_data=data)._messages_for(endpoint, load).serialized
+        messages = planned_task(replace(generator, input_data=data), endpoint, load).requests.messages
     assert len(messages) == message_count
     sent = [np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32)[::2] for m in messages]
     times_sent = np.bincount(np.concatenate(sent).astype(int), minlength=entry_count)
@@ -325,7 +322,7 @@ def test_large_requests_from_a_few_entries_have_the_limit_of_generated_ones(
     data.write_bytes(to_json([{"x": np.full(20_000, number, np.float32)} for number in range(41)]))
     with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
         load = replace(LOAD, request_batch_size=32)
-        messages = replace(generator, input_data=data)._messages_for(endpoint, load).serialized
+        messages = planned_task(replace(generator, input_data=data), endpoint, load).requests.messages
     assert MAX_SENT_BYTES / 2 < sum(map(len, messages)) < 1.5 * MAX_SENT_BYTES
 
 
@@ -337,9 +334,10 @@ def test_a_large_first_entry_leaves_no_others_out(
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": value} for value in (large_value, *small_values)]}))
     with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, -1)),)).serving() as endpoint:
-        for sender in (generator, OpenLoopGenerator(log=tmp_path / "client.log", input_data=random_requests)):
-            messages = replace(sender, input_data=data)._messages_for(endpoint, replace(LOAD, request_batch_size=1))
-            assert len(messages.serialized) == len(set(messages.serialized)) == 300
+        open_loop = OpenLoopGenerator(log=tmp_path / "client.log", input_data=random_requests)
+        for sender, load in ((generator, LoadPoint(1, 3)), (open_loop, LoadPoint(1, request_rate=100.0))):
+            messages = planned_task(replace(sender, input_data=data), endpoint, load).requests.messages
+            assert len(messages) == len(set(messages)) == 300
 
 
 def test_a_server_that_stops_answering_is_reported(tmp_path: Path) -> None:
@@ -349,8 +347,7 @@ def test_a_server_that_stops_answering_is_reported(tmp_path: Path) -> None:
         return arrived_seconds + 0.01 if next(requests) <= WARM_UPS + 5 else math.inf
 
     plan = SendPlan(("a:1",), 1.0, concurrency=3, seconds=30.0)
-    run_in_this_process(ClosedLoopClient(plan, [b""], (), None, SimulatedNetwork(hang)), tmp_path)
-    send_record = SendRecord.read(tmp_path)
+    send_record = run_in_this_process(ClosedLoopClient(plan, [b""], (), None, SimulatedNetwork(hang)), tmp_path)
     assert send_record.hangs
     assert send_record.error == "no answer within 10 s"
     assert np.sum(send_record.answered_ns != NEVER) == 5
@@ -397,13 +394,8 @@ def test_requests_go_to_the_server_with_the_fewest_unanswered_ones(generator: Cl
     assert measured.requests <= sum(counts)
 
 
-def test_servers_with_equally_many_requests_take_turns() -> None:
-    plan = SendPlan(("a:1", "b:1", "c:1"), 0.0, concurrency=1)
-    sender = ClosedLoopClient(plan, [b""])
-    chosen = []
-    for _ in range(6):
-        channel = sender._next_channel()
-        channel.calls.append(0)
-        channel.ended += 1
-        chosen.append(channel.address)
-    assert chosen == ["a:1", "b:1", "c:1"] * 2
+def test_servers_with_equally_many_requests_take_turns(tmp_path: Path) -> None:
+    plan = SendPlan(("a:1", "b:1", "c:1"), 0.0, concurrency=1, seconds=1.0)
+    network = SimulatedNetwork(lambda arrived_seconds: arrived_seconds + 0.01)
+    run_in_this_process(ClosedLoopClient(plan, [b""], (), None, network), tmp_path)
+    assert [address for address, _ in network.calls[:90]] == ["a:1", "b:1", "c:1"] * 30

@@ -16,7 +16,7 @@ from objectives.priority_stats import from_text
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.client import MAX_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
+from optimizer.measure.load_client.client import MAX_MESSAGES, OTHER_MESSAGES, WARM_UPS, ClosedLoopClient
 from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendPlan, SendRecord
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop
 from optimizer.measure.load_client.measured_requests import (
@@ -27,6 +27,7 @@ from optimizer.measure.load_client.measured_requests import (
 )
 from optimizer.measure.load_client.open_loop import LateError, summarize_open_loop
 from optimizer.measure.server_errors import is_refused_by_queue
+from tests.load_clients import SimulatedNetwork, run_in_this_process
 
 FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
 EXPIRED = "[request id: <id_unknown>] Request timeout expired"
@@ -159,19 +160,21 @@ def test_a_bound_on_a_percentile_is_on_all_requests() -> None:
 
 
 def test_the_client_counts_failures_by_message_without_those_of_the_warm_up(tmp_path: Path) -> None:
-    plan = SendPlan(("127.0.0.1:1",), 0.0, concurrency=1, counts_failures=True)
-    client = ClosedLoopClient(plan, [b""])
-    for number in range(MAX_MESSAGES + 5):
-        client._note_failure(client._warm_ups + number, f"message {number}")
-    assert len(client._failures) == MAX_MESSAGES + 1
-    assert client._failures[OTHER_MESSAGES] == list(range(MAX_MESSAGES, MAX_MESSAGES + 5))
-    assert not client._error
-    client._note_failure(0, FULL)
-    assert FULL not in client._failures
-    assert not client._error, "a queue policy may reject it as well"
-    strict = ClosedLoopClient(replace(plan, counts_failures=False), [b""])
-    strict._note_failure(9, FULL)
-    assert (strict._error, strict._failures) == (FULL, {})
+    """A queue policy may reject a request of the warm-up too."""
+    plan = SendPlan(("a:1",), 0.0, concurrency=1, seconds=0.5, counts_failures=True)
+
+    def failing_network() -> SimulatedNetwork:
+        messages = itertools.chain([FULL] * WARM_UPS, (f"message {number}" for number in itertools.count()))
+        return SimulatedNetwork(lambda arrived: arrived + 0.02, lambda _: next(messages))
+
+    counted = run_in_this_process(ClosedLoopClient(plan, [b""], (), None, failing_network()), tmp_path)
+    assert not counted.error
+    failures = dict(counted.failures or {})
+    assert failures.pop(OTHER_MESSAGES)[:2] == [MAX_MESSAGES, MAX_MESSAGES + 1]
+    assert failures == {f"message {number}": [number] for number in range(MAX_MESSAGES)}
+    strict_plan = replace(plan, counts_failures=False)
+    ended = run_in_this_process(ClosedLoopClient(strict_plan, [b""], (), None, failing_network()), tmp_path)
+    assert (ended.error, ended.failures) == (FULL, None)
 
 
 def test_responses_of_failed_requests_are_left_out() -> None:

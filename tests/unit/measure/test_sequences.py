@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
+from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.client_files import SendPlan
 from optimizer.measure.load_client.sequences import (
     MAX_SEQUENCE_ID,
@@ -22,6 +24,7 @@ from optimizer.measure.load_client.sequences import (
 )
 from optimizer.measure.output_check import MIN_IN_FLIGHT, TIMEOUT_SECONDS, SequenceOutputCheck
 from optimizer.measure.output_comparison import ReferenceOutputs
+from tests.load_clients import SimulatedNetwork, run_in_this_process
 
 REQUEST = ModelInferRequest(model_name="m", raw_input_contents=[b"1234"])
 
@@ -74,51 +77,38 @@ def test_the_output_check_waits_for_slow_sequences(random_requests: Path, tmp_pa
         waited.clear()
 
 
-class RecordingConnection:
-    """Stands in for the connection: it keeps the requests that the client sends."""
-
-    def __init__(self) -> None:
-        self.requests: list[ModelInferRequest] = []
-
-    def request(self, message: bytes) -> None:
-        self.requests.append(ModelInferRequest.FromString(message))
-
-
-def new_client(
-    concurrency: int, lengths: tuple[int, ...], messages: int = 3
-) -> tuple[SequenceClient, RecordingConnection]:
-    plan = SendPlan(("localhost:1",), 0.0, concurrency=concurrency, seconds=1e9, sequence_lengths=lengths)
+def steps_of(
+    folder: Path, serve: Callable[[float], float], concurrency: int, lengths: tuple[int, ...], messages: int = 3
+) -> list[ModelInferRequest]:
+    """Return the steps that the client sends in 4 s to a server with these answers, without those of the warm-up."""
+    plan = SendPlan(("a:1",), 0.0, concurrency=concurrency, seconds=4.0, sequence_lengths=lengths)
     requests = [ModelInferRequest(raw_input_contents=[bytes([i])]).SerializeToString() for i in range(messages)]
-    client, connection = SequenceClient(plan, requests), RecordingConnection()
-    client._channels[0].http2 = connection  # type: ignore[assignment]
-    return client, connection
+    network = SimulatedNetwork(serve)
+    run_in_this_process(SequenceClient(plan, requests, (), None, network), folder)
+    return [ModelInferRequest.FromString(message) for _, message in network.calls[WARM_UPS:]]
 
 
-def test_the_next_step_is_sent_when_the_last_one_is_answered() -> None:
-    client, connection = new_client(2, (3,))
-    client._send_due()
-    client._send_due()
-    assert len(connection.requests) == 2, "both sequences wait for an answer"
-    client._record_answer(1, 5)
-    client._send_due()
-    ids = [request.parameters["sequence_id"].int64_param for request in connection.requests]
-    assert ids[2] == ids[1] != ids[0]
+def sequence_of(step: ModelInferRequest) -> int:
+    return int(step.parameters["sequence_id"].int64_param)
 
 
-def test_first_sequences_are_shortened_so_that_they_do_not_end_together() -> None:
-    client, connection = new_client(4, (8,))
-    for number in range(200):
-        client._send_due()
-        client._record_answer(number, number)
-    ends = Counter(request.parameters["sequence_id"].int64_param for request in connection.requests)
-    assert list(ends.values())[:4] == [2, 4, 6, 8]
-    assert set(list(ends.values())[4:-4]) == {8}
+def test_the_next_step_is_sent_when_the_last_one_is_answered(tmp_path: Path) -> None:
+    """The first sequence waits for its answer until after the load, and the second one continues."""
+    seconds = itertools.chain([0.01] * WARM_UPS, [5.0], itertools.repeat(0.1))
+    steps = steps_of(tmp_path, lambda arrived: arrived + next(seconds), 2, (100,))
+    assert sequence_of(steps[0]) not in {sequence_of(step) for step in steps[1:-2]}
+    assert len({sequence_of(step) for step in steps[1:-2]}) == 1
+    assert len(steps) > 40, "one each 0.1 s"
 
 
-def test_the_steps_of_a_sequence_have_consecutive_entries() -> None:
-    client, connection = new_client(1, (4, 2), messages=5)
-    for number in range(18):
-        client._send_due()
-        client._record_answer(number, number)
-    entries = [request.raw_input_contents[0][0] for request in connection.requests]
+def test_first_sequences_are_shortened_so_that_they_do_not_end_together(tmp_path: Path) -> None:
+    steps = steps_of(tmp_path, lambda arrived: arrived + 0.05, 4, (8,))
+    lengths = list(Counter(map(sequence_of, steps)).values())
+    assert lengths[:4] == [2, 4, 6, 8]
+    assert set(lengths[4:-4]) == {8}
+
+
+def test_the_steps_of_a_sequence_have_consecutive_entries(tmp_path: Path) -> None:
+    steps = steps_of(tmp_path, lambda arrived: arrived + 0.1, 1, (4, 2), messages=5)
+    entries = [step.raw_input_contents[0][0] for step in steps]
     assert entries == [i % 5 for i in range(len(entries))]

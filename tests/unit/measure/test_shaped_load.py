@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from tests.inference_server import FakeInferenceServer
-from tests.load_clients import UnstartedClient
+from tests.load_clients import planned_task
 
 METADATA = ModelMetadataResponse()
 ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")
@@ -38,15 +38,26 @@ def open_loop(random_requests: Path, tmp_path: Path) -> OpenLoopGenerator:
 
 def planned_seconds(generator: OpenLoopGenerator, rate: float, seconds: float | None, count: int = 1) -> float:
     """Return for how long requests are planned."""
-    client = UnstartedClient()
-    generator, load = replace(generator, run_client=client), LoadPoint(1, request_rate=rate)
-    measure = partial(generator.measure_windows, seconds=seconds, count=count) if seconds else generator.measure
-    with (
-        FakeInferenceServer(lambda feeds: feeds).serving() as endpoint,
-        pytest.raises(MeasurementError, match="not started"),
-    ):
-        measure(endpoint, load)
-    return client.tasks[0].plan.seconds
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        task = planned_task(generator, endpoint, LoadPoint(1, request_rate=rate), seconds, count if seconds else 0)
+    return task.plan.seconds
+
+
+def distinct_requests(generator: OpenLoopGenerator, request_batch_size: float) -> list[ModelInferRequest]:
+    """Return the requests that are sent, each once, the classes of a trace or the priorities one after the other."""
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        task = planned_task(generator, endpoint, LoadPoint(request_batch_size, request_rate=10.0))
+    return [ModelInferRequest.FromString(message) for message in task.requests.messages]
+
+
+def size_of(request: ModelInferRequest) -> int:
+    """Return the number of samples of a request."""
+    return int(request.inputs[0].shape[0])
+
+
+def priority_of(request: ModelInferRequest) -> int:
+    """Return the priority of a request; 0 for the default."""
+    return int(request.parameters["priority"].uint64_param)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +104,14 @@ def test_requests_get_messages_of_their_kind_in_turn() -> None:
 
 
 def test_each_kind_of_a_trace_has_messages(open_loop: OpenLoopGenerator) -> None:
-    classes = RecordedClasses(((1, 0), (4, 2), (8, 1)), np.array([0] * 97 + [1] * 2 + [2]), (2, 99, 101))
-    generator = replace(open_loop, arrivals=RecordedArrivals(np.ones(100), classes))
-    request_classes = generator._request_classes(LoadPoint(1.2, request_rate=10.0), 16)
-    assert np.bincount(request_classes.numbers).tolist() == [16, 1, 1]
-    assert set(zip(request_classes.sizes.tolist(), request_classes.priorities.tolist(), strict=True)) == set(
-        classes.classes
-    )
+    classes = RecordedClasses(((1, 0), (4, 2), (8, 1)), np.array([0] * 970 + [1] * 29 + [2]), (2, 99, 101))
+    generator = replace(open_loop, arrivals=RecordedArrivals(np.ones(1000), classes))
+    numbers = Counter((size_of(request), priority_of(request)) for request in distinct_requests(generator, 1.2))
+    assert set(numbers) == set(classes.classes)
+    total = numbers.total()
+    assert numbers[1, 0] == round(0.97 * total)
+    assert numbers[4, 2] == round(0.029 * total)
+    assert numbers[8, 1] == 1, "one request in 1,000 is rarer than any of those that are sent in turn"
 
 
 def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
@@ -110,42 +122,31 @@ def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
     data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(1000)]}))
     classes = RecordedClasses(((1, 0), (2, 0)), np.array([0] * 4 + [1] * 4), (2, 99))
     generator = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), classes), input_data=data)
-    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
-        messages = generator._messages_for(endpoint, LoadPoint(1.5, request_rate=10.0))
-    sent = [
-        np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32) for m in messages.serialized
-    ]
-    assert set(np.concatenate(sent)) == set(range(1000))
-    assert np.bincount(messages.classes).tolist() == [500, 500]
-    for number, size in enumerate((1, 2)):
-        of_class = [
-            values for values, class_number in zip(sent, messages.classes, strict=True) if class_number == number
-        ]
-        assert {len(values) for values in of_class} == {2 * size}
-        assert min(map(min, of_class)) < 250
-        assert max(map(max, of_class)) >= 750
+    requests = distinct_requests(generator, 1.5)
+    sent = [(size_of(one), np.frombuffer(one.raw_input_contents[0], np.float32)) for one in requests]
+    assert {entry for _, entries in sent for entry in entries} == set(range(1000))
+    assert Counter(size for size, _ in sent) == {1: 500, 2: 500}
+    for size in (1, 2):
+        entries = np.concatenate([entries for sent_size, entries in sent if sent_size == size])
+        assert min(entries) < 250
+        assert max(entries) >= 750
 
 
 def test_a_trace_without_sizes_has_the_size_of_the_load(open_loop: OpenLoopGenerator) -> None:
     generator = replace(
         open_loop, arrivals=RecordedArrivals(np.ones(2), RecordedClasses(((0, 1), (0, 2)), np.array([0, 1]), (2, 3)))
     )
-    request_classes = generator._request_classes(LoadPoint(4, request_rate=10.0), 16)
-    assert set(request_classes.sizes.tolist()) == {4}
-    assert set(request_classes.priorities.tolist()) == {1, 2}
+    requests = distinct_requests(generator, 4)
+    assert {(size_of(request), priority_of(request)) for request in requests} == {(4, 1), (4, 2)}
 
 
 def test_each_priority_has_requests_of_all_sizes(open_loop: OpenLoopGenerator) -> None:
     """Otherwise the latencies of a rare priority would be those of a single size."""
     mix, shares = parse_size_distribution("1*9|8*1"), parse_priorities("1*1|3*99")
-    request_classes = replace(open_loop, request_mix=mix, priorities=shares)._request_classes(
-        LoadPoint(1.7, request_rate=10.0), 20
-    )
-    assert request_classes.priorities.tolist() == [1] * 20 + [3] * 20
-    assert request_classes.numbers.tolist() == [0] * 20 + [1] * 20
-    rare, frequent = request_classes.sizes.reshape(2, 20).tolist()
+    sent = distinct_requests(replace(open_loop, request_mix=mix, priorities=shares), 1.7)
+    rare, frequent = ([size_of(one) for one in sent if priority_of(one) == level] for level in (1, 3))
     assert rare == frequent
-    assert sorted(rare) == [1] * 18 + [8] * 2
+    assert Counter(rare) == {1: round(0.9 * len(rare)), 8: round(0.1 * len(rare))}
 
 
 def test_the_plan_sends_messages_in_the_given_order(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,14 @@ from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferRe
 from objectives import latency_sketch
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD, MIN_WINDOWS
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.base_generator import Schedule, Summarize
-from optimizer.measure.load_client.client import OverloadDetector
+from optimizer.measure.load_client.client import WATCH_SECONDS
 from optimizer.measure.load_client.client_files import (
     MAX_LEAD_IN_SECONDS,
+    MIN_LEAD_IN_SECONDS,
     NEVER,
     SendPlan,
     SendRecord,
@@ -32,6 +33,7 @@ from optimizer.measure.load_client.client_files import (
     write_record,
     write_response_times,
 )
+from optimizer.measure.load_client.client_process import ClientTask
 from optimizer.measure.load_client.closed_loop import summarize_closed_loop
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS, PlannedLoad
@@ -44,7 +46,7 @@ from optimizer.measure.load_client.streaming_client import (
 )
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate, read_outputs
 from tests.inference_server import FakeInferenceServer
-from tests.load_clients import SimulatedClient, SimulatedNetwork, UnstartedClient
+from tests.load_clients import SimulatedClient, SimulatedNetwork, planned_task, run_in_this_process
 
 MS = 1_000_000
 CLOSED, OPEN = LoadPoint(1, concurrency=2), LoadPoint(1, request_rate=10.0)
@@ -213,17 +215,20 @@ def test_a_closed_loop_without_an_ended_request_is_not_repeated(random_requests:
     send_record = record(tmp_path, [(0, -1, steady_responses(0, 100, 200, 5))], (500, 45_500))
     launches = []
 
-    class LaunchRecordingGenerator(ClosedLoopGenerator):
-        def _launch(
-            self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, summarize: Summarize, spread_limit: float
-        ) -> list[Measurement]:
-            launches.append(load)
-            return summarize(send_record, PlannedLoad(load, schedule.seconds, sla=SLA), spread_limit, schedule.parts)
+    def run_client(
+        task: ClientTask, log: Path, cpus: frozenset[int] | None, stopwatch: Stopwatch
+    ) -> tuple[SendRecord, float]:
+        launches.append(task)
+        return send_record, 45.0
 
-    with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
-        LaunchRecordingGenerator(log=tmp_path / "log", input_data=random_requests, is_streaming=True)._measure(
-            cast("Endpoint", None), CLOSED, 1.0, math.inf
-        )
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "log", input_data=random_requests, is_streaming=True, run_client=run_client
+    )
+    with (
+        FakeInferenceServer(lambda feeds: feeds).serving() as endpoint,
+        pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised,
+    ):
+        generator.measure(endpoint, CLOSED, 1.0)
     assert not isinstance(raised.value, ServerCrashed)
     assert len(launches) == 1
 
@@ -324,16 +329,11 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
     random_requests: Path,
     tmp_path: Path,
 ) -> None:
-    client = UnstartedClient()
-    generator = kind(log=tmp_path / "log", input_data=random_requests, is_streaming=True, run_client=client)
-    with (
-        FakeInferenceServer(lambda feeds: feeds).serving() as endpoint,
-        pytest.raises(MeasurementError, match="not started"),
-    ):
-        generator.measure_windows(endpoint, load, 0.5, 8)
-    streams = [task.plan.stream for task in client.tasks]
-    assert [stream and stream.fewest_requests for stream in streams] == [fewest]
-    assert [stream and (stream.windows, stream.window_requests) for stream in streams] == [(8, MIN_STREAMED_REQUESTS)]
+    generator = kind(log=tmp_path / "log", input_data=random_requests, is_streaming=True)
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        stream = planned_task(generator, endpoint, load, 0.5, windows=8).plan.stream
+    assert stream is not None
+    assert (stream.fewest_requests, stream.windows, stream.window_requests) == (fewest, 8, MIN_STREAMED_REQUESTS)
 
 
 @dataclass
@@ -385,69 +385,70 @@ def test_a_closed_loop_does_not_wait_for_a_window_without_requests(random_reques
 # -- when the lead-in of the client ends -------------------------------------------------------------------------
 
 
-def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() -> None:
-    client = StreamingClosedLoopClient(
-        SendPlan(("a:1",), 0.0, concurrency=3, seconds=1.0, stream=StreamPlan()), [b""]
-    )
-    for _ in range(3):
-        client._send(0)
-    client._answered_ns[0], client._answered_ns[2] = MS, MS
-    assert not client._lead_in_has_ended(5_000 * MS)
-    client._answered_ns[1] = MS
-    assert not client._lead_in_has_ended(100 * MS), "it takes half a second at least"
-    assert client._lead_in_has_ended(600 * MS)
+def closed_loop_record(folder: Path, concurrency: int, seconds: Sequence[float], then: float) -> SendRecord:
+    """Return the record of a closed loop of 1 s on a server that takes these times, and ``then`` for each later one.
+
+    The first request is the one that is sent alone.
+    """
+    durations = itertools.chain(seconds, itertools.repeat(then))
+    network = SimulatedNetwork(lambda arrived: arrived + next(durations))
+    plan = SendPlan(("a:1",), 0.0, concurrency=concurrency, seconds=1.0, stream=StreamPlan())
+    return run_in_this_process(StreamingClosedLoopClient(plan, [b""], (), None, network), folder)
 
 
-def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one() -> None:
-    network = SimulatedNetwork(lambda _: math.inf)
-    plan = SendPlan(("a:1",), 0.0, concurrency=4, seconds=1.0, stream=StreamPlan())
-    client = StreamingClosedLoopClient(plan, [b""], (), None, network)
-    client._alone_ns, client._answers = 400 * MS, client._warm_ups
-    client._answered_ns, sent = [], {}
-    for now_ms in (-20, 0, 60, 100, 210, 310, 400, 500):
-        network.now_ns = now_ms * MS
-        client._send_due()
-        sent[now_ms] = len(client._sent_ns)
-    assert sent == {-20: 0, 0: 1, 60: 1, 100: 2, 210: 3, 310: 4, 400: 4, 500: 4}
-    client._answered_ns = [MS] * 4
-    assert not client._is_over(399 * MS, OverloadDetector(1.0))
-    client._is_over(600 * MS, OverloadDetector(1.0))
-    assert client._begin_ns == 600 * MS
+def begin_seconds(send_record: SendRecord) -> float:
+    """Return when the lead-in ended, after the start."""
+    assert send_record.responses is not None
+    return send_record.responses.begin_ns / 1e9
+
+
+@pytest.mark.parametrize(
+    ("alone", "first", "then", "expected"),
+    [
+        (0.01, [0.1, 2.0, 0.1], 0.1, 2.0),
+        (0.01, [0.1, 0.1, 0.1], 0.1, MIN_LEAD_IN_SECONDS),
+        (0.9, [0.1, 0.1, 0.1], 0.1, 0.9),  # over which the first requests are spread
+        (0.01, [60.0], 1.0, MAX_LEAD_IN_SECONDS),
+    ],
+    ids=["when the first requests have ended", "at the minimum", "when all have begun", "at the limit"],
+)
+def test_the_lead_in_of_a_closed_loop_ends(
+    alone: float, first: list[float], then: float, expected: float, tmp_path: Path
+) -> None:
+    begin = begin_seconds(closed_loop_record(tmp_path, 3, [alone, *first], then))
+    assert expected <= begin < expected + 3 * WATCH_SECONDS
+
+
+def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one(tmp_path: Path) -> None:
+    sent_ns = closed_loop_record(tmp_path, 4, [0.4], 5.0).sent_ns
+    assert sent_ns[:4] / 1e9 == pytest.approx([0.0, 0.1, 0.2, 0.3], abs=WATCH_SECONDS)
 
 
 def test_an_overload_in_the_lead_in_counts_from_the_start(tmp_path: Path) -> None:
     plan = SendPlan(("a:1",), 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=2))
-    client = StreamingOpenLoopClient(plan, [b""], [0, MS, 0])
-    client._ended_ns = 550 * MS
-    with open_responses(tmp_path) as client._responses:
-        client._write_record(tmp_path)
-    responses = SendRecord.read(tmp_path).responses
-    assert responses is not None
-    assert (responses.begin_ns, responses.end_ns) == (0, 550 * MS)
+    durations = itertools.chain([0.01], itertools.repeat(math.inf))
+    network = SimulatedNetwork(lambda arrived: arrived + next(durations))
+    client = StreamingOpenLoopClient(plan, [b""], [0, MS, 0], None, network)
+    send_record = run_in_this_process(client, tmp_path)
+    assert send_record.overload
+    assert begin_seconds(send_record) == 0
+    assert send_record.responses is not None
+    assert send_record.responses.end_ns == send_record.ended_ns
 
 
-def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_first_ones() -> None:
-    plan = SendPlan(("a:1",), 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=20))
-    client = StreamingOpenLoopClient(plan, [b""], [100 * MS * i for i in range(20)] + [0, 50 * MS])
-    detector = OverloadDetector(1000.0)
-    for i in range(15):
-        client._send(100 * MS * i)
-    client._answered_ns[:10] = [MS] * 10
-    assert not client._is_over(1_500 * MS, detector)
-    assert client._begin_ns == NEVER
-    client._answered_ns[10:] = [MS] * 5
-    assert not client._is_over(1_550 * MS, detector)
-    assert client._begin_ns == 1_550 * MS
-    assert client._planned()[15:] == [1_550 * MS, 1_600 * MS], "the rest of the lead-in is left out"
-
-
-def test_the_lead_in_is_limited() -> None:
-    client = StreamingClosedLoopClient(
-        SendPlan(("a:1",), 0.0, concurrency=1, seconds=1.0, stream=StreamPlan()), [b""]
-    )
-    client._send(0)
-    assert not client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS) - 1)
-    assert client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS))
+def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_first_ones(tmp_path: Path) -> None:
+    """The tenth request ends after 1.45 s, and the last one that was sent by then, at 1.4 s, after 1.85 s."""
+    planned_ns = [100 * MS * i for i in range(30)] + [0, 50 * MS]
+    plan = SendPlan(("a:1",), 10_000.0, seconds=1.0, stream=StreamPlan(lead_in_requests=30))
+    durations = itertools.chain([0.01] + [0.05] * 9 + [0.55] + [0.45] * 5, itertools.repeat(0.01))
+    network = SimulatedNetwork(lambda arrived: arrived + next(durations))
+    client = StreamingOpenLoopClient(plan, [b""], planned_ns, None, network)
+    send_record = run_in_this_process(client, tmp_path)
+    begin = begin_seconds(send_record)
+    assert 1.85 <= begin < 1.85 + 2 * WATCH_SECONDS
+    measured_ns = send_record.planned_ns[-2:] - round(1e9 * begin)
+    assert measured_ns.tolist() == [0, 50 * MS]
+    assert len(send_record.planned_ns) == pytest.approx(19 + 2, abs=1), "the rest of the lead-in is left out"
 
 
 # -- the concatenation of responses for the output check ----------------------------------------------------------

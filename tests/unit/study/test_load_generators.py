@@ -25,6 +25,7 @@ from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProce
 from optimizer.measure.explained_failures import RefusedRequestsLoadGenerator
 from optimizer.measure.load_client.client_process import SCRATCH
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
+from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.model.requests import RequestBatching, RequestOptions, prepare_requests
@@ -32,6 +33,8 @@ from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.load_generators import LoadGenerators, PerfAnalyzerReason, choose_clients, make_load_generators
 from optimizer.study.task import Task
+from tests.inference_server import FakeInferenceServer
+from tests.load_clients import planned_task
 from tests.programs import unpack_empty_runtime
 
 OPTIONS = RunOptions("m")
@@ -174,8 +177,11 @@ def test_each_model_has_an_open_loop_of_its_own(folder: RunFolder) -> None:
     make(OPTIONS, task, folder)
     assert not list(folder.path.rglob(f"{SCRATCH}*")), "a killed run has left them"
     load = LoadPoint(1, request_rate=80.0)
-    seconds = {one._seconds(load.scaled(share)) for one, share in ((own, 1.0), (other, 0.25))}
-    assert seconds == {MIN_WINDOWS * REQUESTS_PER_WINDOW / 20}, "both are measured for the same time"
+    with FakeInferenceServer(lambda feeds: feeds, inputs=(("x", "FP32", (-1, 1)),)).serving() as endpoint:
+        loads = ((own, load), (replace(other, shapes=()), load.scaled(0.25)))
+        tasks = [planned_task(generator, endpoint, own_load) for generator, own_load in loads]
+    seconds = MIN_WINDOWS * REQUESTS_PER_WINDOW / 20 + LEAD_IN_SECONDS
+    assert [task.plan.seconds for task in tasks] == pytest.approx([seconds] * 2), "both take the same time"
 
 
 def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:

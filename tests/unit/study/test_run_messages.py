@@ -36,6 +36,8 @@ from optimizer.core.notes import (
     Note,
     SpeedVaried,
     UntestedServedMore,
+    UsualStatesJudged,
+    present,
 )
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
@@ -46,18 +48,15 @@ from optimizer.results.recommendation import assess
 from optimizer.results.summary import UNKNOWN_TESTS, RemainingTests
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_messages import (
-    _disturbed_windows,
-    _highest_concurrency,
-    _less_than_in_search,
-    _untested_served_more,
-    _usual_states,
     note_on_tests,
     notes_on_measurements,
+    notes_on_outcome,
     notes_on_throughput,
     start_line,
 )
 from optimizer.study.run_record import RunRecord
 from optimizer.study.study import StudyResult
+from optimizer.study.task import Task
 from tests.random_server import (
     BASELINE,
     BOUND_MS,
@@ -119,6 +118,13 @@ def test_only_a_run_with_measurements_is_continued(mode: RunMode, spent_seconds:
     assert line.startswith(f"{action} drawn on the embedded server")
 
 
+def outcome_notes(trials: list[Trial], problem: Problem) -> list[Note]:
+    """Return the notes on the recommendation of a run on a server of the user, whose log tune does not read."""
+    task = cast("Task", SimpleNamespace(problem=problem))
+    options = run_options("drawn", {"target": "local", "tritonserver": "tritonserver"})
+    return list(present(notes_on_outcome(assess(trials, problem, BASELINE, FAST), trials, task, options)))
+
+
 @pytest.mark.parametrize(
     ("concurrency", "allowed", "noted"),
     [
@@ -131,10 +137,7 @@ def test_a_load_that_only_the_profile_limits_is_noted(
     concurrency: int, allowed: int, noted: HighestConcurrency | None
 ) -> None:
     problem = replace(drawn_problem(), max_concurrency=allowed)
-    outcome = assess(searched(RandomServer(), {FASTER: concurrency}), problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.load.concurrency == concurrency
-    assert _highest_concurrency(outcome, problem) == noted
+    assert outcome_notes(searched(RandomServer(), {FASTER: concurrency}), problem) == ([noted] if noted else [])
 
 
 @pytest.mark.parametrize(("factor", "is_noted"), [(1.3, False), (2.0, True)])
@@ -153,12 +156,11 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
     assert outcome.recommended is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     served = outcome.recommended.throughput_infer_per_sec
-    expected = LessThanInSearch(measured, served) if is_noted else None
-    assert _less_than_in_search(outcome.recommended, [trial], problem) == expected
-    assert _untested_served_more(outcome.recommended, [trial], problem) is None
+    expected: list[Note] = [LessThanInSearch(measured, served)] if is_noted else []
+    assert outcome_notes([trial], problem) == expected
     untested = Trial(2, FAST, ((load, searched),))
-    expected_other = UntestedServedMore(2, measured) if is_noted else None
-    assert _untested_served_more(outcome.recommended, [trial, untested], problem) == expected_other
+    expected += [UntestedServedMore(2, measured)] if is_noted else []
+    assert outcome_notes([trial, untested], problem) == expected
     by_latency = replace(problem, objectives=(METRICS["latency-p95"],))
     assert notes_on_throughput(outcome, [trial, untested], by_latency) == (), "a high throughput is not sought"
 
@@ -184,11 +186,11 @@ def test_a_pass_next_to_other_programs_is_noted(
         measured = [*quiet, *(replace(window, stable=False) for window in slow)]
         windows += [ConfirmationWindow(number, load, window, 0.01) for window in measured]
     trial = Trial(1, FASTER, ((load, windows[0].measurement),), confirmations=tuple(windows))
-    note = _disturbed_windows(assess([trial], problem, BASELINE, FAST), [trial], problem)
-    assert (type(note) if note else None) is expected
-    if isinstance(note, DisturbedWindowsLeftOut):
-        assert note.disturbed_share == 1 / 8
-        (missed,) = note.missed
+    notes = outcome_notes([trial], problem)
+    assert [type(note) for note in notes] == ([expected] if expected else [])
+    if notes and isinstance(notes[0], DisturbedWindowsLeftOut):
+        assert notes[0].disturbed_share == 1 / 8
+        (missed,) = notes[0].missed
         assert missed.startswith("p95 ")
         assert float(missed.split()[1]) > BOUND_MS
 
@@ -200,11 +202,9 @@ def test_a_verdict_on_the_usual_states_is_noted(shares: tuple[float, ...], is_no
     search = tuple((load, replace(measured, measure_seconds=9.0, other_cpu_share=share)) for share in shares)
     windows = tuple(ConfirmationWindow(number, load, measured, 0.01, 1.5) for number in range(1, LOOKS[0] + 1))
     trial = Trial(1, FASTER, search, confirmations=windows)
-    note = _usual_states(assess([trial], problem, BASELINE, FAST))
-    assert (note is not None) is is_noted
-    if note is not None:
-        assert "so latencies are judged as " in str(note)
-        assert note.latency_rise > 0
+    notes = outcome_notes([trial], problem)
+    assert [type(note) for note in notes] == ([UsualStatesJudged] if is_noted else [])
+    assert all("so latencies are judged as " in str(note) for note in notes)
 
 
 def test_the_speed_is_compared_over_all_sessions() -> None:

@@ -24,7 +24,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.search.candidate_tracker import ABANDONED
 from optimizer.search.optuna_encoding import finished_trials
 from optimizer.store.optuna_storage import RetryPolicy
-from optimizer.store.optuna_study import StudySharing
+from optimizer.store.optuna_study import StudySharing, make_storage
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.distributed.shared_study import (
     HAS_HEARTBEAT,
@@ -195,6 +195,11 @@ def joined(problem: Problem, place: Path, worker: str, storage: str = "study.jou
     return join(options, problem, folder, None, StudySharing(RetryPolicy(math.inf)))
 
 
+def registry(place: Path) -> optuna.Study:
+    """Return the study in which the workers of ``joined`` register."""
+    return optuna.load_study(study_name="s (workers)", storage=make_storage(str(place / "study.journal")))
+
+
 def finished(shared: SharedStudy, number: int, candidate: Candidate) -> None:
     load = LoadPoint(1, 4)
     shared.tracker.record(Trial(number, candidate, ((load, measure_known_server(candidate, 4, 1)),)))
@@ -241,7 +246,8 @@ def test_a_worker_that_leaves_after_the_confirmation_does_not_repeat_it(problem:
     with joined(problem, tmp_path, "slow") as slow:
         with contextlib.suppress(KeyboardInterrupt), joined(problem, tmp_path, "interrupted") as interrupted:
             finished(interrupted, 0, first)
-            slow._workers.leave()  # it is about to ask who confirms
+            # it has left the search, and is about to ask who confirms
+            registry(tmp_path).tell(slow.number, state=optuna.trial.TrialState.FAIL)
             assert interrupted.leave_search() == ""
             raise KeyboardInterrupt
         with joined(problem, tmp_path, "quick") as quick:
@@ -253,19 +259,18 @@ def test_a_worker_that_leaves_after_the_confirmation_does_not_repeat_it(problem:
 
 def test_a_worker_whose_pid_another_process_has_is_dead(problem: Problem, tmp_path: Path) -> None:
     with joined(problem, tmp_path, "a") as a:
-        registered = a._workers._study.trials[0].user_attrs
+        workers = registry(tmp_path)
+        registered = workers.trials[0].user_attrs
         ended = {**registered, STARTED_TICKS: registered[STARTED_TICKS] - 1}
-        a._workers._study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=ended))
-        assert a._workers.others_searching() == 1
-        a._workers.refresh()
-        assert a._workers.others_searching() == 0
-        assert [trial.state.name for trial in a._workers._study.trials] == ["RUNNING", "FAIL"]
+        workers.add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=ended))
+        assert a.leave_search() == "", "no other worker searches"
+        assert [trial.state.name for trial in workers.trials] == ["FAIL", "FAIL", "RUNNING"], "this one confirms"
 
 
 def test_a_file_is_not_shared_by_hosts(problem: Problem, tmp_path: Path) -> None:
-    with joined(problem, tmp_path, "a") as a:
+    with joined(problem, tmp_path, "a"):
         there = {HOST: "host2", ROLE: SEARCH, HAS_HEARTBEAT: True, "pid": 1}
-        a._workers._study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=there))
+        registry(tmp_path).add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=there))
         with pytest.raises(BadInputError, match=r"--study-name s: host2 uses it, .* postgresql://"):
             joined(problem, tmp_path, "b")
 
