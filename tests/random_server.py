@@ -23,7 +23,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.resource_usage import ResourceUsage
-from optimizer.core.trial import LoadPoint, Trial
+from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
@@ -93,6 +93,16 @@ class RandomServer:
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         yield ResourceUsage()
+
+
+class BestPointObserver(QuietObserver):
+    """Keeps the best point so far that each progress line shows."""
+
+    def __init__(self) -> None:
+        self.best_points: list[Point | None] = []
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        self.best_points.append(best)
 
 
 class TimedServer(RandomServer):

@@ -162,6 +162,7 @@ class Confirmer:
     _start_seconds: list[float] = field(default_factory=list, init=False)  # start times of the fresh servers so far
     _points: Sequence[Point] = field(default=(), init=False)  # points of the search, corrected
     _finalists: Sequence[Point] = field(default=(), init=False)  # best point of each, in the order of testing
+    _is_separate: bool = field(default=False, init=False)  # the best so far is one that this test measured
     _plan: ConfirmationPlan = field(init=False)  # has the loads that were predicted so far
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
@@ -217,6 +218,7 @@ class Confirmer:
         ``comparisons`` are measured in turn with its first servers. Those for which the time seemed too short are
         measured after the test, if it left enough.
         """
+        self._is_separate = True
         self.trials = [replace(trial, confirmations=(), cross_checks=(), crashes=()) for trial in self.trials]
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         self.measurer.disturbance_limit = disturbance_limit(self.trials, self.measurer.node)
@@ -268,7 +270,8 @@ class Confirmer:
         if error is None and measurement.attempts == 1:
             taken_seconds = seconds_left - self.budget.seconds_left()
             self._start_seconds.append(server_plan.start_seconds + taken_seconds - server_plan.server_seconds)
-        self.measurer.observer.trial_finished(trial, best_so_far(self.trials, self.problem, self._baseline))
+        shown = [replace(one, measurements=()) for one in self.trials] if self._is_separate else self.trials
+        self.measurer.observer.trial_finished(trial, best_so_far(shown, self.problem, self._baseline))
         return trial.status == "ok"
 
     def trial(self, number: int) -> Trial:

@@ -54,6 +54,7 @@ from tests.random_server import (
     FASTER,
     LOADS,
     SERVED,
+    BestPointObserver,
     RandomServer,
     TimedServer,
     confirm,
@@ -200,12 +201,6 @@ def test_a_higher_load_that_serves_no_more_is_not_tested(problem: Problem, tmp_p
 
 
 def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path: Path) -> None:
-    class BestPointObserver(QuietObserver):
-        best_points: list[Point | None] = []  # noqa: RUF012
-
-        def trial_finished(self, trial: Trial, best: Point | None) -> None:
-            self.best_points.append(best)
-
     server, observer = RandomServer(), BestPointObserver()
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
     trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)

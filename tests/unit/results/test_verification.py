@@ -46,6 +46,7 @@ from tests.random_server import (
     FASTER,
     LOADS,
     SERVED,
+    BestPointObserver,
     RandomServer,
     confirm,
     drawn_problem,
@@ -182,6 +183,22 @@ def test_the_capacity_is_that_of_the_machine_that_is_tested(problem: Problem, tm
         assert queued_load(trials, trials[0], load, problem) == QueuedLoad(500.0, capacity)
         effective.append(judge_confirmations(trials, problem)[0].judged.effective_requests)
     assert 0 < 2 * effective[1] < effective[0]
+
+
+def test_the_best_so_far_is_one_that_is_measured_now(problem: Problem, tmp_path: Path) -> None:
+    """The recommendation misses its bound now, so a runner-up is the best, and before it nothing is."""
+
+    before, recommended = with_recommendation(problem)
+    candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
+    now, observer = RandomServer(slow={FASTER: (9.0,)}), BestPointObserver()
+    measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
+    Confirmer(problem, now, measuring, Budget(600), before).test_recommendation(recommended, candidates[1:])
+    first, second, *_ = observer.best_points
+    assert first is None
+    assert second is not None
+    assert second.candidate == FAST
+    searched_before = [measured for trial in before for _, measured in trial.measurements]
+    assert not any(point.measurement in searched_before for point in observer.best_points if point)
 
 
 def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path) -> None:
