@@ -39,9 +39,9 @@ class LoadPeriod:
         """The highest rate as a multiple of the mean."""
         return max(self.shares) * len(self.shares)
 
-    def seconds_at(self, rates: FloatArray) -> FloatArray:
+    def seconds_at(self, rates: FloatArray | float) -> FloatArray:
         """Return the length of the period in seconds at each of ``rates`` per second."""
-        return np.full_like(rates, self.seconds) if self.seconds else self.requests / rates
+        return np.full_like(rates, self.seconds) if self.seconds else self.requests / np.asarray(rates)
 
 
 @dataclass(frozen=True, eq=False)

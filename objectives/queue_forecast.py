@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from objectives.arrays import FloatArray
-from objectives.confidence import PRIOR_SHARE_STD, UNSEEN_GAP_ERROR, probit_density
+from objectives.confidence import PRIOR_SHARE_STD, SEEN_MARGIN, UNSEEN_GAP_ERROR, probit_density
 from objectives.periodic_queue import LoadPeriod, periodic_queue
-from objectives.queue_memory import headroom, queue_overdispersion, relaxation_seconds
+from objectives.queue_memory import headroom, queue_overdispersion, relaxation_seconds, seen_share
 from objectives.sequential import look_error
 from objectives.server_spread import ServerSpread
 from objectives.verdict import SLOPE_LEVELS
@@ -31,6 +31,7 @@ SPEED_STD = 0.03  # standard deviation of the log of the speed of servers
 TAIL_SHARES = 0.05, 0.34  # range of ``RateMeasurement.tail_share``; that of an exponential p95 is 0.33
 MAX_PEAK = 4.0  # over the mean rate: the capacity is at most this multiple above HIGHEST_CAPACITY
 RATE_CHANGE = 1.01  # factor on the rate, for the slope of the growth
+MIN_SEEN = 1e-9  # of the memory of the queue that neighboring periods show: no division by 0
 FIT_STEPS = 3  # the variance of a measurement depends on the latency that is fitted
 
 
@@ -181,14 +182,20 @@ class QueueForecast:
     ) -> FloatArray:
         """Return how much more the share over the quantile varies than that of independent requests would.
 
-        That of a constant rate is the one of the memory of the queue, and that of another one the differences of
-        neighboring periods, as in verdicts.
+        That of a constant rate is the one of the memory of the queue. That of another one is the one of the
+        differences of neighboring periods, or that of the memory as far as these may hide it, as in verdicts.
         """
-        if self._queue is not None and self._period is not None:
-            requests = self._period.seconds_at(rates) * rates / self._queues
-            return 1 + requests * self._queue.variance(*self._scaled(rates))
-        memory_seconds = relaxation_seconds(self._tail_share * np.exp(log_latency_ms), headroom(rates, capacities))
-        return queue_overdispersion(self._allowed, rates / self._queues, memory_seconds)
+        left, per_queue = headroom(rates, capacities), rates / self._queues
+        if self._queue is None or self._period is None:
+            memory_seconds = relaxation_seconds(self._tail_share * np.exp(log_latency_ms), left)
+            return queue_overdispersion(self._allowed, per_queue, memory_seconds)
+        uses, lengths = self._scaled(rates)
+        period_seconds = self._period.seconds_at(rates)
+        neighbors = 1 + period_seconds * per_queue * self._queue.variance(uses, lengths)
+        memory_seconds = relaxation_seconds(1e3 * period_seconds / lengths / left, left)
+        hidden = SEEN_MARGIN * neighbors / np.maximum(seen_share(period_seconds, memory_seconds), MIN_SEEN)
+        by_memory = queue_overdispersion(self._allowed, per_queue, memory_seconds)
+        return np.maximum(neighbors, np.minimum(by_memory, hidden))
 
     def _measurement_variance(self, rates: FloatArray, requests: FloatArray) -> FloatArray:
         """Return the variance of the log of a measured quantile."""

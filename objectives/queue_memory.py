@@ -3,30 +3,39 @@
 Near the capacity of a server the length of the queue changes more slowly than a window takes. So the windows of a
 fresh server are alike, their differences show only the fast part of the variance, and few servers see one of the rare
 long queues. In heavy traffic any queue is a reflected Brownian motion (Kingman 1962, "On queues in heavy traffic"),
-whose memory follows from its tail and the capacity that is left.
+whose memory follows from its tail and the capacity that is left. If the rate changes within a period, the tail shows
+the peaks as well. The memory from period to period is then that of the same queue at a constant rate.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from objectives.arrays import FloatArray
+from objectives.periodic_queue import LoadPeriod, periodic_queue
 
 # Share of the capacity that is left at least, by the error of the measured capacity. A rate above all that were
 # answered has no smaller share.
 MIN_HEADROOM = 0.02
 MIN_TAIL_LEVEL = 0.9  # lowest level of the quantile that shows the tail of the latencies
+MIN_MEMORY_SECONDS, MIN_LENGTH = 1e-9, 1e-6  # of a queue, and of a window over the memory: no division by 0
+TAIL_STEPS = 30  # steps to the mean latency of an idle server from the tail of a load whose rate changes
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedLoad:
-    """A request rate at one server and the highest one that it can answer, in requests per second."""
+    """A request rate at one server and the highest one that it can answer, in requests per second.
+
+    ``period`` is the load if its rate changes, with a length of ``period_seconds``; None for a constant rate.
+    """
 
     request_rate: float
     capacity: float
+    period: LoadPeriod | None = None
+    period_seconds: float = 0.0
 
     @property
     def headroom(self) -> float:
@@ -35,7 +44,20 @@ class QueuedLoad:
 
     def part(self, share: float) -> QueuedLoad:
         """Return this share of the load with the same headroom: that of one of several servers or models."""
-        return QueuedLoad(share * self.request_rate, share * self.capacity)
+        return replace(self, request_rate=share * self.request_rate, capacity=share * self.capacity)
+
+    def constant_tail_ms(self, tail_ms: float, level: float) -> float:
+        """Return the tail of the same queue at a constant rate, from ``tail_ms``, that of the quantile at ``level``.
+
+        Of several mean latencies of an idle server that explain this tail, as in an overload, the longest one counts.
+        """
+        if self.period is None or tail_ms <= 0:
+            return tail_ms
+        queue, idle_ms = periodic_queue(self.period, 1 - level), tail_ms
+        for _ in range(TAIL_STEPS):
+            length = np.array([1e3 * self.period_seconds / idle_ms])
+            idle_ms = tail_ms / math.exp(queue.log_growth(np.array([1 - self.headroom]), length)[0])
+        return idle_ms / self.headroom
 
     def memory_seconds(self, tail_ms: float) -> float:
         """Return ``relaxation_seconds`` of the queue."""
@@ -79,17 +101,15 @@ def queue_overdispersion(
     return np.maximum(1.0, np.asarray(request_rate) * share * memory_seconds)
 
 
-def seen_share(window_seconds: float, memory_seconds: float) -> float:
+def seen_share(window_seconds: FloatArray | float, memory_seconds: FloatArray | float) -> FloatArray:
     """Return the share of a slow variance that the differences of neighboring windows show, 0 to 1.
 
     It is half of the expected square of the difference of two window means, times the length of a window, over that
     of long windows: for a process whose autocorrelation falls exponentially with this memory.
     """
-    if memory_seconds <= 0:
-        return 1.0
-    length = window_seconds / memory_seconds
-    decayed = -math.expm1(-length) / length if length > 0 else 1.0
-    return max(0.0, 1 - decayed - decayed**2 * length / 2)
+    length = np.maximum(np.asarray(window_seconds) / np.maximum(memory_seconds, MIN_MEMORY_SECONDS), MIN_LENGTH)
+    decayed = -np.expm1(-length) / length
+    return np.maximum(0.0, 1 - decayed - decayed**2 * length / 2)
 
 
 def exponential_tail_ms(median_ms: float, quantile_ms: float, level: float) -> float:

@@ -171,7 +171,7 @@ def judge_sla(
         test: The error that the test may make.
         latency_rise: By how much the log of latency is judged as higher than measured. The bounds on latencies are
             tested as lower by it.
-        queued: The load at a steady request rate, whose queue changes slowly; None for another load.
+        queued: The load at a request rate, whose queue changes slowly; None for another load.
     """
     windows = [window for server in servers for window in server]
     lost = next((window for window in windows if not window.has_values), None)
@@ -365,12 +365,13 @@ def count_misses(
         return counts  # the latencies of an overloaded server have no distribution in the long run
     median_ms, tail_level = pooled_quantile_ms(windows, 0.5, timing), max(level, MIN_TAIL_LEVEL)
     tail_ms = exponential_tail_ms(median_ms, pooled_quantile_ms(windows, tail_level, timing), tail_level)
+    tail_ms = queued.constant_tail_ms(tail_ms, tail_level)
     within = min(1.0, max(0.0, bound_ms - median_ms) / (quantile_ms - median_ms)) if quantile_ms > median_ms else 1.0
     return replace(
         counts,
         queue_overdispersion=queued.overdispersion(1 - level, tail_ms),
         least_queue_overdispersion=queued.overdispersion(1 - level, within * tail_ms),
-        seen_share=seen_share(served / len(windows) / queued.request_rate, queued.memory_seconds(tail_ms)),
+        seen_share=float(seen_share(served / len(windows) / queued.request_rate, queued.memory_seconds(tail_ms))),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from objectives.metrics import METRICS, Metric, PointT
+from objectives.periodic_queue import LoadPeriod
 from objectives.sla import DEFAULT_CONFIDENCE, Sla
 from optimizer.config.queue_policy import Fields, may_refuse
 from optimizer.config.search_space import SearchSpace
@@ -96,6 +97,14 @@ class Problem:
     def has_load_shape(self) -> bool:
         """Whether the load has a shape or is a recording, so that its rate is a mean over bursts."""
         return self.request_times is not None and not self.request_times.is_steady
+
+    @property
+    def load_period(self) -> LoadPeriod | None:
+        """The load shape or the recording; None if the rate is constant or its shape is unknown."""
+        times = self.request_times
+        if times is None or not times.shares:
+            return None
+        return LoadPeriod(times.shares, times.period_seconds, times.recorded_requests)
 
     @property
     def maximizes_throughput(self) -> bool:

@@ -28,7 +28,7 @@ from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredicti
 from optimizer.confirmation.machine_states import LATENCY_SLOPE, disturbance_limit, was_search_disturbed
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, correct_search_points, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
-from optimizer.confirmation.verdicts import estimate_capacity, has_steady_rate, judge_confirmations
+from optimizer.confirmation.verdicts import estimate_capacity, has_queue_memory, judge_confirmations
 from optimizer.confirmation.windows import (
     errors_by_load,
     last_lost_windows,
@@ -239,7 +239,7 @@ class Confirmer:
         """
         trial, load = self.trial(recommended.trial), recommended.load
         points = [trial.point(*pair) for pair in trial.measurements]
-        if not has_steady_rate(load, self.problem) or not points or self.budget.seconds_left() <= 0:
+        if not has_queue_memory(load, self.problem) or not points or self.budget.seconds_left() <= 0:
             return
         load = replace(load, request_rate=float(f"{OVERLOAD_FACTOR * estimate_capacity(points):.3g}"))
         with contextlib.suppress(DeploymentError), self.target.deploy(trial.candidate) as endpoint:

@@ -12,7 +12,6 @@ import numpy as np
 from objectives import model_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, METRICS
-from objectives.periodic_queue import LoadPeriod
 from objectives.pooled_windows import pooled_quantile_ms
 from objectives.queue_forecast import PlannedTest, QueueForecast, RateMeasurement
 from objectives.queue_memory import MIN_TAIL_LEVEL, exponential_tail_ms
@@ -71,10 +70,9 @@ def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | 
     That is so without a request rate, for models that stream or keep state, and for a mean latency. It is also None
     if no latency is bounded.
     """
-    times = problem.request_times
-    if not problem.open_loop or times is None or not problem.is_simulated or not problem.sla.latencies:
+    has_times = problem.open_loop and problem.request_times is not None
+    if not has_times or not problem.is_simulated or not problem.sla.latencies:
         return None
-    period = LoadPeriod(times.shares, times.period_seconds, times.recorded_requests) if times.shares else None
     queues = list[ModelQueue]()
     for share, own_points in _by_model(points):
         for metric in problem.sla.bounded_latencies:
@@ -84,7 +82,7 @@ def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | 
             measured = [one for point in own_points if (one := _rate_measurement(point, level))]
             if not any(one.latency_ms for one in measured):
                 return None
-            forecast = QueueForecast(measured, 1 - level, points[0].candidate.server_processes, period)
+            forecast = QueueForecast(measured, 1 - level, points[0].candidate.server_processes, problem.load_period)
             queues.append(ModelQueue(metric, share, forecast))
     return RateForecast(queues)
 

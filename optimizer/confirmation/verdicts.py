@@ -161,22 +161,26 @@ def judge_load(
 
 
 def queued_load(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> QueuedLoad | None:
-    """Return ``load`` of ``trial``, one of ``trials``, at one of its servers; None without a steady request rate.
+    """Return ``load`` of ``trial``, one of ``trials``, at one of its servers; None without a request rate.
 
     It is None for models that stream or keep state as well: their latencies differ for other reasons than a queue.
     """
-    if not has_steady_rate(load, problem):
+    if not has_queue_memory(load, problem):
         return None
+    period = problem.load_period
     (known,) = [other for other in trials if other.number == trial.number]
     windows = ((window.load, window.measurement) for window in known.confirmations)
     points = [known.point(*pair) for pair in (*known.measurements, *windows)]
-    return QueuedLoad(load.request_rate, estimate_capacity(points)).part(1 / trial.candidate.server_processes)
+    seconds = float(period.seconds_at(load.request_rate)) if period else 0.0
+    queued = QueuedLoad(load.request_rate, estimate_capacity(points), period, seconds)
+    return queued.part(1 / trial.candidate.server_processes)
 
 
-def has_steady_rate(load: LoadPoint, problem: Problem) -> bool:
+def has_queue_memory(load: LoadPoint, problem: Problem) -> bool:
     """Return whether the verdict at ``load`` counts the memory of the queue, as ``queued_load`` describes it."""
     times = problem.request_times
-    return bool(load.request_rate) and times is not None and times.is_steady and problem.is_simulated
+    is_known = times is not None and (times.is_steady or problem.load_period is not None)
+    return bool(load.request_rate) and is_known and problem.is_simulated
 
 
 def estimate_capacity(points: Sequence[Point]) -> float:

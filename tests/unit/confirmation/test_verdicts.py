@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from objectives.metrics import Measurement
+from objectives.periodic_queue import LoadPeriod
 from objectives.queue_memory import QueuedLoad
 from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
@@ -101,6 +102,17 @@ def test_a_rate_far_above_the_capacity_fails(problem: Problem) -> None:
     assert judge_load([trial], trial, load, steady, ERROR).verdict is Verdict.FAIL
 
 
+def test_a_load_shape_and_a_recording_have_the_memory_of_their_mean_rate(problem: Problem) -> None:
+    load = LoadPoint(1, request_rate=300.0)
+    spike, recording = RequestTimes("spike:4x:10%:1s", 1.0), RequestTimes("recorded", 0.0, 600, (0.25, 0.75))
+    trial = searched_trial(900.0, load)
+    for times, seconds in ((spike, 1.0), (recording, 2.0)):
+        problem = replace(problem, request_times=times)
+        period = LoadPeriod(times.shares, times.period_seconds, times.recorded_requests)
+        assert problem.load_period == period
+        assert queued_load([trial], trial, load, problem) == QueuedLoad(300.0, 900.0, period, seconds)
+
+
 def test_the_capacity_is_the_highest_rate_that_the_configuration_answered(problem: Problem) -> None:
     load, steady = LoadPoint(1, request_rate=300.0), replace(problem, request_times=RequestTimes())
     for answered, capacity in ((900.0, 900.0), (200.0, 500.0)):
@@ -109,7 +121,7 @@ def test_the_capacity_is_the_highest_rate_that_the_configuration_answered(proble
     others = [
         (LoadPoint(1, 8), steady),
         (load, problem),
-        (load, replace(problem, request_times=RequestTimes("spike:4x:10%:1s", 1.0))),
+        (load, replace(problem, request_times=RequestTimes("recorded"))),  # of a rate that is not known
         (load, replace(steady, kind=ModelKind.STREAMING)),
     ]
     for other, its_problem in others:

@@ -18,26 +18,33 @@ from objectives.confidence import (
     judge_share,
     overdispersion,
 )
+from objectives.periodic_queue import LoadPeriod
 from objectives.queue_memory import MIN_HEADROOM, QueuedLoad, exponential_tail_ms, seen_share
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
 from objectives.sla import Verdict
 from objectives.verdict import MAX_SLOPE, SLOPE_LEVELS
+from optimizer.core.load_shapes import RequestTimes
+from optimizer.measure.load_client.arrivals import parse_arrivals
 
 ALLOWED = 0.05
 SPREAD = ServerSpread(0.03**2, 9.0)
 WINDOWS, WINDOW_SECONDS, LEAD_IN_SECONDS = 8, 0.5, 0.2
+PERIOD_SECONDS = 1.0
 
 
 def arrivals_and_latencies(
-    rate: float, capacity: float, seconds: float, random: np.random.Generator
+    rate: float, capacity: float, seconds: float, random: np.random.Generator, shape: str = ""
 ) -> tuple[FloatArray, FloatArray]:
     """Return the arrivals and latencies in seconds of a queue with one server that is empty at time 0.
 
-    Arrivals are a Poisson process and service times are exponential (M/M/1). The departures are the recursion of
-    Lindley (1952), written as a running maximum.
+    Arrivals are a Poisson process, or those of ``shape``, and service times are exponential. The departures are the
+    recursion of Lindley (1952), written as a running maximum.
     """
-    arrivals = np.sort(random.uniform(0, seconds, random.poisson(rate * seconds)))
+    if shape:
+        arrivals = np.asarray(parse_arrivals(shape).plan(rate, seconds, int(random.integers(2**31))))
+    else:
+        arrivals = np.sort(random.uniform(0, seconds, random.poisson(rate * seconds)))
     served = np.cumsum(random.exponential(1 / capacity, len(arrivals)))
     before = np.concatenate([[0.0], served[:-1]])
     return arrivals, served + np.maximum.accumulate(arrivals - before) - arrivals
@@ -73,21 +80,27 @@ def test_a_rate_above_all_that_were_answered_leaves_the_least_capacity(capacity:
     assert QueuedLoad(100.0, capacity).headroom == MIN_HEADROOM
 
 
-def counts_of(rate: float, capacity: float, bound: float, random: np.random.Generator, *, knows: bool) -> MissCounts:
-    """Return the counts of LOOKS[0] servers; ``knows`` is whether they have the memory of the queue."""
+def counts_of(
+    rate: float, capacity: float, bound: float, random: np.random.Generator, *, knows: bool, shape: str = ""
+) -> MissCounts:
+    """Return the counts of LOOKS[0] servers; ``knows`` is whether they have the memory of the queue.
+
+    With a load shape, whose period takes a second, a window is a period, and the lead-in too.
+    """
     windows = []
+    window_seconds, lead_in_seconds = (PERIOD_SECONDS,) * 2 if shape else (WINDOW_SECONDS, LEAD_IN_SECONDS)
     for _ in range(LOOKS[0]):
-        arrivals, latencies = arrivals_and_latencies(
-            rate, capacity, LEAD_IN_SECONDS + WINDOWS * WINDOW_SECONDS, random
-        )
-        edges = np.searchsorted(arrivals, LEAD_IN_SECONDS + WINDOW_SECONDS * np.arange(WINDOWS + 1))
+        seconds = lead_in_seconds + WINDOWS * window_seconds
+        arrivals, latencies = arrivals_and_latencies(rate, capacity, seconds, random, shape)
+        edges = np.searchsorted(arrivals, lead_in_seconds + window_seconds * np.arange(WINDOWS + 1))
         windows.append([latencies[begin:end] for begin, end in pairwise(edges)])
     together = np.concatenate([window for server in windows for window in server])
     shares = ALLOWED * SLOPE_LEVELS, ALLOWED / SLOPE_LEVELS
     median, quantile, low, high = np.quantile(together, [0.5, 1 - ALLOWED, 1 - shares[0], 1 - shares[1]])
 
-    load = QueuedLoad(rate, capacity)
-    tail_ms = exponential_tail_ms(1e3 * median, 1e3 * quantile, 1 - ALLOWED)
+    period = LoadPeriod(RequestTimes(shape).shares, PERIOD_SECONDS) if shape else None
+    load = QueuedLoad(rate, capacity, period, PERIOD_SECONDS)
+    tail_ms = load.constant_tail_ms(exponential_tail_ms(1e3 * median, 1e3 * quantile, 1 - ALLOWED), 1 - ALLOWED)
 
     def above(limit: float) -> list[FloatArray]:
         return [np.array([float(np.sum(window > limit)) for window in server]) for server in windows]
@@ -99,15 +112,15 @@ def counts_of(rate: float, capacity: float, bound: float, random: np.random.Gene
         min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), MAX_SLOPE),
         math.log(bound / quantile),
         queue_overdispersion=load.overdispersion(ALLOWED, tail_ms) if knows else 1.0,
-        seen_share=seen_share(WINDOW_SECONDS, load.memory_seconds(tail_ms)),
+        seen_share=float(seen_share(window_seconds, load.memory_seconds(tail_ms))),
     )
 
 
-def passes(rate: float, capacity: float, bound: float, tests: int, *, knows: bool = True) -> float:
+def passes(rate: float, capacity: float, bound: float, tests: int, *, knows: bool = True, shape: str = "") -> float:
     """Return the share of tests at the first look that pass."""
     random, test, passed = np.random.default_rng(1), SequentialTest(0.005, LOOKS[0]), 0
     for _ in range(tests):
-        counts = counts_of(rate, capacity, bound, random, knows=knows)
+        counts = counts_of(rate, capacity, bound, random, knows=knows, shape=shape)
         passed += judge_share(counts, ALLOWED, SPREAD, test).verdict is Verdict.PASS
     return passed / tests
 
@@ -118,6 +131,19 @@ def test_at_the_bound_a_pass_is_rare_although_the_queue_changes_slowly(rate: flo
     assert passes(rate, capacity, bound_s(rate, capacity), tests) <= 0.01
     if rate / capacity == 0.9:
         assert passes(rate, capacity, bound_s(rate, capacity), tests, knows=False) > 0.05
+
+
+def test_a_load_shape_near_the_capacity_has_the_memory_of_the_mean_rate() -> None:
+    """Periods are alike there, so their differences hide most of the variance. Far below, they show all of it."""
+    shape, near, far, tests = "diurnal:1.5x:1s", (90.0, 100.0), (1600.0, 2000.0), 60
+    bounds = []
+    for rate, capacity in (near, far):
+        arrivals, latencies = arrivals_and_latencies(rate, capacity, 5e5 / rate, np.random.default_rng(0), shape)
+        bounds.append(float(np.quantile(latencies[arrivals > 0.1 * arrivals[-1]], 1 - ALLOWED)))
+    assert passes(*near, bounds[0], tests, shape=shape) == 0
+    assert passes(*near, bounds[0], tests, knows=False, shape=shape) > 0.1
+    inside = 1.5 * bounds[1]
+    assert passes(*far, inside, tests, shape=shape) == passes(*far, inside, tests, knows=False, shape=shape) > 0.7
 
 
 def test_a_load_inside_the_bound_passes_where_the_memory_is_short() -> None:
