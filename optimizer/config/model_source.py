@@ -46,7 +46,9 @@ class ModelSource:
         warm_up: Sizes of the variable dimensions of warm-up requests, by input. The server runs such requests of each
             batch size before it accepts others. None for no warm-up.
         varies_model_json: Whether candidates set keys of model.json. Otherwise tune does not read this file.
-        batch_obstacle: Why the graph of an ONNX file has no batch dimension; empty if it has one or for other models.
+        batch_obstacle: Why the graph of an ONNX model has no batch dimension; empty if it is served with batches, and
+            for other models.
+        index_ranges: Valid values of inputs that select rows of a table, by model and input; both ends are included.
     """
 
     repository: Path
@@ -62,6 +64,7 @@ class ModelSource:
     warm_up: Mapping[str, tuple[int, ...]] | None = None
     varies_model_json: bool = False
     batch_obstacle: str = ""
+    index_ranges: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def kind(self) -> ModelKind:
@@ -123,6 +126,15 @@ class ModelSource:
             if is_ensemble(self.config) and not leaves[model].keys() >= set(called):
                 return ()
         return tuple((name, instance_total(serving[name])) for name in (model, *called))
+
+    def index_ranges_of(self, name: str) -> dict[str, tuple[int, int]]:
+        """Return the ranges of the inputs of the model ``name``; an ensemble has those of its steps."""
+        ranges = dict(self.index_ranges.get(name, {}))
+        for step in self.models[name].ensemble_scheduling.step:
+            for tensor, (low, high) in self.index_ranges_of(step.model_name).items():
+                own = step.input_map[tensor]
+                ranges[own] = (low, min(high, ranges.get(own, (low, high))[1]))
+        return ranges
 
     def folder(self, model: str) -> Path:
         """Return the folder with the versions of a model."""

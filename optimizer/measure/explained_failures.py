@@ -102,10 +102,12 @@ def duration_hint(unbounded: tuple[str, ...]) -> str:
 
 def _bounds_hint(unbounded: tuple[str, ...], meaning: str, example: str) -> str:
     names = one_line(", ".join(unbounded), _MAX_NAMES)
-    first = one_line(unbounded[0], 60)
+    bounded = ",".join(unbounded)  # the message of a failure does not say which input is meant
+    if len(bounded) > _MAX_NAMES:
+        bounded = one_line(unbounded[0], 60)
     return (
         f"the random data of {names}, {meaning}, includes all integers of its type: give bounds, such "
-        f"as --input-range {first}:{example}, or real requests with --input-data FILE"
+        f"as --input-range {bounded}:{example}, or real requests with --input-data FILE"
     )
 
 

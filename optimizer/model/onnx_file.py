@@ -32,6 +32,8 @@ DATA_TYPES = {"FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16
 GENERATED_DIM = re.compile(r"unk__\d+|.+_dim_\d+")  # names by tf2onnx and PyTorch's exporter for dynamic dims
 LFS_POINTER = b"version https://git-lfs"  # the beginning of a file whose content Git LFS has not fetched
 UNSPECIFIC_NAMES = {"", "model"}
+TABLE_LOOKUPS = {"Gather": ((0, 1),), "EmbedLayerNormalization": ((2, 0), (4, 1))}  # inputs: a table, its indices
+SAME_VALUES = {"Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 def read_onnx(path: Path) -> ModelProto:
@@ -191,6 +193,25 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
             yield from (attribute.t, *attribute.tensors)
             for inner in (attribute.g, *attribute.graphs):
                 yield from _tensors(inner)
+
+
+def index_ranges(model: ModelProto) -> dict[str, tuple[int, int]]:
+    """Return the valid values, from 0, of each input that selects rows of constant tables.
+
+    Its values may get another shape or type before that. With several tables, the smallest one counts.
+    """
+    tables = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    input_by_tensor = {tensor.name: tensor.name for tensor in _inputs(model)}
+    ranges: dict[str, tuple[int, int]] = {}
+    for node in model.graph.node:
+        if node.op_type in SAME_VALUES and node.input[0] in input_by_tensor:
+            input_by_tensor[node.output[0]] = input_by_tensor[node.input[0]]
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        for table, indices in TABLE_LOOKUPS.get(node.op_type, ()):
+            dims, name = tables.get(node.input[table]), input_by_tensor.get(node.input[indices])
+            if dims and name and dims[axis] > 0:
+                ranges[name] = (0, min(dims[axis] - 1, ranges.get(name, (0, dims[axis]))[1]))
+    return ranges
 
 
 def _end_of_tensor(entries: dict[str, str]) -> int:
@@ -373,6 +394,7 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
             "sha256": sha256,
         },
         batch_obstacle=batch_obstacle(model),
+        index_ranges={name: index_ranges(model)},
     )
 
 

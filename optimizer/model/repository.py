@@ -22,7 +22,16 @@ from optimizer.core.safe_text import (
     one_line,
     show_path,
 )
-from optimizer.model.onnx_file import check_loadable, complete, derive, digest_files, external_files, read_onnx
+from optimizer.model.onnx_file import (
+    batch_obstacle,
+    check_loadable,
+    complete,
+    derive,
+    digest_files,
+    external_files,
+    index_ranges,
+    read_onnx,
+)
 from optimizer.model.torch_file import check_pytorch_model
 from optimizer.options.values import load_shares
 
@@ -49,9 +58,10 @@ def read_repository_model(
 
     A model without config.pbtxt gets the one that Triton derives: from an ONNX file, its inputs and outputs too.
 
-    ``gpu``: the server sees a GPU. ``largest_batch``: max_batch_size of an ONNX model without config.pbtxt whose
-    graph takes batches. ``is_embedded``: the embedded server serves, which lacks some backends. Raises BadInputError
-    if the model cannot be served, EnvironmentFault if this machine lacks something that serves it.
+    ``gpu``: the server sees a GPU. ``largest_batch``: max_batch_size of an ONNX model whose graph takes batches, if
+    it has no config.pbtxt, or one without max_batch_size, inputs and outputs. ``is_embedded``: the embedded server
+    serves, which lacks some backends. Raises BadInputError if the model cannot be served, EnvironmentFault if this
+    machine lacks something that serves it.
     """
     try:
         check_shell_word(name)
@@ -70,12 +80,19 @@ def read_repository_model(
     versions = _versions(folder)
     path = folder / "config.pbtxt"
     if path.exists() or _backend_by_file(versions) not in ("", ONNXRUNTIME):
-        config = _read_config(path, folder, versions, is_embedded=is_embedded)
+        config, model = _read_config(path, folder, versions, largest_batch, is_embedded=is_embedded)
     else:
-        config = _derived_config(folder, versions, largest_batch)
+        config, model = _derived_config(folder, versions, largest_batch)
     files = [file for version in _served_versions(config, versions) for file in version_files(version)]
     facts: dict[str, str | int | float] = {"model_bytes": _size(files)}
-    return ModelSource(repository, name, model_config.with_explicit_counts(config, gpu=gpu), facts=facts)
+    return ModelSource(
+        repository,
+        name,
+        model_config.with_explicit_counts(config, gpu=gpu),
+        facts=facts,
+        batch_obstacle=batch_obstacle(model) if model and not config.max_batch_size else "",
+        index_ranges={name: index_ranges(model)} if model else {},
+    )
 
 
 def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
@@ -119,8 +136,13 @@ def _served_versions(config: ModelConfig, versions: list[Path]) -> list[Path]:
     return versions[-max(1, policy.latest.num_versions) :]
 
 
-def _read_config(path: Path, folder: Path, versions: list[Path], *, is_embedded: bool) -> ModelConfig:
-    """Return the configuration in ``path``, or an empty one that Triton completes if there is no such file."""
+def _read_config(
+    path: Path, folder: Path, versions: list[Path], largest_batch: int, *, is_embedded: bool
+) -> tuple[ModelConfig, ModelProto | None]:
+    """Return the configuration in ``path``, and the ONNX model if its file can be read here.
+
+    Without that file the configuration is one that Triton completes.
+    """
     config = model_config.read(path) if path.exists() else ModelConfig()
     if config.name and config.name != folder.name:
         problem = f"its name {format_value(config.name)} is not that of its folder {folder.name!r}; make them equal"
@@ -128,27 +150,44 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, is_embedded:
     config.name = folder.name
     model_config.check_config(config, path, [int(version.name) for version in versions])
     if is_ensemble(config):
-        return config
+        return config, None
     _check_shell_words(config, path, is_embedded=is_embedded)
     if not config.backend and not config.platform:
         config.backend = _backend_by_file(versions)
     if is_embedded:
-        _prepare_for_embedded_server(config, path, versions)
-        return config
+        return config, _prepare_for_embedded_server(config, path, versions, largest_batch)
     backend = backend_of(config)
     if backend == VLLM:
         complete_vllm(config)
     refuse_unmeasurable(config, path)
-    if backend == "onnxruntime" and not (config.input and config.output):
+    if backend != ONNXRUNTIME:
+        return config, None
+    is_complete = config.input and config.output
+    try:
         file = _newest(config, backend, path, versions)
-        complete(config, read_onnx(file), path, file)
-    return config
+        model = read_onnx(file)
+    except BadInputError:
+        if is_complete:  # perhaps only the server has the file
+            return config, None
+        raise
+    if not is_complete:
+        _complete(config, model, path, file, largest_batch)
+    return config, model
 
 
-def _prepare_for_embedded_server(config: ModelConfig, path: Path, versions: list[Path]) -> None:
-    """Add the inputs and outputs of an ONNX model to ``config``, and check that the embedded server has all it needs.
+def _complete(config: ModelConfig, model: ModelProto, path: Path, file: Path, largest_batch: int) -> None:
+    """Add what ``config`` lacks, as Triton's backend does: also max_batch_size, if it has no inputs and outputs."""
+    if not (config.input or config.output or config.max_batch_size or batch_obstacle(model)):
+        config.max_batch_size = largest_batch
+    complete(config, model, path, file)
 
-    Raises BadInputError and EnvironmentFault.
+
+def _prepare_for_embedded_server(
+    config: ModelConfig, path: Path, versions: list[Path], largest_batch: int
+) -> ModelProto | None:
+    """Complete the ``config`` of an ONNX model and return the model; None for other models.
+
+    Raises BadInputError and EnvironmentFault if the embedded server does not have all that the model needs.
     """
     backend = backend_of(config)
     if not backend:
@@ -173,15 +212,17 @@ def _prepare_for_embedded_server(config: ModelConfig, path: Path, versions: list
     if backend == "onnxruntime":
         file = file / "model.onnx" if file.is_dir() else file
         model = _read_onnx_and_weights(file)
-        complete(config, model, path, file)
+        _complete(config, model, path, file, largest_batch)
         check_loadable(model, file)
-    elif backend == "pytorch":
+        return model
+    if backend == "pytorch":
         check_pytorch_model(config, path, file)
     elif "{}.{}".format(*sys.version_info) not in PYTHON_BACKEND_VERSIONS:
         raise EnvironmentFault(
             f"{show_path(path)}: models in Python need numpy 1 in the embedded server: run tune under "
             f"Python {' or '.join(PYTHON_BACKEND_VERSIONS)}"
         )
+    return None
 
 
 def _read_onnx_and_weights(file: Path) -> ModelProto:
@@ -190,7 +231,7 @@ def _read_onnx_and_weights(file: Path) -> ModelProto:
     return model
 
 
-def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> ModelConfig:
+def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> tuple[ModelConfig, ModelProto]:
     """Return the configuration of an ONNX model without config.pbtxt, as Triton's own backend derives it."""
     if not any((version / "model.onnx").exists() for version in versions):
         problem = "config.pbtxt is missing; a Triton model folder has one next to its version folders"
@@ -207,7 +248,7 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
     model = _read_onnx_and_weights(file)
     config = derive(model, file, folder.name, largest_batch)
     check_loadable(model, file)
-    return config
+    return config, model
 
 
 def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path]) -> Path:
@@ -344,6 +385,7 @@ def read_source(
         concurrent=shares,
         has_shared_models=has_shared_models,
         variants=variant_configs,
+        index_ranges={key: value for part in (top, *parts.values()) for key, value in part.index_ranges.items()},
     )
 
 

@@ -204,15 +204,17 @@ def prepare_requests(
     batching: RequestBatching,
     cache: Path,
     tokens: TokenRequests | None = None,
+    index_ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> Requests:
     """Return the requests to the model of ``config``; generated or converted samples are stored in ``cache``.
 
-    ``tokens`` are the lengths of generated prompts and outputs of a model that streams.
+    ``tokens`` are the lengths of generated prompts and outputs of a model that streams. ``index_ranges`` are the
+    ranges of random values of inputs for which ``options`` have none.
 
     Raises BadInputError if ``options`` do not fit the model, ParameterError for a key of the section ``tokens`` whose
     input does not, and EnvironmentFault if ``cache`` cannot be written.
     """
-    inputs = _Inputs(config, options, tokens)
+    inputs = _Inputs(config, options, tokens, index_ranges or {})
     requests = inputs.recorded(batching, cache) if options.is_recorded else inputs.generated(batching, cache)
     return requests.limited(batching, cache)
 
@@ -263,7 +265,13 @@ class _ShapeOption(NamedTuple):
 class _Inputs:
     """The options by input of the model. Raises BadInputError for options that do not fit it, and as TokenInputs."""
 
-    def __init__(self, config: ModelConfig, options: RequestOptions, tokens: TokenRequests | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: RequestOptions,
+        tokens: TokenRequests | None,
+        index_ranges: Mapping[str, tuple[int, int]],
+    ) -> None:
         batched = config.max_batch_size > 0
         self.model = str(config.name)
         self.tensors = {
@@ -274,6 +282,7 @@ class _Inputs:
         self.kind: Literal["random", "zero"] = "zero" if options.input_data == "zero" else "random"
         self.shapes: dict[str, _ShapeOption] = {}
         self.bounds: dict[str, ValueRange] = {}
+        self.index_ranges = index_ranges
         self.options = options
         for text in options.shapes:
             self._add_shape(text)
@@ -332,7 +341,7 @@ class _Inputs:
             )
         if unsized_tensors := [tensor for tensor in tensors if -1 in tensor.dims and tensor.name not in self.shapes]:
             raise BadInputError(self._explain_missing_shapes(unsized_tensors))
-        bounded = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
+        bounded = (*self.bounds, *self.index_ranges, *(self.tokens.filled if self.tokens else ()))
         numbers = {
             tensor.name: tensor.datatype
             for tensor in tensors
@@ -363,8 +372,8 @@ class _Inputs:
         """Return the samples of whole requests; all samples of one request have the same shape."""
         options = self.options
         generators = {
-            name: ValueGenerator(self.kind, self.bounds.get(name), options.string_data, options.string_length)
-            for name in self.tensors
+            name: ValueGenerator(self.kind, self._bounds_of(tensor), options.string_data, options.string_length)
+            for name, tensor in self.tensors.items()
         }
         has_mix = self.tokens is not None or any(option.shape.fixed is None for option in self.shapes.values())
         together = batching.samples if has_mix else 1  # samples of one shape fill requests of any size
@@ -395,6 +404,12 @@ class _Inputs:
         if self.tokens is not None:
             self.tokens.fill(samples, batching.seed)
         return samples
+
+    def _bounds_of(self, tensor: InputTensor) -> ValueRange | None:
+        bounds = self.bounds.get(tensor.name) or self.index_ranges.get(tensor.name)
+        if bounds and tensor.name not in self.bounds and tensor.dtype.kind in "iu":
+            return bounds[0], min(bounds[1], np.iinfo(tensor.dtype).max)
+        return bounds
 
     def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
         """Return the shape of each input for ``count`` requests; inputs named together get the same shape."""

@@ -190,7 +190,8 @@ def _concurrent_requests(
         )
         options = RequestOptions(shapes=shapes, ranges=ranges)
         try:
-            own = prepare_requests(options, source.composing[name], batching, cache_folder())
+            index_ranges, config = source.index_ranges_of(name), source.composing[name]
+            own = prepare_requests(options, config, batching, cache_folder(), index_ranges=index_ranges)
         except InputOptionError as error:
             raise InputOptionError(error.kind, f"{prefix}{error.text}", error.problem) from None
         requests[name] = replace(own, unbounded=tuple(f"{prefix}{tensor}" for tensor in own.unbounded))

@@ -84,7 +84,8 @@ def make_requests(
     if source.input_data is not None and options == NO_OPTIONS and tokens is None:
         return Requests(source.input_data).limited(batching, cache_folder())
     try:
-        return prepare_requests(options, source.config, batching, cache_folder(), tokens)
+        ranges = source.index_ranges_of(source.name)
+        return prepare_requests(options, source.config, batching, cache_folder(), tokens, ranges)
     except ParameterError as error:  # an input in the section tokens, which only a profile has
         assert named.profile is not None
         raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Queue
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -232,8 +234,8 @@ def test_requests_that_are_batched_together_get_their_own_answers(tmp_path: Path
         assert eventually(lambda: counted() == (16, 1), 60), counted()  # responses are sent before they are counted
 
 
-def test_a_request_that_fails_fails_its_batch_alone(tmp_path: Path) -> None:
-    """Only ONNX Runtime detects an index out of range."""
+def table_model() -> ModelProto:
+    """Return a model whose input selects rows of a table with 3 rows."""
     table = helper.make_tensor("table", TensorProto.FLOAT, (3, 1), [10.0, 20.0, 30.0])
     model = onnx_model(
         [helper.make_node("Gather", ["table", "x"], ["y"], axis=0)],
@@ -241,11 +243,27 @@ def test_a_request_that_fails_fails_its_batch_alone(tmp_path: Path) -> None:
         {"y": (TensorProto.FLOAT, ("batch", 1))},
     )
     model.graph.initializer.append(table)
-    with serving(tmp_path, model, f"{PLAIN}max_batch_size: 4\n") as served:
+    return model
+
+
+def test_a_request_that_fails_fails_its_batch_alone(tmp_path: Path) -> None:
+    """Only ONNX Runtime detects an index out of range."""
+    with serving(tmp_path, table_model(), f"{PLAIN}max_batch_size: 4\n") as served:
         with pytest.raises(InferenceServerException, match=r"onnxruntime: .*(out of|bounds)"):
             served.infer({"x": np.array([[7]])})
         answer = served.infer({"x": np.array([[2], [0], [1]])})  # Triton has shape [batch, 1] for one scalar a sample
         np.testing.assert_array_equal(answer["y"], [[30.0], [10.0], [20.0]])
+
+
+def test_each_request_of_a_failed_batch_gets_the_reason(tmp_path: Path) -> None:
+    with serving(tmp_path, table_model(), BATCHED % 60_000_000) as served:
+        errors = Queue[str]()
+        for _ in range(16):
+            served.client.async_infer(
+                "m", tensors({"x": np.array([[7]])}), callback=lambda result, error: errors.put(str(error))
+            )
+        for _ in range(16):
+            assert re.search("onnxruntime: .*(out of|bounds)", errors.get(timeout=50))
 
 
 def test_a_model_without_batch_dimension_is_served_and_refuses_a_batch(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ ONE = (
 
 
 def write_embedding(repository: Path) -> None:
-    """Write a model ``ids`` -> ``y``, the sum of rows of a table."""
+    """Write a model ``ids`` -> ``y``, the sum of rows of a table. Its graph shows the rows only if it is computed."""
     nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Abs", ["ids"], ["positive"]),
+        helper.make_node("Gather", ["table", "positive"], ["rows"]),
         helper.make_node("ReduceSum", ["rows", "words"], ["y"], keepdims=0),
     ]
     model = onnx_model(nodes, {"ids": (TensorProto.INT64, ("b", "n"))}, {"y": (TensorProto.FLOAT, ("b", 4))})

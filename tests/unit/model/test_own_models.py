@@ -9,6 +9,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from optimizer.model.onnx_file import (
     check_versions,
     derive,
     external_files,
+    index_ranges,
     model_name,
     read_bare_onnx,
 )
@@ -33,6 +35,7 @@ from optimizer.model.repository import (
     MAX_HASHED_BYTES,
     list_models,
     read_repository_model,
+    read_source,
 )
 from optimizer.model.torch_file import check_torch, check_torch_file
 from optimizer.options.option_reader import move_options
@@ -253,6 +256,31 @@ def test_unknown_opset_is_reported_with_the_fix() -> None:
         check_versions(newer, FILE)
 
 
+def lookup() -> ModelProto:
+    """Return a model with inputs that select rows, in another shape and type, and one that selects none."""
+    nodes = [
+        helper.make_node("Gather", ["words", "ids"], ["a"]),
+        helper.make_node("Gather", ["ends", "ids"], ["b"], axis=1),
+        helper.make_node("Cast", ["user"], ["whole"], to=TensorProto.INT64),
+        helper.make_node("Squeeze", ["whole"], ["flat"]),
+        helper.make_node("Gather", ["users", "flat"], ["c"]),
+        helper.make_node("Gather", ["a", "kinds"], ["y"]),
+        helper.make_node("EmbedLayerNormalization", ["q", "s", "words", "ends", "parts"], ["d"]),
+    ]
+    whole = (TensorProto.INT64, ("batch", 4))
+    inputs = {"ids": whole, "user": (TensorProto.FLOAT, ("batch", 1)), "kinds": whole, "q": whole, "s": whole}
+    model = onnx_model(nodes, inputs, {"y": (TensorProto.FLOAT, ("batch", 4))})
+    for name, dims in (("words", (30522, 2)), ("ends", (1, 512)), ("users", (1000, 3)), ("parts", (2, 2))):
+        model.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=dims)
+    return model
+
+
+def test_inputs_that_select_rows_of_a_table_have_its_range() -> None:
+    """The smaller of two tables counts, and rows of a computed table are unknown."""
+    assert index_ranges(lookup()) == {"ids": (0, 511), "user": (0, 999), "q": (0, 30521), "s": (0, 1)}
+    assert index_ranges(doubler()) == {}
+
+
 # -- a repository -------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +305,47 @@ def test_a_python_model_needs_no_config(tmp_path: Path) -> None:
 def test_missing_backend_is_derived_from_the_file(tmp_path: Path) -> None:
     write_model(tmp_path, "m", "max_batch_size: 8\n", doubler())
     assert read_repository_model(tmp_path, "m", gpu=False).config.backend == "onnxruntime"
+
+
+def test_a_config_without_tensors_gets_the_batches_of_the_graph(tmp_path: Path) -> None:
+    """Triton's own backend does that too; a model with inputs and outputs keeps its max_batch_size of 0."""
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }'
+    tensors += 'output { name: "y" data_type: TYPE_FP32 dims: [ -1, 4 ] }'
+    write_model(tmp_path, "bare", 'backend: "onnxruntime"', doubler())
+    write_model(tmp_path, "full", f'backend: "onnxruntime" {tensors}', doubler())
+    write_model(tmp_path, "single", 'backend: "onnxruntime"', doubler(dims=(1, 4)))
+    for is_embedded in (True, False):
+        read = partial(read_repository_model, tmp_path, gpu=False, largest_batch=32, is_embedded=is_embedded)
+        assert [read(name).config.max_batch_size for name in ("bare", "full", "single")] == [32, 0, 0]
+        assert read("single").batch_obstacle == "the first dimension of 'x' is fixed"
+        assert read("bare").batch_obstacle == ""
+
+
+def test_the_rows_of_a_table_are_read_for_every_server(tmp_path: Path) -> None:
+    graph = onnx_model(
+        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        {"x": (TensorProto.INT64, ("n",))},
+        {"y": (TensorProto.FLOAT, ("n", 2))},
+    )
+    graph.graph.initializer.append(helper.make_tensor("table", TensorProto.FLOAT, (5, 2), [0.0] * 10))
+    tensors = 'input { name: "x" data_type: TYPE_INT64 dims: 1 reshape { } } '
+    tensors += 'output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+    config = f'backend: "onnxruntime" max_batch_size: 4 {tensors}'
+    folder = write_model(tmp_path, "m", config, graph)
+    step = 'model_name: "m" input_map { key: "x" value: "id" } output_map { key: "y" value: "row" }'
+    write_model(
+        tmp_path,
+        "all",
+        f"""platform: "ensemble" max_batch_size: 4 ensemble_scheduling {{ step {{ {step} }} }}
+        input {{ name: "id" data_type: TYPE_INT64 dims: 1 }} output {{ name: "row" data_type: TYPE_FP32 dims: 2 }}""",
+        None,
+    )
+    for is_embedded in (True, False):
+        read = partial(read_repository_model, tmp_path, gpu=False, is_embedded=is_embedded)
+        source = read_source(read, "all")
+        assert (source.index_ranges_of("m"), source.index_ranges_of("all")) == ({"x": (0, 4)}, {"id": (0, 4)})
+    (folder / "1" / "model.onnx").write_text("a file that only the server can read")
+    assert read_repository_model(tmp_path, "m", gpu=False, is_embedded=False).index_ranges == {}
 
 
 @pytest.mark.parametrize(

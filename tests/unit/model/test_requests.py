@@ -221,6 +221,19 @@ def test_bounds_are_reached_and_kept(tmp_path: Path) -> None:
     assert prepare_requests(options, config(), RequestBatching(), tmp_path).unbounded == ("mask",)
 
 
+def test_row_numbers_are_valid_unless_the_user_gives_a_range(tmp_path: Path) -> None:
+    ranges = {"ids": (0, 4), "mask": (0, 2**40), "other": (0, 1)}
+    options = RequestOptions(shapes=("ids,mask:50",))
+    result = prepare_requests(options, config(), ONE, tmp_path, index_ranges=ranges)
+    assert (result.unbounded, result.has_unbounded_numbers) == ((), True)  # x has random floats
+    drawn = list(data.parse_entries(result.input_data, TENSORS))
+    assert {value for item in drawn for value in item["ids"].tolist()} == set(range(5))
+    assert all(item["mask"].min() >= 0 for item in drawn)
+    options = RequestOptions(shapes=("ids,mask:50",), ranges=("ids:7..8",))
+    result = prepare_requests(options, config(), ONE, tmp_path, index_ranges=ranges)
+    assert {int(value) for item in data.parse_entries(result.input_data, TENSORS) for value in item["ids"]} == {7, 8}
+
+
 @pytest.mark.parametrize(
     ("options", "lengths"),
     [
@@ -377,7 +390,7 @@ ORT = "Status Message: indices element out of data bounds, idx=-14 must be withi
     ],
 )
 def test_index_out_of_bounds_gets_a_hint(message: str, highest: str) -> None:
-    assert f"--input-range ids:0..{highest}," in index_hint(message, ("ids", "mask"))
+    assert f"--input-range ids,mask:0..{highest}," in index_hint(message, ("ids", "mask"))
     assert "data of ids, mask," in index_hint(message, ("ids", "mask"))
     assert index_hint(message, ()) == ""
 

@@ -71,8 +71,8 @@ class TritonPythonModel:
             feeds, sizes = self._feeds(requests)
             results = self._run(feeds)
         except Exception as error:
-            failure = pb_utils.TritonError(f"onnxruntime: {error}")
-            return [pb_utils.InferenceResponse(error=failure) for _ in requests]
+            text = f"onnxruntime: {error}"  # responses that share a TritonError lose its text
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text)) for _ in requests]
         responses = []
         start = 0
         for request, size in zip(requests, sizes, strict=True):

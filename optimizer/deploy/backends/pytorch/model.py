@@ -62,8 +62,8 @@ class TritonPythonModel:
             if not self.has_failed:  # once: the log need not have it for each request
                 self.has_failed = True
                 print(f"error of {self.name}: {text}", file=sys.stderr, flush=True)
-            failure = pb_utils.TritonError(text)
-            return [pb_utils.InferenceResponse(error=failure) for _ in requests]
+            # responses that share a TritonError lose its text
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text)) for _ in requests]
         finally:
             if self.parameters.enable_cache_cleaning and self.device.type == "cuda":
                 torch.cuda.empty_cache()
