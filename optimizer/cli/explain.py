@@ -59,7 +59,7 @@ def main(argv: list[str], rounds: int = ROUNDS, seconds: float = MEASUREMENT_SEC
     from optimizer.explain.simulated_changes import FP16_FACTOR
     from optimizer.results.finished_run import read_run
 
-    factor = parse_optional("--fp16-factor", arguments.fp16_factor, SHARE)
+    factor = parse_optional("--fp16-factor", arguments.fp16_factor, SHARE, FP16_FACTOR)
     run = read_run(arguments.run, arguments.results)
     if arguments.measure:
         from optimizer.study.shared_memory_measurement import measure_shared_memory
@@ -67,7 +67,7 @@ def main(argv: list[str], rounds: int = ROUNDS, seconds: float = MEASUREMENT_SEC
         on_progress, _ = progress_on_terminal()
         measure_shared_memory(run, on_progress, rounds, seconds)
     with busy("simulating changes"):
-        explanation = explain(run, factor or FP16_FACTOR)
+        explanation = explain(run, factor)
     if arguments.json:
         print_json(document(explanation))
     else:

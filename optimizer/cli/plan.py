@@ -113,7 +113,7 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     costs = _hour_costs(arguments.gpu_hour_cost or [])
     if arguments.max_cost is not None and not costs:
         raise BadInputError("--max-cost: --gpu-hour-cost is missing; give the price of a replica too")
-    peak = parse_optional("--peak-factor", arguments.peak_factor, PEAK_FACTOR) or DEFAULT_PEAK_FACTOR
+    peak = parse_optional("--peak-factor", arguments.peak_factor, PEAK_FACTOR, DEFAULT_PEAK_FACTOR)
     trace_file = parse_optional("--trace", arguments.trace, parse_path)
     trace = None if trace_file is None else read_trace(named_file("--trace", trace_file, "a CSV file of timestamps"))
     sla = values_of(arguments, SLA_OPTIONS)
@@ -255,12 +255,10 @@ def _autoscaler(arguments: Namespace) -> Autoscaler | None:
             raise BadInputError(f"{flags[0]}: works only with --traffic diurnal or --trace; give one of them too")
         return None
     limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
-    metric_delay_s = parse_optional("--metric-delay", arguments.metric_delay, _seconds)
-    cool_down_s = parse_optional("--cool-down", arguments.cool_down, _seconds)
     return Autoscaler(
         **vars(limits),
-        metric_delay_s=METRIC_DELAY_SECONDS if metric_delay_s is None else metric_delay_s,
-        cool_down_s=COOL_DOWN_SECONDS if cool_down_s is None else cool_down_s,
+        metric_delay_s=parse_optional("--metric-delay", arguments.metric_delay, _seconds, METRIC_DELAY_SECONDS),
+        cool_down_s=parse_optional("--cool-down", arguments.cool_down, _seconds, COOL_DOWN_SECONDS),
         start_s=parse_optional("--replica-start", arguments.replica_start, _seconds),
     )
 

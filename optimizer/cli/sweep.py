@@ -207,7 +207,7 @@ def _read_request(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     # Model Analyzer's file may have another kind of load
     values["load"] = "concurrency" if texts["request-rate"] is None else "rate"
     options = read_run_request(texts[MODEL], values).options
-    rates = parse_optional("--request-rate", texts["request-rate"], parse_rates) or ()
+    rates = parse_optional("--request-rate", texts["request-rate"], parse_rates, ())
     concurrency = DEFAULT_CONCURRENCY if texts["concurrency"] is None else texts["concurrency"]
     choices = SweepChoices(
         max_batch_size=_parse_numbers("--max-batch-size", texts["max-batch-size"], 0),
@@ -221,7 +221,7 @@ def _read_request(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
         concurrency=() if rates else _parse_numbers("--concurrency", concurrency, 1, MAX_CONCURRENCY),
         request_rate=rates,
         request_batch_size=_parse_numbers("--request-batch-size", sizes, 1),
-        repeat=parse_optional("--repeat", texts["repeat"], whole_number(1, MAX_REPEATS)) or 1,
+        repeat=parse_optional("--repeat", texts["repeat"], whole_number(1, MAX_REPEATS), 1),
         given={name: _without_secrets(name, value) for name, value in given.items()},
     )
     return replace(options, output_check=False, budget_seconds=BUDGET_SECONDS), request
@@ -257,11 +257,11 @@ def _list_value(given: GivenOptions, name: str) -> list[str]:
 
 
 def _parse_numbers(flag: str, text: str | None, least: int, most: int = MAX_INT32) -> tuple[int, ...]:
-    return parse_optional(flag, text, lambda list_: parse_whole_numbers(list_, least, most)) or ()
+    return parse_optional(flag, text, lambda list_: parse_whole_numbers(list_, least, most), ())
 
 
 def _parse_list(flag: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
-    return parse_optional(flag, text, lambda list_: tuple(parse(word) for word in parse_words(list_))) or ()
+    return parse_optional(flag, text, lambda list_: tuple(parse(word) for word in parse_words(list_)), ())
 
 
 def _parse_delay_us(text: str) -> int | None:

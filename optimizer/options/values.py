@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from objectives.metrics import METRICS
 from objectives.quantiles import parse_percentile
@@ -92,6 +92,7 @@ def storage_file(storage: str) -> Path | None:
 
 
 T = TypeVar("T")
+Default = TypeVar("Default")
 
 MAX_SEED = 2**32 - 1  # numpy's limit
 MAX_INT32 = 2**31 - 1  # Triton's sizes
@@ -121,9 +122,13 @@ def parse_value(flag: str, text: str, parse: Callable[[str], T]) -> T:
         raise OptionError(flag.removeprefix("--"), f"{flag} {quote(text)}: {error}") from None
 
 
-def parse_optional(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
-    """Return ``parse_value``, or None for an option that was not given."""
-    return None if text is None else parse_value(flag, text, parse)
+@overload
+def parse_optional(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None: ...
+@overload
+def parse_optional(flag: str, text: str | None, parse: Callable[[str], T], default: Default) -> T | Default: ...
+def parse_optional(flag: str, text: str | None, parse: Callable[[str], Any], default: Any = None) -> Any:
+    """Return ``parse_value``, or ``default`` for an option that was not given."""
+    return default if text is None else parse_value(flag, text, parse)
 
 
 def format_number(number: float) -> str:

@@ -33,12 +33,12 @@ def read_scaling_limits(
 
     Raises BadInputError.
     """
-    least = parse_optional("--min-replicas", min_replicas, whole_number(1, MAX_REPLICAS)) or DEFAULT_MIN_REPLICAS
-    most = parse_optional("--max-replicas", max_replicas, whole_number(least, MAX_REPLICAS))
+    least = parse_optional("--min-replicas", min_replicas, whole_number(1, MAX_REPLICAS), DEFAULT_MIN_REPLICAS)
+    most_by_default = max(DEFAULT_MAX_REPLICAS, least)
     percent = DEFAULT_UTILIZATION_TEXT if target_utilization is None else target_utilization
     return ScalingLimits(
         least,
-        most or max(DEFAULT_MAX_REPLICAS, least),
+        parse_optional("--max-replicas", max_replicas, whole_number(least, MAX_REPLICAS), most_by_default),
         parse_value("--target-utilization", percent.removesuffix("%"), whole_number(1, 100)) / 100,
     )
 
