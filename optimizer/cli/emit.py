@@ -16,12 +16,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
 from optimizer.core.safe_text import exists, quote, show_path
 from optimizer.options.command_line import Parser, add_results, value_of
-from optimizer.results.autoscaling import (
-    DEFAULT_MAX_REPLICAS,
-    DEFAULT_MIN_REPLICAS,
-    DEFAULT_UTILIZATION_TEXT,
-    read_scaling_limits,
-)
+from optimizer.results.autoscaling import SCALING_FLAGS, add_scaling_limits, read_scaling_limits
 
 if TYPE_CHECKING:
     from optimizer.emit.production import ModelRepository, ProductionServer
@@ -47,10 +42,7 @@ class EmitFormat:
 
 _BUCKETS = ("s3", "gs", "as")
 _SERVER_OPTIONS = ("--image", "--model-repository", "--name")
-_CLUSTER_OPTIONS = (
-    *_SERVER_OPTIONS,
-    *("--service-account", "--min-replicas", "--max-replicas", "--target-utilization"),
-)
+_CLUSTER_OPTIONS = (*_SERVER_OPTIONS, "--service-account", *SCALING_FLAGS)
 FORMATS = {
     "pbtxt": EmitFormat("config.pbtxt of each model, and model.json if the run changed it"),
     "per-device": EmitFormat(
@@ -131,25 +123,7 @@ def build_parser() -> Parser:
     )
     add("--name", help="Name of the service (default: from the model's name)")
     add("--service-account", metavar="NAME", help="Service account of the pods, for example to read a bucket")
-    _add_autoscaling(parser)
-    add_results(parser)
-    return parser
-
-
-def _add_autoscaling(parser: Parser) -> None:
-    """Add the options of the autoscaler, which the formats for Kubernetes take."""
-    add = parser.add_argument
-    add("--min-replicas", metavar="N", help=f"Minimum number of replicas (default: {DEFAULT_MIN_REPLICAS})")
-    add(
-        "--max-replicas",
-        metavar="N",
-        help=f"Maximum number of replicas (default: {DEFAULT_MAX_REPLICAS}); equal to the minimum: no autoscaling",
-    )
-    add(
-        "--target-utilization",
-        metavar="PERCENT",
-        help=f"Share of its measured load that a replica should get (default: {DEFAULT_UTILIZATION_TEXT}%)",
-    )
+    add_scaling_limits(parser, maximum_note="; equal to the minimum: no autoscaling")
     add(
         "--autoscale-on",
         choices=("requests", "cpu"),
@@ -157,6 +131,8 @@ def _add_autoscaling(parser: Parser) -> None:
         help="requests: the measured load, through prometheus-adapter; cpu: CPU time, which needs no adapter "
         "(default: requests)",
     )
+    add_results(parser)
+    return parser
 
 
 def read_emit_arguments(argv: list[str]) -> argparse.Namespace:
@@ -190,7 +166,7 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
         missing.append(f"--model-repository is missing; give {_repository_places(arguments)}")
     if missing:
         raise BadInputError(f"--format {arguments.format}: {'; '.join(missing)}")
-    limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
+    limits = read_scaling_limits(arguments)
     metric: Literal["requests", "cpu"] = arguments.autoscale_on or "requests"
     if metric == "cpu" and (recommendation.gpus or recommendation.cpus is None):
         reason = "the model runs on a GPU" if recommendation.gpus else "the number of the server's CPUs is unknown"

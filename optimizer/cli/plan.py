@@ -37,26 +37,14 @@ from optimizer.plan.traffic import (
     PoissonTraffic,
     read_trace,
 )
-from optimizer.results.autoscaling import (
-    DEFAULT_MAX_REPLICAS,
-    DEFAULT_MIN_REPLICAS,
-    DEFAULT_UTILIZATION_TEXT,
-    read_scaling_limits,
-)
+from optimizer.results.autoscaling import SCALING_FLAGS, add_scaling_limits, read_scaling_limits
 from optimizer.results.finished_run import FinishedRun
 from optimizer.study.planned_runs import PlannedRuns
 
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
 AMOUNT = number_where(lambda value: 0 < value < math.inf, "write an amount above 0, such as 2.50")
-AUTOSCALER_FLAGS = (
-    "--min-replicas",
-    "--max-replicas",
-    "--target-utilization",
-    "--metric-delay",
-    "--cool-down",
-    "--replica-start",
-)
+AUTOSCALER_FLAGS = (*SCALING_FLAGS, "--metric-delay", "--cool-down", "--replica-start")
 MAX_DELAY_SECONDS = 3600.0
 PEAK_FACTOR = number_where(lambda value: 1 <= value <= 2, "write a number from 1 to 2: the peak relative to the mean")
 EPILOG = f"""\
@@ -215,21 +203,7 @@ def _add_traffic(parser: Parser) -> None:
 
 def _add_autoscaler(parser: Parser) -> None:
     autoscaler = parser.add_argument_group("Autoscaler")
-    autoscaler.add_argument(
-        "--min-replicas",
-        metavar="N",
-        help=f"Minimum number of replicas of the tested autoscaler (default: {DEFAULT_MIN_REPLICAS})",
-    )
-    autoscaler.add_argument(
-        "--max-replicas",
-        metavar="N",
-        help=f"Maximum number of replicas of the tested autoscaler (default: {DEFAULT_MAX_REPLICAS})",
-    )
-    autoscaler.add_argument(
-        "--target-utilization",
-        metavar="PERCENT",
-        help=f"Share of its measured load that a replica should get (default: {DEFAULT_UTILIZATION_TEXT}%)",
-    )
+    add_scaling_limits(autoscaler, " of the tested autoscaler")
     autoscaler.add_argument(
         "--metric-delay",
         metavar="TIME",
@@ -254,9 +228,8 @@ def _autoscaler(arguments: Namespace) -> Autoscaler | None:
         if flags:
             raise BadInputError(f"{flags[0]}: works only with --traffic diurnal or --trace; give one of them too")
         return None
-    limits = read_scaling_limits(arguments.min_replicas, arguments.max_replicas, arguments.target_utilization)
     return Autoscaler(
-        **vars(limits),
+        **vars(read_scaling_limits(arguments)),
         metric_delay_s=parse_optional("--metric-delay", arguments.metric_delay, _seconds, METRIC_DELAY_SECONDS),
         cool_down_s=parse_optional("--cool-down", arguments.cool_down, _seconds, COOL_DOWN_SECONDS),
         start_s=parse_optional("--replica-start", arguments.replica_start, _seconds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import dataclass
 
@@ -26,16 +27,24 @@ class ScalingLimits:
     target_utilization: float = DEFAULT_UTILIZATION
 
 
-def read_scaling_limits(
-    min_replicas: str | None, max_replicas: str | None, target_utilization: str | None
-) -> ScalingLimits:
-    """Return the values of ``--min-replicas``, ``--max-replicas`` and ``--target-utilization``; None: the default.
+SCALING_FLAGS = ("--min-replicas", "--max-replicas", "--target-utilization")
 
-    Raises BadInputError.
-    """
+
+def add_scaling_limits(parser: argparse._ActionsContainer, of: str = "", maximum_note: str = "") -> None:
+    """Add SCALING_FLAGS to ``parser``. Their help says ``of`` what the replicas are, and a note on the maximum."""
+    for name, bound, default in (("min", "Minimum", DEFAULT_MIN_REPLICAS), ("max", "Maximum", DEFAULT_MAX_REPLICAS)):
+        text = f"{bound} number of replicas{of} (default: {default}){maximum_note if name == 'max' else ''}"
+        parser.add_argument(f"--{name}-replicas", metavar="N", help=text)
+    text = f"Share of its measured load that a replica should get (default: {DEFAULT_UTILIZATION_TEXT}%)"
+    parser.add_argument("--target-utilization", metavar="PERCENT", help=text)
+
+
+def read_scaling_limits(arguments: argparse.Namespace) -> ScalingLimits:
+    """Return the values of SCALING_FLAGS, or their defaults. Raises BadInputError."""
+    min_replicas, max_replicas = arguments.min_replicas, arguments.max_replicas
     least = parse_optional("--min-replicas", min_replicas, whole_number(1, MAX_REPLICAS), DEFAULT_MIN_REPLICAS)
     most_by_default = max(DEFAULT_MAX_REPLICAS, least)
-    percent = DEFAULT_UTILIZATION_TEXT if target_utilization is None else target_utilization
+    percent: str = DEFAULT_UTILIZATION_TEXT if arguments.target_utilization is None else arguments.target_utilization
     return ScalingLimits(
         least,
         parse_optional("--max-replicas", max_replicas, whole_number(least, MAX_REPLICAS), most_by_default),
