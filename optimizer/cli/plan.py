@@ -20,14 +20,9 @@ from optimizer.options.option_reader import latency_bounds_ms
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_path, parse_value, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
-from optimizer.plan.capacity_plan import (
-    CapacityPlan,
-    CapacityQuestion,
-    hour_cost_of,
-    plan_by_measurements,
-    plan_by_simulation,
-)
+from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, hour_cost_of, plan_by_simulation
 from optimizer.plan.fleet import MAX_REPLICAS
+from optimizer.plan.measured_plan import plan_by_measurements
 from optimizer.plan.traffic import (
     BALANCER_SPLITS,
     BALANCERS,
@@ -274,8 +269,8 @@ def main(argv: list[str]) -> int:
                 f"note: --gpu-hour-cost {quote(name)}: this price is not used, because the name is no part of "
                 f"{' or '.join(sorted(hardware))}"
             )
-    forecasts = [fleet.at_rate for fleet in capacity.answers]
-    is_simulated = all(load is not None and load.refused is not None for load in forecasts)
+    simulations = [fleet.simulated for fleet in capacity.answers]
+    is_simulated = all(fleet is not None and fleet.at_rate.refused is not None for fleet in simulations)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:
         print_message(
             "note: the plan simulates no refused requests, and docs/plan.md says why: with a limited queue, fewer "

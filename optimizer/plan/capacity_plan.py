@@ -1,7 +1,6 @@
 """Answers a capacity question: replicas for a rate, rate of replicas, or the tightest bound; with cost and power.
 
-``plan_by_simulation`` simulates the replicas. ``plan_by_measurements`` is for models that stream or keep state, which
-the simulator does not describe.
+``plan_by_simulation`` simulates the replicas. ``measured_plan`` is for models that the simulator does not describe.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from optimizer.plan.evidence import (
     choose_configurations,
 )
 from optimizer.plan.fleet import (
-    MAX_REPLICAS,
     Cost,
     Fleet,
     Power,
@@ -34,12 +32,10 @@ from optimizer.plan.fleet import (
     compute_power,
     estimate_rate,
     estimate_replicas,
-    too_many_replicas,
 )
-from optimizer.plan.measured_capacity import MEASURED_KIND, MeasuredCapacity, derive_capacity
+from optimizer.plan.measured_capacity import MeasuredCapacity
 from optimizer.plan.replica import fit_replica
 from optimizer.plan.traffic import CONSTANT_DAY, HOURS, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
-from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 
 HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
@@ -81,6 +77,34 @@ class FurtherMeasuring:
 
 
 @dataclass(frozen=True)
+class SimulatedFleet:
+    """The simulated behaviour of the ``replicas`` of a plan at its ``rate``.
+
+    Attributes:
+        at_rate: The load at the rate.
+        tightest_bound_ms: The lowest bound on the judged latency that the replicas meet safely; infinite if they are
+            overloaded.
+        headroom: The loads at the HEADROOM shares of the rate.
+        one_lost: The load with a replica less; None if none would be left.
+        burst: The load at BURST times the rate.
+        burst_replicas: The replicas that this needs; None if no number is enough.
+        forecast_errors: The errors of the simulator on the run.
+        further_measuring: The benefit of further measurements; None if the question asks for a bound.
+        autoscaler_test: The test of the autoscaler; None if the question has none.
+    """
+
+    at_rate: LoadForecast
+    tightest_bound_ms: float
+    headroom: tuple[LoadForecast, ...]
+    one_lost: LoadForecast | None
+    burst: LoadForecast
+    burst_replicas: int | None
+    forecast_errors: ForecastErrors
+    further_measuring: FurtherMeasuring | None
+    autoscaler_test: AutoscalerTest | None
+
+
+@dataclass(frozen=True)
 class FleetPlan:
     """The answer for one configuration: ``replicas`` serve ``rate`` requests per second, the day's peak.
 
@@ -90,22 +114,12 @@ class FleetPlan:
         rate: 0 if the replicas meet the bounds at no rate.
         count: Set if the question asks for replicas.
         sustainable_rate: Set if the question asks for a rate or a bound; 0 if no rate meets the bounds.
-        at_rate: The load at ``rate``.
-        tightest_bound_ms: The lowest bound on the judged latency that the replicas meet safely; infinite if they are
-            overloaded.
-        headroom: The loads at the HEADROOM shares of ``rate``.
-        one_lost: The load with a replica less.
-        n_plus_1_replicas: The replicas of which any one may fail.
-        burst: The load at BURST times the rate.
-        burst_replicas: The replicas that this needs; None if no number is enough.
         replicas_by_hour: The replicas in each hour of a day.
         cost: None without a price, or if nothing was planned.
         power: None if nothing was planned.
-        forecast_errors: The errors of the simulator on the run.
-        further_measuring: The benefit of further measurements.
-        autoscaler_test: The test of the autoscaler.
-        unloaded_latency_ms: The latency without load; 0 if it was not computed.
+        simulated: The simulation; None if nothing was planned, or if the plan follows from measurements alone.
         measured_capacity: Set if the plan follows from measurements alone.
+        unloaded_latency_ms: The latency without load; 0 if it was not computed.
     """
 
     configuration: PlannedConfiguration
@@ -113,21 +127,12 @@ class FleetPlan:
     rate: float
     count: ReplicaCount | None = None
     sustainable_rate: RateEstimate | None = None
-    at_rate: LoadForecast | None = None
-    tightest_bound_ms: float | None = None
-    headroom: tuple[LoadForecast, ...] = ()
-    one_lost: LoadForecast | None = None
-    n_plus_1_replicas: int | None = None
-    burst: LoadForecast | None = None
-    burst_replicas: int | None = None
     replicas_by_hour: tuple[int, ...] = ()
     cost: Cost | None = None
     power: Power | None = None
-    forecast_errors: ForecastErrors | None = None
-    further_measuring: FurtherMeasuring | None = None
-    autoscaler_test: AutoscalerTest | None = None
-    unloaded_latency_ms: float = 0.0
+    simulated: SimulatedFleet | None = None
     measured_capacity: MeasuredCapacity | None = None
+    unloaded_latency_ms: float = 0.0
 
     @property
     def feasible(self) -> bool:
@@ -137,7 +142,25 @@ class FleetPlan:
     @property
     def is_overloaded(self) -> bool:
         """Return True if the replicas cannot safely serve the given rate within any bound on the latency."""
-        return self.tightest_bound_ms is not None and math.isinf(self.tightest_bound_ms)
+        return self.simulated is not None and math.isinf(self.simulated.tightest_bound_ms)
+
+    @property
+    def n_plus_1_replicas(self) -> int | None:
+        """Return the replicas of which any one may fail; None if the question gives the replicas."""
+        return None if self.count is None else self.count.safe + 1
+
+    def with_costs(self, hour_cost: float | None, mean_rate: float | None) -> FleetPlan:
+        """Return the plan with its cost and power.
+
+        ``hour_cost`` is the price of a device, None without one. ``mean_rate`` is the mean of the day in requests per
+        second, None if the replicas cannot serve it.
+        """
+        configuration, cost = self.configuration, None
+        inferences = None if mean_rate is None else mean_rate * configuration.request_batch_size
+        if hour_cost is not None:
+            replica_hour = hour_cost * configuration.devices
+            cost = compute_costs(replica_hour, self.replicas, inferences, self.replicas_by_hour)
+        return replace(self, cost=cost, power=compute_power(configuration.watts, self.replicas, inferences))
 
 
 @dataclass(frozen=True)
@@ -164,6 +187,37 @@ class CapacityQuestion:
     def limits_replicas(self) -> bool:
         """Whether it gives the number of replicas, or what can be spent on them."""
         return (self.replicas, self.devices, self.max_cost) != (None, None, None)
+
+    def mean_rate(self, request_batch_size: float) -> float | None:
+        """Return the rate in requests per second; None if the question asks for it.
+
+        A recording has its own rate if neither a rate nor replicas are given.
+        """
+        if self.rate is not None:
+            return parse_rate(self.rate, request_batch_size) / request_batch_size
+        if isinstance(self.traffic, RecordedTraffic) and not self.limits_replicas:
+            return self.traffic.rate
+        return None
+
+    def hour_cost(self, hardware: str) -> float | None:
+        """Return the price of a device of ``hardware`` per hour; None if there is none."""
+        return hour_cost_of(self.hour_costs, hardware)
+
+    def replicas_of(self, configuration: PlannedConfiguration) -> int | None:
+        """Return the given replicas, 0 if the budget is too small for one; None if the question asks for them.
+
+        Raises BadInputError if the cost is limited and the price of the hardware is not known.
+        """
+        if self.replicas is not None:
+            return self.replicas
+        if self.devices is not None:
+            return self.devices // configuration.devices
+        if self.max_cost is None:
+            return None
+        hardware = configuration.hardware
+        if (hour_cost := self.hour_cost(hardware)) is None:
+            raise BadInputError(f"--max-cost needs the price of {hardware} per hour; give --gpu-hour-cost")
+        return int(self.max_cost / (hour_cost * configuration.devices) * (1 + 1e-12))
 
 
 @dataclass(frozen=True)
@@ -198,7 +252,7 @@ def plan_by_simulation(question: CapacityQuestion, runs: Sequence[FinishedRun]) 
 
 def _merit(answer: FleetPlan) -> tuple[bool, int, float, float]:
     """Return a sort key: feasible, then fewest replicas, highest rate, tightest bound."""
-    tightest_ms = math.inf if answer.tightest_bound_ms is None else answer.tightest_bound_ms
+    tightest_ms = answer.simulated.tightest_bound_ms if answer.simulated else math.inf
     return answer.feasible, -answer.replicas, answer.rate, -tightest_ms
 
 
@@ -218,31 +272,24 @@ class _Planner:
             ) from None
         self._question, self._configuration = question, configuration
         self._fleet = Fleet(replica, question.traffic, question.balancer)
-        self._hour_cost = hour_cost_of(question.hour_costs, configuration.hardware)
         self._expected = replica.slowness_estimate.quantile(EXPECTED)
         self._safe = replica.slowness_estimate.scenarios(SAFE)
 
     def answer(self) -> FleetPlan:
         """Return the replicas for the given rate, the rate of the given replicas, or the bound for both."""
-        replicas = requested_replicas(self._question, self._configuration, self._hour_cost)
-        rate = requested_rate(self._question, self._fleet.replica.request_batch_size)
+        replicas = self._question.replicas_of(self._configuration)
+        rate = self._question.mean_rate(self._configuration.request_batch_size)
         if replicas is None:
             assert rate is not None, "the question has a rate or replicas"
             return self._replicas_for(rate)
         if replicas == 0:
             return FleetPlan(self._configuration, 0, rate or 0.0)
         rates, peak_factor = estimate_rate(self._fleet, replicas), self._question.day.peak_factor
-        if rate is not None:
-            return self._plan(replicas, rate * peak_factor, rate, sustainable_rate=rates)
-        if not rates.safe:
-            return FleetPlan(
-                self._configuration,
-                replicas,
-                0.0,
-                sustainable_rate=rates,
-                unloaded_latency_ms=self._unloaded_latency_ms(),
-            )
-        return self._plan(replicas, rates.safe, rates.safe / peak_factor, sustainable_rate=rates)
+        peak = rates.safe if rate is None else rate * peak_factor
+        plan = FleetPlan(self._configuration, replicas, peak, sustainable_rate=rates)
+        if not peak:
+            return replace(plan, unloaded_latency_ms=self._unloaded_latency_ms())
+        return self._simulated(plan, peak / peak_factor if rate is None else rate)
 
     def _replicas_for(self, mean_rate: float) -> FleetPlan:
         day = self._question.day
@@ -254,45 +301,26 @@ class _Planner:
         if day.peak_factor > 1:
             rates = (mean_rate * day.hourly_peak(hour) for hour in range(HOURS))
             by_hour = tuple(self._replicas_in_hour(hour_rate, count.safe) for hour_rate in rates)
-        return self._plan(count.safe, peak, mean_rate, count=count, by_hour=by_hour)
+        plan = FleetPlan(self._configuration, count.safe, peak, count=count, replicas_by_hour=by_hour)
+        return self._simulated(plan, mean_rate)
 
-    def _plan(
-        self,
-        replicas: int,
-        rate: float,
-        mean_rate: float,
-        *,
-        count: ReplicaCount | None = None,
-        sustainable_rate: RateEstimate | None = None,
-        by_hour: tuple[int, ...] = (),
-    ) -> FleetPlan:
-        configuration, hour_cost = self._configuration, self._hour_cost
-        tightest_ms = max(self._latency_ms(rate, replicas, slowdown) for slowdown in self._safe)
-        is_served = math.isfinite(tightest_ms)
-        inferences = mean_rate * self._fleet.replica.request_batch_size if is_served else None
-        cost = None
-        if hour_cost is not None:
-            cost = compute_costs(hour_cost * configuration.devices, replicas, inferences, by_hour)
-        return FleetPlan(
-            configuration,
-            replicas,
-            rate,
-            count=count,
-            sustainable_rate=sustainable_rate,
+    def _simulated(self, plan: FleetPlan, mean_rate: float) -> FleetPlan:
+        """Return ``plan`` with its simulation and costs; ``mean_rate`` is the mean of the day."""
+        replicas, rate = plan.replicas, plan.rate
+        simulated = SimulatedFleet(
             at_rate=self._forecast(rate, replicas),
-            tightest_bound_ms=tightest_ms,
+            tightest_bound_ms=max(self._latency_ms(rate, replicas, slowdown) for slowdown in self._safe),
             headroom=tuple(self._forecast(share * rate, replicas) for share in HEADROOM),
             one_lost=self._forecast(rate, replicas - 1) if replicas > 1 else None,
-            n_plus_1_replicas=None if count is None else count.safe + 1,
             burst=self._forecast(BURST * rate, replicas),
             burst_replicas=self._burst_replicas(BURST * rate),
-            replicas_by_hour=by_hour,
-            cost=cost,
-            power=compute_power(configuration.watts, replicas, inferences),
             forecast_errors=self._fleet.replica.slowness_estimate.forecast,
-            further_measuring=self._further_measuring(rate, replicas, count, sustainable_rate),
+            further_measuring=self._further_measuring(plan),
             autoscaler_test=self._test_autoscaler(mean_rate),
         )
+        plan = replace(plan, simulated=simulated)
+        hour_cost = self._question.hour_cost(self._configuration.hardware)
+        return plan.with_costs(hour_cost, None if plan.is_overloaded else mean_rate)
 
     def _burst_replicas(self, rate: float) -> int | None:
         """Return the replicas for ``rate``; None if no number up to MAX_REPLICAS is enough."""
@@ -301,21 +329,20 @@ class _Planner:
         except BadInputError:
             return None
 
-    def _further_measuring(
-        self, rate: float, replicas: int, count: ReplicaCount | None, sustainable_rate: RateEstimate | None
-    ) -> FurtherMeasuring | None:
+    def _further_measuring(self, plan: FleetPlan) -> FurtherMeasuring | None:
         """Return the benefit of further measurements; None if the question asks for a bound."""
         deployments = int(FURTHER_SECONDS / self._configuration.server_seconds)
         estimate = self._fleet.replica.slowness_estimate.with_more(deployments)
         fleet = replace(self._fleet, replica=replace(self._fleet.replica, slowness_estimate=estimate))
-        if count is not None:
-            fewer = estimate_replicas(fleet, rate) or count
-            saved = count.safe - fewer.safe
-            cost = None if self._hour_cost is None else saved * self._hour_cost * self._configuration.devices
+        if plan.count is not None:
+            fewer = estimate_replicas(fleet, plan.rate) or plan.count
+            hour_cost = self._question.hour_cost(self._configuration.hardware)
+            saved = plan.count.safe - fewer.safe
+            cost = None if hour_cost is None else saved * hour_cost * self._configuration.devices
             return FurtherMeasuring(deployments, fewer, saved_per_hour=cost)
-        if sustainable_rate is None or self._question.rate is not None:
+        if self._question.rate is not None:
             return None
-        return FurtherMeasuring(deployments, sustainable_rate=estimate_rate(fleet, replicas))
+        return FurtherMeasuring(deployments, sustainable_rate=estimate_rate(fleet, plan.replicas))
 
     def _test_autoscaler(self, mean_rate: float) -> AutoscalerTest | None:
         """Return the test on the recording or the day of the question; None if it has no autoscaler."""
@@ -374,132 +401,6 @@ def _check_bounds_measured(configuration: PlannedConfiguration) -> None:
                 f"{configuration.runs[0]}: no measurement of its trials has {metric.short_name}, which {bound} "
                 "needs; give a bound on another latency, such as --sla-p95 20ms"
             )
-
-
-def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
-    """Return an answer for each of ``runs``, whose hardware differs.
-
-    Raises BadInputError if the runs do not fit together, or if the question needs the simulator.
-    """
-    simulated = [run for run in runs if run.has_simulated_replica]
-    if simulated:
-        raise BadInputError(
-            f"{simulated[0].folder.path}: is no run of {MEASURED_KIND}, as another one is; plan the two with "
-            "separate commands, because only one of them is simulated"
-        )
-    _check_needs_no_simulator(question, runs)
-    configurations = [alternatives[0] for alternatives in choose_configurations(runs, question.sla)]
-    for configuration in configurations:
-        if len(configuration.runs) > 1:
-            raise BadInputError(
-                f"{' and '.join(configuration.runs)}: have the same hardware, and runs of {MEASURED_KIND} are not "
-                "combined; give one of them"
-            )
-    answers = (
-        _measured_answer(question, configuration, derive_capacity(run))
-        for configuration, run in zip(configurations, runs, strict=True)
-    )
-    return CapacityPlan(question, tuple(answers))
-
-
-def _check_needs_no_simulator(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> None:
-    """Raise BadInputError if the answer to ``question`` does not follow from the measurements of ``runs``."""
-    if question.autoscaler is not None or not isinstance(question.traffic, PoissonTraffic):
-        raise BadInputError(
-            "--trace, --traffic constant and --traffic diurnal need the simulator, which does not describe "
-            f"{MEASURED_KIND}; give the rate of the busiest time with --rate instead"
-        )
-    if question.rate is not None and question.limits_replicas:
-        raise BadInputError(
-            f"--rate: the tightest bound of a number of replicas needs the simulator, which does not describe "
-            f"{MEASURED_KIND}; give only one of --rate, --replicas, --gpus and --max-cost"
-        )
-    for run in runs:
-        bounds = run.problem.sla.latencies
-        if question.sla and set(map(str, question.sla)) != set(map(str, bounds)):
-            raise BadInputError(
-                f"{run.folder.path}: was confirmed within {formatting.bounds(bounds)}, and other bounds need the "
-                f"simulator, which does not describe {MEASURED_KIND}; leave --sla-… out, or run `tune` with these "
-                "bounds"
-            )
-
-
-def _measured_answer(
-    question: CapacityQuestion, configuration: PlannedConfiguration, capacity: MeasuredCapacity
-) -> FleetPlan:
-    price = hour_cost_of(question.hour_costs, configuration.hardware)
-    size = configuration.request_batch_size
-    rate, replicas = requested_rate(question, size), requested_replicas(question, configuration, price)
-    count: ReplicaCount | None = None
-    sustainable_rate: RateEstimate | None = None
-    if replicas is None:
-        assert rate is not None, "the question has a rate or replicas"
-        if not capacity.safe:
-            return FleetPlan(configuration, 0, rate, measured_capacity=capacity)
-        count = replicas_for(rate, capacity)
-        replicas = count.safe
-    else:
-        sustainable_rate = RateEstimate(
-            safe=replicas * capacity.safe, likely=replicas * capacity.likely, high=replicas * capacity.high
-        )
-        rate = sustainable_rate.safe
-        if not rate:
-            return FleetPlan(
-                configuration,
-                replicas,
-                0.0,
-                sustainable_rate=sustainable_rate if replicas else None,
-                measured_capacity=capacity,
-            )
-    return FleetPlan(
-        configuration,
-        replicas,
-        rate,
-        count=count,
-        sustainable_rate=sustainable_rate,
-        n_plus_1_replicas=None if count is None else replicas + 1,
-        cost=None if price is None else compute_costs(price * configuration.devices, replicas, rate * size, ()),
-        power=compute_power(configuration.watts, replicas, rate * size),
-        measured_capacity=capacity,
-    )
-
-
-def replicas_for(rate: float, capacity: MeasuredCapacity) -> ReplicaCount:
-    """Return the replicas for ``rate`` requests per second, if a replica serves some rate safely.
-
-    Raises BadInputError if more than MAX_REPLICAS are needed.
-    """
-    if rate > MAX_REPLICAS * capacity.safe:
-        raise too_many_replicas(rate)
-    return ReplicaCount(
-        low=math.ceil(rate / capacity.high),
-        likely=math.ceil(rate / capacity.likely),
-        safe=math.ceil(rate / capacity.safe),
-    )
-
-
-def requested_rate(question: CapacityQuestion, request_batch_size: float) -> float | None:
-    """Return requests per second; a recording has its own rate if neither a rate nor replicas are given."""
-    if question.rate is not None:
-        return parse_rate(question.rate, request_batch_size) / request_batch_size
-    if isinstance(question.traffic, RecordedTraffic) and not question.limits_replicas:
-        return question.traffic.rate
-    return None
-
-
-def requested_replicas(
-    question: CapacityQuestion, configuration: PlannedConfiguration, hour_cost: float | None
-) -> int | None:
-    """Return the given number of replicas, 0 if the budget is too small for one; None if the question asks for it."""
-    if question.replicas is not None:
-        return question.replicas
-    if question.devices is not None:
-        return question.devices // configuration.devices
-    if question.max_cost is None:
-        return None
-    if hour_cost is None:
-        raise BadInputError(f"--max-cost needs the price of {configuration.hardware} per hour; give --gpu-hour-cost")
-    return int(question.max_cost / (hour_cost * configuration.devices) * (1 + 1e-12))
 
 
 def hour_cost_of(hour_costs: Mapping[str, float], hardware: str) -> float | None:

@@ -12,7 +12,14 @@ from rich.console import Console
 from objectives.sla import Sla, Verdict
 from optimizer.core.trial import Point
 from optimizer.plan.autoscaler import AutoscalerTest
-from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPlan, FurtherMeasuring, LoadForecast
+from optimizer.plan.capacity_plan import (
+    FURTHER_SECONDS,
+    CapacityPlan,
+    FleetPlan,
+    FurtherMeasuring,
+    LoadForecast,
+    SimulatedFleet,
+)
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
 from optimizer.plan.fleet import HOURS_A_MONTH, MAX_REPLICAS
 from optimizer.plan.measured_capacity import LengthSummary, MeasuredCapacity
@@ -99,7 +106,7 @@ def document(plan: CapacityPlan) -> dict[str, Any]:
 
 def _answer_document(answer: FleetPlan) -> dict[str, Any]:
     configuration, measured = answer.configuration, answer.configuration.measured
-    size = configuration.request_batch_size
+    size, simulated = configuration.request_batch_size, answer.simulated
     published = PUBLISHED.get(configuration.builder)
     gpus = configuration.gpus * answer.replicas
     return {
@@ -121,21 +128,21 @@ def _answer_document(answer: FleetPlan) -> dict[str, Any]:
         "count": _fields(answer.count),
         **_rate_fields(answer.rate, size),
         "sustainable_requests_per_sec": _fields(answer.sustainable_rate),
-        "at_rate": _load_document(answer.at_rate, size),
-        "tightest_bound_ms": None if answer.tightest_bound_ms is None else _finite(answer.tightest_bound_ms),
+        "at_rate": simulated and _load_document(simulated.at_rate, size),
+        "tightest_bound_ms": simulated and _finite(simulated.tightest_bound_ms),
         "unloaded_latency_ms": answer.unloaded_latency_ms or None,
         "n_plus_1_replicas": answer.n_plus_1_replicas,
-        "one_lost": _load_document(answer.one_lost, size),
-        "burst": _load_document(answer.burst, size),
-        "burst_replicas": answer.burst_replicas,
-        "headroom": [_load_document(load, size) for load in answer.headroom],
+        "one_lost": simulated and _load_document(simulated.one_lost, size),
+        "burst": simulated and _load_document(simulated.burst, size),
+        "burst_replicas": simulated and simulated.burst_replicas,
+        "headroom": [_load_document(load, size) for load in simulated.headroom] if simulated else [],
         "replicas_by_hour": list(answer.replicas_by_hour) or None,
         "cost": _fields(answer.cost),
         "power": _fields(answer.power),
         "measured_capacity": _fields(answer.measured_capacity),
-        "forecast_errors": _fields(answer.forecast_errors),
-        "further_measuring": _fields(answer.further_measuring),
-        "autoscaler_test": _fields(answer.autoscaler_test),
+        "forecast_errors": simulated and _fields(simulated.forecast_errors),
+        "further_measuring": simulated and _fields(simulated.further_measuring),
+        "autoscaler_test": simulated and _fields(simulated.autoscaler_test),
     }
 
 
@@ -196,16 +203,15 @@ def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
         return f"{configuration.model}: no number of replicas meets {goal} safely{_reason_without_load(answer)}"
     if not answer.rate:
         return f"{configuration.model}: {replicas} {'meets' if is_one else 'meet'} {goal} safely at no rate"
-    if plan.question.rate is None:
+    if plan.question.rate is None or answer.simulated is None:
         return f"{configuration.model}: {replicas} for {_rate_text(answer, answer.rate)} within {goal}"
-    assert answer.tightest_bound_ms is not None, "an answer for a rate and replicas has it"
     latency = formatting.short_metric(configuration.sla.judged_latency)
     rate = _rate_text(answer, answer.rate)
     if answer.is_overloaded:
         safe = answer.sustainable_rate.safe
         less = f", but {_rate_text(answer, safe)} within {goal}" if safe else ""
         return f"{configuration.model}: {replicas} cannot safely serve {rate} within any bound{less}"
-    bound = f"{latency} <= {formatting.number(answer.tightest_bound_ms)} ms"
+    bound = f"{latency} <= {formatting.number(answer.simulated.tightest_bound_ms)} ms"
     return f"{configuration.model}: {replicas} {'serves' if is_one else 'serve'} {rate} within {bound}"
 
 
@@ -231,14 +237,14 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
     print_line(console)
     for label, text in (*_planned_lines(answer), *_configuration_lines(plan, answer)):
         print_wrapped(console, label, text)
-    if answer.headroom:
+    if answer.simulated is not None:
         print_line(console)
-        _print_headroom(console, answer)
+        _print_headroom(console, answer, answer.simulated)
 
 
 def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the answer: replicas or rate, their load, cost and autoscaler."""
-    count, rates, at_rate = answer.count, answer.sustainable_rate, answer.at_rate
+    count, rates, simulated = answer.count, answer.sustainable_rate, answer.simulated
     if count is not None:
         interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
         interval = "" if count.low == count.safe else interval
@@ -246,7 +252,8 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
     if rates is not None and rates.likely:
         safe, likely, high = (_infer_rate(answer, rate) for rate in (rates.safe, rates.likely, rates.high))
         yield "rate", f"{safe} with {_confidence_text(answer)} confidence, most likely {likely}, at most {high}"
-    if at_rate is not None:
+    if simulated is not None:
+        at_rate = simulated.at_rate
         latency = formatting.short_metric(answer.configuration.sla.judged_latency)
         expected = "" if answer.is_overloaded else f", {latency} {_latency_text(answer, at_rate)} ms"
         each = _infer_rate(answer, answer.rate / answer.replicas)
@@ -254,15 +261,15 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
         if at_rate.refused is not None:
             yield "refused", f"{formatting.percent(at_rate.refused, 2)} of the requests, by the limited queue"
         if not answer.is_overloaded:
-            yield "one lost", _one_lost_text(answer)
-            yield "burst, 2x", _burst_text(answer)
+            yield "one lost", _one_lost_text(answer, simulated.one_lost)
+            yield "burst, 2x", _burst_text(answer, simulated)
     if answer.measured_capacity is not None:
         yield from _measured_capacity_lines(answer, answer.measured_capacity)
     yield from _cost_and_power_lines(answer)
-    if answer.further_measuring is not None:
-        yield "measure more", _further_measuring_text(answer, answer.further_measuring)
-    if answer.autoscaler_test is not None:
-        yield from _autoscaler_lines(answer, answer.autoscaler_test)
+    if simulated is not None and simulated.further_measuring is not None:
+        yield "measure more", _further_measuring_text(answer, simulated.further_measuring)
+    if simulated is not None and simulated.autoscaler_test is not None:
+        yield from _autoscaler_lines(answer, simulated.autoscaler_test)
 
 
 def _configuration_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, str]]:
@@ -273,15 +280,10 @@ def _configuration_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tupl
     yield "hardware", configuration.hardware
     deployments = formatting.count(len(configuration.evidence.deployments), "deployment")
     yield "based on", f"{deployments} of {', '.join(configuration.runs)}"
-    if answer.forecast_errors is not None:
-        errors = ", ".join(
-            f"{name} {formatting.percent(error, 1)}"
-            for name, error in (
-                ("throughput", answer.forecast_errors.throughput),
-                ("latency", answer.forecast_errors.latency),
-            )
-        )
-        yield "forecasts", f"typical error at the measured loads: {errors}"
+    if answer.simulated is not None:
+        errors = asdict(answer.simulated.forecast_errors)
+        listed = ", ".join(f"{name} {formatting.percent(error, 1)}" for name, error in errors.items())
+        yield "forecasts", f"typical error at the measured loads: {listed}"
     if configuration.measured is not None:
         yield "measured", capacity_sentence(configuration, configuration.measured)
         if answer.feasible and answer.replicas:
@@ -308,10 +310,10 @@ def _planned_share_text(answer: FleetPlan, measured: Point) -> str:
     return f"{text}. This is a forecast from other loads of the same servers, where one server had {shown}."
 
 
-def _print_headroom(console: Console, answer: FleetPlan) -> None:
+def _print_headroom(console: Console, answer: FleetPlan, simulated: SimulatedFleet) -> None:
     latency = formatting.short_metric(answer.configuration.sla.judged_latency)
     table = plain_table(">of the rate", ">infer/s", f">{latency} ms", ">used", ">busy", "within the bound")
-    for load in answer.headroom:
+    for load in simulated.headroom:
         within = "yes" if load.meets_safely else "likely" if load.meets else "no"
         cells = (formatting.percent(load.rate / answer.rate), formatting.number(_request_size(answer) * load.rate))
         table.add_row(
@@ -339,18 +341,17 @@ def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
     print_table(console, table)
 
 
-def _one_lost_text(answer: FleetPlan) -> str:
-    lost, spare = answer.one_lost, answer.n_plus_1_replicas
+def _one_lost_text(answer: FleetPlan, lost: LoadForecast | None) -> str:
+    spare = answer.n_plus_1_replicas
     needed = "" if spare is None else f"; {_replicas_text(answer.configuration, spare)} tolerate it (N+1)"
     return f"no replica is left{needed}" if lost is None else f"{_outcome_text(answer, lost)}{needed}"
 
 
-def _burst_text(answer: FleetPlan) -> str:
-    assert answer.burst is not None, "set together with at_rate"
+def _burst_text(answer: FleetPlan, simulated: SimulatedFleet) -> str:
     more = f"no number up to {MAX_REPLICAS:,} is enough"
-    if answer.burst_replicas is not None:
-        more = f"{_replicas_text(answer.configuration, answer.burst_replicas)} are enough"
-    return _outcome_text(answer, answer.burst) + ("" if answer.burst.meets_safely else f"; {more}")
+    if simulated.burst_replicas is not None:
+        more = f"{_replicas_text(answer.configuration, simulated.burst_replicas)} are enough"
+    return _outcome_text(answer, simulated.burst) + ("" if simulated.burst.meets_safely else f"; {more}")
 
 
 def _outcome_text(answer: FleetPlan, load: LoadForecast) -> str:

@@ -18,7 +18,6 @@ from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from optimizer.cli.plan import main
 from optimizer.core.errors import BadInputError
-from optimizer.plan.capacity_plan import replicas_for
 from optimizer.plan.measured_capacity import (
     MEASURED_KIND,
     LengthSummary,
@@ -26,6 +25,7 @@ from optimizer.plan.measured_capacity import (
     ReplicaCurve,
     derive_capacity,
 )
+from optimizer.plan.measured_plan import replicas_for
 from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
 from tests import stateful_run, streaming_run

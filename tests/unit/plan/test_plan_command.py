@@ -229,7 +229,9 @@ def test_replicas_serve_the_same_peak_on_a_day_and_half_of_it_on_average() -> No
     assert daily.cost.per_million == pytest.approx(2 * (steady.cost.per_million or 0))
     peak, mean = answer("--rate", "20000/s"), answer("--rate", "10000/s", *day)
     assert mean.rate == peak.rate == 20_000 / 4, "in requests of four samples"
-    assert mean.tightest_bound_ms == peak.tightest_bound_ms
+    assert mean.simulated is not None
+    assert peak.simulated is not None
+    assert mean.simulated.tightest_bound_ms == peak.simulated.tightest_bound_ms
 
 
 def test_further_measurements_and_forecast_errors_are_reported(run: Path) -> None:
@@ -319,14 +321,14 @@ def test_fewer_gpus_than_a_replica_has_are_named(run: Path) -> None:
     question = read_plan_arguments([str(run), "--gpus", "1"]).question
     (answer,) = plan_by_simulation(question, [read_run(run)]).answers
     two_gpus = replace(answer.configuration, gpus=2)
-    none = replace(answer, configuration=two_gpus, replicas=0, rate=0.0, sustainable_rate=None, at_rate=None)
+    none = replace(answer, configuration=two_gpus, replicas=0, rate=0.0, sustainable_rate=None, simulated=None)
     assert headline(CapacityPlan(question, (none,)), none) == "dlrm: a replica needs 2 GPUs, more than --gpus 1"
 
 
 def test_a_latency_within_the_bound_is_not_given_as_the_reason_for_missing_it(run: Path) -> None:
     question = read_plan_arguments([str(run), "--rate", "1000/s"]).question
     found = plan_by_simulation(question, [read_run(run)])
-    unsafe = replace(found.answers[0], count=None, replicas=0, at_rate=None, unloaded_latency_ms=5.0)
+    unsafe = replace(found.answers[0], count=None, replicas=0, simulated=None, unloaded_latency_ms=5.0)
     assert headline(found, unsafe).endswith(
         "safely: 5.00 ms is expected without load, but the measured deployments differ too much"
     )
