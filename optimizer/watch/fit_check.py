@@ -35,19 +35,22 @@ NOT_EXPORTED = "the server does not export it because of --metrics-config=counte
 
 
 class CheckKind(Enum):
-    """The value that a check compares; ``watch_report.check_name`` fills in its name."""
+    """The value that a check compares: its name, which ``watch_report.check_name`` completes, and its unit."""
 
-    FAILED_REQUESTS = "failed requests"
-    STALL = "time without success"
-    RATE = "requests/s per {replica}"
-    REQUEST_SIZE = "samples per request"
-    BATCH_SIZE = "samples per execution"
-    QUEUE_TIME = "queue time"
-    EXECUTION_TIME = "execution time"
-    TIME_IN_SERVER = "time in the server"
-    LATENCY_QUANTILE = "{metric} in the server"
-    MEAN_LATENCY = "mean in the server"
-    LATE_FIRST_RESPONSES = "late first responses"
+    FAILED_REQUESTS = "failed requests", "%"
+    STALL = "time without success", "ms"
+    RATE = "requests/s per {replica}", "/s"
+    REQUEST_SIZE = "samples per request", ""
+    BATCH_SIZE = "samples per execution", ""
+    QUEUE_TIME = "queue time", "ms"
+    EXECUTION_TIME = "execution time", "ms"
+    TIME_IN_SERVER = "time in the server", "ms"
+    LATENCY_QUANTILE = "{metric} in the server", "ms"
+    MEAN_LATENCY = "mean in the server", "ms"
+    LATE_FIRST_RESPONSES = "late first responses", "%"
+
+    def __init__(self, title: str, unit: str) -> None:
+        self.title, self.unit = title, unit
 
 
 # times of requests that both the load and the speed of the server change
@@ -68,6 +71,13 @@ class ProductionValue:
     low: float
     high: float
 
+    def times(self, factor: float) -> ProductionValue:
+        """Return the value in a unit that is smaller by ``factor``."""
+        return ProductionValue(factor * self.value, factor * self.low, factor * self.high)
+
+
+Observed: TypeAlias = ProductionValue | str  # a value, or why there is none
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -78,7 +88,6 @@ class Check:
         status: ``differs`` if the recommendation no longer fits, ``near`` if the rate is close to the capacity,
             ``unknown`` if nothing can be said. It is ``undecided`` if the value is outside of the expected range, but
             its confidence interval overlaps with the range.
-        unit: Unit of the values; empty for a plain number.
         measured: The value in production; None if there is none.
         expected_range: The values that are expected after the run; None if they are unknown.
         explanation: The meaning of a difference, or why nothing is known; empty for ``fits``.
@@ -87,7 +96,6 @@ class Check:
 
     kind: CheckKind
     status: Status
-    unit: str = ""
     measured: ProductionValue | None = None
     expected_range: Range | None = None
     explanation: str = ""
@@ -225,30 +233,30 @@ class Judgement:
 
     def _ratio(
         self, numerator: Callable[[ServedLoad], float], denominator: Callable[[ServedLoad], float]
-    ) -> ProductionValue:
+    ) -> Observed:
         """Return the ratio of two sums over the loads; each end of its confidence interval is wrong with ``error``.
 
         The loads are batch means: requests of one interval influence each other, those of different ones hardly do.
         The standard error is that of a ratio estimator (Cochran 1977, "Sampling Techniques", section 6.4), the
-        confidence interval Student's t. Loads whose denominator is zero say nothing about the ratio. The result is
-        (nan, -inf, inf) without others, and (nan, nan, nan) if a server does not export the numerator.
+        confidence interval Student's t, which is infinite for one load. Loads whose denominator is zero say nothing
+        about the ratio. There is none without other loads, or if a server does not export the numerator.
         """
         loads = [load for load in self.loads if denominator(load) > 0]
         if not loads:
-            return ProductionValue(math.nan, -math.inf, math.inf)
+            return "no request was served"
         above = np.array([numerator(load) for load in loads])
         below = np.array([denominator(load) for load in loads])
         value = float(above.sum() / below.sum())
         count = len(loads)
         if math.isnan(value):
-            return ProductionValue(value, value, value)
+            return NOT_EXPORTED
         if count < 2:
             return ProductionValue(value, -math.inf, math.inf)
         squares = float(((above - value * below) ** 2).sum()) * count / (count - 1)
         half = -float(special.stdtrit(count - 1, self.error)) * math.sqrt(squares) / float(below.sum())
         return ProductionValue(value, value - half, value + half)
 
-    def _per_request(self, value: Callable[[ServedLoad], float]) -> ProductionValue:
+    def _per_request(self, value: Callable[[ServedLoad], float]) -> Observed:
         return self._ratio(value, lambda load: load.requests)
 
     def _check_failures(self) -> Check:
@@ -267,7 +275,7 @@ class Judgement:
         reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in self.failures.items())
         number = f"{run_failed:,}" if run_failed else "none"
         meaning = f"requests fail ({reasons}), and {number} of {run_requests:,} did in the run"
-        return _compare(CheckKind.FAILED_REQUESTS, "%", _as_percent(measured), allowed, meaning)
+        return _compare(CheckKind.FAILED_REQUESTS, measured.times(100), allowed, meaning)
 
     def _check_stall(self) -> list[Check]:
         """Compare the longest time without a success while requests waited with the longest latency of the run.
@@ -280,9 +288,7 @@ class Judgement:
         longest_ms = self.expectation.longest_latency_ms
         allowed = None if longest_ms is None else Range(0.0, MAX_STALL_FACTOR * longest_ms)
         meaning = f"a server served no request for {stalled_ms / 1e3:,.3g} s, although requests waited"
-        return [
-            _compare(CheckKind.STALL, "ms", ProductionValue(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)
-        ]
+        return [_compare(CheckKind.STALL, ProductionValue(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)]
 
     def _check_rate(self) -> Check:
         """Compare the requests per second and replica with the confirmed throughput on further replicas."""
@@ -290,12 +296,12 @@ class Judgement:
         replica = self.expectation.replica_name
         confirmed = self.expectation.confirmed_rate.predicted(self.replicas, self.error)
         if confirmed is None:
-            return Check(CheckKind.RATE, "unknown", "/s", rate, None, "the run has no throughput")
+            return _unknown(CheckKind.RATE, rate, "the run has no throughput")
         allowed = Range(0.0, confirmed.high)
         meaning = f"the rate is above the confirmed throughput of a {replica}"
-        check = _compare(CheckKind.RATE, "/s", rate, allowed, meaning)
-        safe_rate = self.expectation.safe_rate
-        if check.status == "fits" and safe_rate is not None and rate.value > safe_rate:
+        check = _compare(CheckKind.RATE, rate, allowed, meaning)
+        safe_rate, measured = self.expectation.safe_rate, check.measured
+        if check.status == "fits" and safe_rate is not None and measured and measured.value > safe_rate:
             explanation = (
                 f"near the capacity: if requests arrive independently, {formatting.bounds(self.expectation.sla)} is "
                 f"safe up to {formatting.number(safe_rate)} requests/s per {replica}"
@@ -311,44 +317,46 @@ class Judgement:
         the confidence interval of the throughput has no effect that the run could show. This range does not allow for
         the random sizes of a mix, of which few requests are often outside. So the check is never undecided.
         """
-        size = self._per_request(lambda load: load.samples)
         run_size = self.expectation.request_samples
         throughput = self.expectation.confirmed_rate.interval(1 - self.expectation.run.problem.confidence)
         factor = math.sqrt(throughput.high / throughput.low) if throughput else 1.0
         allowed = Range(run_size / factor, run_size * factor)
-        meaning = f"requests have {formatting.number(size.value)} samples, and those of the run had {run_size:g}"
-        check = _compare(CheckKind.REQUEST_SIZE, "", size, allowed, meaning)
+
+        def meaning(size: ProductionValue) -> str:
+            return f"requests have {formatting.number(size.value)} samples, and those of the run had {run_size:g}"
+
+        check = _compare(CheckKind.REQUEST_SIZE, self._per_request(lambda load: load.samples), allowed, meaning)
         return replace(check, status="fits", explanation="") if check.status == "undecided" else check
 
     def _check_batch_size(self) -> Check:
         """Compare the samples per execution with those of the simulator at the same rate."""
         measured = self._ratio(lambda load: load.samples, lambda load: load.executions)
         if self.at_rate is None:
-            return self._not_simulated(CheckKind.BATCH_SIZE, "", measured)
-        largest_batch = self.expectation.largest_batch
-        if measured.high < self.at_rate.mean_batch_size.low:
-            meaning = "batches are smaller than at this rate in the run: is the recommended config.pbtxt deployed?"
-        elif measured.low > largest_batch * (1 + ROUNDING):
-            meaning = (
-                f"batches are larger than max_batch_size {largest_batch:g} of the recommendation: the server has "
-                "another config.pbtxt"
-            )
-        else:
-            meaning = (
+            return self._not_simulated(CheckKind.BATCH_SIZE, measured)
+        expected, largest_batch = self.at_rate.mean_batch_size, self.expectation.largest_batch
+
+        def meaning(batch_size: ProductionValue) -> str:
+            if batch_size.high < expected.low:
+                return "batches are smaller than at this rate in the run: is the recommended config.pbtxt deployed?"
+            if batch_size.low > largest_batch * (1 + ROUNDING):
+                larger_than = f"max_batch_size {largest_batch:g} of the recommendation"
+                return f"batches are larger than {larger_than}: the server has another config.pbtxt"
+            return (
                 "batches are larger than at this rate in the run: requests arrive in bursts, the server is slower, "
                 "or it has another config.pbtxt"
             )
-        return _compare(CheckKind.BATCH_SIZE, "", self._widen(measured), self.at_rate.mean_batch_size, meaning)
 
-    def _widen(self, batch_size: ProductionValue) -> ProductionValue:
+        return _compare(CheckKind.BATCH_SIZE, self._widen(measured), expected, meaning)
+
+    def _widen(self, batch_size: Observed) -> Observed:
         """Return ``batch_size`` with at least the uncertainty of so few executions.
 
         The variance of a size between ``smallest`` and ``largest`` with a given mean is at most the product of its
         distances from both (Bhatia and Davis 2000).
         """
-        executions = sum(load.executions for load in self.loads)
-        if not executions:
+        if isinstance(batch_size, str):
             return batch_size
+        executions = sum(load.executions for load in self.loads)
         value, largest = batch_size.value, self.expectation.largest_batch
         smallest = min(self.expectation.request_samples, largest)
         max_variance = max(0.0, (value - smallest) * (largest - value))
@@ -361,19 +369,22 @@ class Judgement:
         confirmed = self.expectation.queue_ms.predicted(self.replicas, self.error)
         at_rate_ms = self.at_rate.queue_ms.high if self.at_rate and self.at_rate.meets_sla else 0.0
         meaning = "requests wait longer than at the highest load that met the SLA"
-        return _compare(CheckKind.QUEUE_TIME, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
+        return _compare(CheckKind.QUEUE_TIME, measured, _up_to_longest(confirmed, at_rate_ms), meaning)
 
     def _check_execution_time(self) -> Check:
         """Compare the time of an execution with that of the simulator at the same rate."""
         measured = self._per_request(lambda load: load.compute_ms)
         if self.at_rate is None:
-            return self._not_simulated(CheckKind.EXECUTION_TIME, "ms", measured)
-        is_longer = measured.low > self.at_rate.compute_ms.high
-        meaning = (
-            f"executions take {'longer' if is_longer else 'less time'} than at this rate in the run: the model, the "
-            "hardware or its speed differs"
-        )
-        return _compare(CheckKind.EXECUTION_TIME, "ms", measured, self.at_rate.compute_ms, meaning)
+            return self._not_simulated(CheckKind.EXECUTION_TIME, measured)
+        expected = self.at_rate.compute_ms
+
+        def meaning(time_ms: ProductionValue) -> str:
+            differ = "longer" if time_ms.low > expected.high else "less time"
+            return (
+                f"executions take {differ} than at this rate in the run: the model, the hardware or its speed differs"
+            )
+
+        return _compare(CheckKind.EXECUTION_TIME, measured, expected, meaning)
 
     def _check_time_in_server(self) -> Check:
         """Compare queue and execution time together with the longest ones at the confirmed load, or at this rate."""
@@ -383,9 +394,9 @@ class Judgement:
         if self.at_rate and self.at_rate.meets_sla:
             at_rate_ms = self.at_rate.queue_ms.high + self.at_rate.compute_ms.high
         meaning = "requests take longer in the server than at the highest load that met the SLA"
-        return _compare(CheckKind.TIME_IN_SERVER, "ms", measured, _up_to_longest(confirmed, at_rate_ms), meaning)
+        return _compare(CheckKind.TIME_IN_SERVER, measured, _up_to_longest(confirmed, at_rate_ms), meaning)
 
-    def _not_simulated(self, kind: CheckKind, unit: str, measured: ProductionValue) -> Check:
+    def _not_simulated(self, kind: CheckKind, measured: Observed) -> Check:
         """Return the check of a value that only the simulator could predict."""
         if isinstance(self.expectation.simulation, WhyNotSimulated):
             reason = self.expectation.simulation.value
@@ -393,7 +404,7 @@ class Judgement:
             reason = "requests of another size form other batches"
         else:
             reason = "no request was served"
-        return Check(kind, "unknown", unit, _none_if_nan(measured), None, reason)
+        return _unknown(kind, measured, reason)
 
     def _check_bounds(self) -> list[Check]:
         """Compare the latencies that the server reports itself with the bounds of the run."""
@@ -421,13 +432,13 @@ class Judgement:
         if not quantiles:
             mean = self._per_request(lambda load: load.request_ms)
             meaning = f"the mean latency in the server alone is above {formatting.bound(bound)}"
-            return _compare(CheckKind.MEAN_LATENCY, "ms", mean, allowed, meaning)
+            return _compare(CheckKind.MEAN_LATENCY, mean, allowed, meaning)
         # each value is that of the server's last minute, so that neighboring ones are not independent
         largest = [high for _, high in quantiles]
         smallest = largest if self.expectation.server_processes == 1 else [low for low, _ in quantiles]
         measured = ProductionValue(float(np.median(largest)), min(smallest), max(largest))
         meaning = f"the server's own latency, which is without the network, misses {formatting.bound(bound)}"
-        return _compare(CheckKind.LATENCY_QUANTILE, "ms", measured, allowed, meaning)
+        return _compare(CheckKind.LATENCY_QUANTILE, measured, allowed, meaning)
 
     def _check_first_responses(self, bound: Constraint, level: float) -> Check | None:
         """Compare the share of requests whose first response was later than the bound with the permitted share.
@@ -441,10 +452,10 @@ class Judgement:
             return None
         late = total - counts[limit]
         low, high = share_interval(late, total, self.error)
-        measured = _as_percent(ProductionValue(late / total, low, high))
+        measured = ProductionValue(late / total, low, high).times(100)
         allowed = Range(0.0, 100 * (1 - level))
         meaning = f"the first responses miss {formatting.bound(bound)}"
-        return _compare(CheckKind.LATE_FIRST_RESPONSES, "%", measured, allowed, meaning)
+        return _compare(CheckKind.LATE_FIRST_RESPONSES, measured, allowed, meaning)
 
 
 def smallest_limit(bound: Constraint, limits: Iterable[float]) -> float | None:
@@ -458,23 +469,26 @@ def share_interval(hits: float, count: float, error: float) -> tuple[float, floa
 
 
 def _compare(
-    kind: CheckKind, unit: str, measured: ProductionValue, expected_range: Range | None, meaning: str
+    kind: CheckKind,
+    measured: Observed,
+    expected_range: Range | None,
+    meaning: str | Callable[[ProductionValue], str],
 ) -> Check:
     """Return the check of a value that should be within a range; ``meaning`` is that of a value outside."""
     if expected_range is None:
-        return Check(kind, "unknown", unit, _none_if_nan(measured), None, "the run lacks the times of this model")
-    if math.isnan(measured.value):
-        reason = NOT_EXPORTED if math.isnan(measured.low) else "no request was served"
-        return Check(kind, "unknown", unit, None, expected_range, reason)
+        return _unknown(kind, measured, "the run lacks the times of this model")
+    if isinstance(measured, str):
+        return Check(kind, "unknown", None, expected_range, measured)
     tolerance = ROUNDING * abs(measured.value)
     low, high = expected_range.low - tolerance, expected_range.high + tolerance
     if measured.low > high or measured.high < low:
-        return Check(kind, "differs", unit, measured, expected_range, meaning)
+        explanation = meaning if isinstance(meaning, str) else meaning(measured)
+        return Check(kind, "differs", measured, expected_range, explanation)
     if low <= measured.value <= high:
-        return Check(kind, "fits", unit, measured, expected_range)
+        return Check(kind, "fits", measured, expected_range)
     side = "above" if measured.value > high else "below"
     explanation = f"the value is {side} the expected range, but its confidence interval overlaps with it"
-    return Check(kind, "undecided", unit, measured, expected_range, explanation)
+    return Check(kind, "undecided", measured, expected_range, explanation)
 
 
 def _up_to_longest(confirmed: Range | None, at_rate_ms: float) -> Range | None:
@@ -482,9 +496,6 @@ def _up_to_longest(confirmed: Range | None, at_rate_ms: float) -> Range | None:
     return None if confirmed is None else Range(0.0, max(confirmed.high, at_rate_ms))
 
 
-def _none_if_nan(measured: ProductionValue) -> ProductionValue | None:
-    return None if math.isnan(measured.value) else measured
-
-
-def _as_percent(share: ProductionValue) -> ProductionValue:
-    return ProductionValue(100 * share.value, 100 * share.low, 100 * share.high)
+def _unknown(kind: CheckKind, measured: Observed, reason: str) -> Check:
+    """Return the check of a value for which the run gives no range."""
+    return Check(kind, "unknown", None if isinstance(measured, str) else measured, None, reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -41,7 +40,7 @@ FIRST_RESPONSES = "--metrics-config=histogram_latencies=true"
 def check_name(check: Check, expectation: Expectation) -> str:
     """Return the name of a check in the table, in the answer and in the JSON document."""
     metric = METRICS[check.bound.metric].short_name if check.bound else ""
-    return check.kind.value.format(replica=expectation.replica_name, metric=metric)
+    return check.kind.title.format(replica=expectation.replica_name, metric=metric)
 
 
 def _check_names(checks: Iterable[Check], expectation: Expectation) -> str:
@@ -135,8 +134,8 @@ def print_judgement(console: Console, judgement: Judgement) -> None:
         for check in judgement.checks:
             cells = (
                 check_name(check, judgement.expectation),
-                _measured_text(check),
-                _range_text(check.expected_range, check.unit),
+                _measured_text(check.measured, check.kind.unit),
+                _range_text(check.expected_range, check.kind.unit),
                 STATUS_TEXTS.get(check.status, check.status),
             )
             table.add_row(*map(Text, cells))
@@ -176,18 +175,17 @@ def follow_line(judgement: Judgement, clock: str) -> str:
     """Return the judgement in one line, for `--follow`."""
     rate_text = "no load"
     if rate := judgement.check(CheckKind.RATE):
-        rate_text = f"{_measured_text(replace(rate, unit=''))} {check_name(rate, judgement.expectation)}"
+        rate_text = f"{_measured_text(rate.measured)} {check_name(rate, judgement.expectation)}"
     return f"{clock} {rate_text}: {headline(judgement)}"
 
 
-def _measured_text(check: Check) -> str:
-    measured = check.measured
+def _measured_text(measured: ProductionValue | None, unit: str = "") -> str:
     if measured is None:
         return formatting.UNKNOWN
     ends = ""
     if math.isfinite(measured.low) and measured.high > measured.low:
         ends = f" ({formatting.number(max(0.0, measured.low))} to {formatting.number(measured.high)})"
-    return f"{formatting.number(measured.value)}{ends}{_unit(check.unit)}"
+    return f"{formatting.number(measured.value)}{ends}{_unit(unit)}"
 
 
 def _range_text(expected_range: Range | None, unit: str) -> str:
@@ -244,7 +242,7 @@ def _check_document(check: Check, expectation: Expectation) -> dict[str, Any]:
     return {
         "name": check_name(check, expectation),
         "status": check.status,
-        "unit": check.unit or None,
+        "unit": check.kind.unit or None,
         "measured": json_value(check.measured.value) if check.measured else None,
         "confidence_interval": _ends(check.measured),
         "expected": _ends(check.expected_range),
