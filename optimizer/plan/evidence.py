@@ -221,34 +221,75 @@ def _is_usable(point: Point) -> bool:
 class PlannedConfiguration:
     """A configuration on one kind of hardware that can be planned with.
 
-    ``point`` is its measurement in the newest run. ``measured`` is its best measurement within ``sla``, the one that
-    ``tune explain`` shows, with the interval ``throughput``; both are None if there is none, and the interval also if
-    fresh servers gave none. ``builder`` is the kind of a built-in model. ``verdict`` is that of
-    the newest run. If it is UNDECIDED, ``undecided_cause`` says why, and ``next_command`` continues its test or
-    repeats the run.
-    ``deploy_seconds`` is the time until a started server was ready, ``server_seconds`` the time to measure one more
-    fresh server.
+    ``run`` is the newest run on the hardware, and ``outcome`` its outcome; ``runs`` are the names of all runs.
+    ``point`` is the measurement of the configuration in the newest run. ``gpus`` counts those of a replica.
     """
 
+    run: FinishedRun
+    outcome: Outcome
     hardware: str
     gpus: int
     runs: tuple[str, ...]
-    model: str
-    builder: str
     point: Point
     evidence: Evidence
     sla: Sla
-    verdict: Verdict
-    undecided_cause: str
-    next_command: str
-    deploy_seconds: float
-    server_seconds: float
-    measured: Point | None
-    throughput: ConfidenceInterval | None
+
+    @property
+    def model(self) -> str:
+        return self.run.problem.model
+
+    @property
+    def builder(self) -> str:
+        """Return the kind of a built-in model."""
+        return str(self.run.facts.get("builder", "")).partition(" ")[0]
 
     @property
     def candidate(self) -> Candidate:
         return self.point.candidate
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the verdict of the newest run."""
+        return self.outcome.verdict
+
+    @property
+    def undecided_cause(self) -> str:
+        """Return why the verdict is UNDECIDED; empty if it is not."""
+        cause = summary.undecided_cause(self.outcome)
+        return (why_unfinished(self.run) or cause) if cause else ""
+
+    @property
+    def next_command(self) -> str:
+        """Return the command that continues the test of the newest run or repeats the run; empty without one."""
+        if why_unfinished(self.run):
+            return resume_command(self.run)
+        longer = command_with_larger_budget(self.run.options)
+        return summary.next_command(self.outcome, self.run.folder.path, longer, self.run.remaining_tests)
+
+    @property
+    def measured(self) -> Point | None:
+        """Return the best measurement within ``sla``, the one that ``tune explain`` shows; None without one."""
+        return self.outcome.best_within(self.sla, [self.candidate])
+
+    @property
+    def throughput(self) -> ConfidenceInterval | None:
+        """Return the interval of the throughput of ``measured``; None if fresh servers gave none."""
+        confirmed = self.outcome.confirmation_of(self.measured)
+        return confirmed.throughput if confirmed else None
+
+    @property
+    def deploy_seconds(self) -> float:
+        """Return the time until a started server was ready."""
+        return trial_of(self.point, self.run.trials).deploy_seconds or START_SECONDS
+
+    @property
+    def server_seconds(self) -> float:
+        """Return the time to start and measure one more fresh server."""
+        trial = trial_of(self.point, self.run.trials)
+        servers = len({window.server for window in trial.confirmations})
+        measurements = [window.measurement for window in trial.confirmations] or [m for _, m in trial.measurements]
+        seconds = sum(m.measure_seconds or 0.0 for m in measurements) / max(1, servers)
+        return estimate_start_seconds([trial]) + seconds
 
     @property
     def request_batch_size(self) -> float:
@@ -311,39 +352,20 @@ def _configurations(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) 
         raise BadInputError(f"{newest.folder.path}: has no latency bound; give one, such as --sla-p95 20ms")
     for run in runs:
         _check_same_conditions(run, newest)
-    request_times = _arrivals_of(newest)
-    next_command, longer = resume_command(newest), command_with_larger_budget(newest.options)
-    if not why_unfinished(newest):
-        next_command = summary.next_command(outcome, newest.folder.path, longer, newest.remaining_tests)
-    if undecided_cause := summary.undecided_cause(outcome):
-        undecided_cause = why_unfinished(newest) or undecided_cause
-    configurations = []
-    for point in _points(newest, latencies):
-        trial = trial_of(point, newest.trials)
-        measured = outcome.best_within(latencies, [point.candidate])
-        confirmed = outcome.confirmation_of(measured)
-        configurations.append(
-            PlannedConfiguration(
-                hardware=hardware,
-                gpus=len(newest.gpus),
-                runs=tuple(run.name for run in runs),
-                model=newest.problem.model,
-                builder=str(newest.facts.get("builder", "")).partition(" ")[0],
-                point=point,
-                evidence=collect_evidence(
-                    point.candidate, newest.problem, [run.trials for run in runs], request_times
-                ),
-                sla=latencies,
-                verdict=outcome.verdict,
-                undecided_cause=undecided_cause,
-                next_command=next_command,
-                deploy_seconds=trial.deploy_seconds or START_SECONDS,
-                server_seconds=_server_seconds(trial),
-                measured=measured,
-                throughput=confirmed.throughput if confirmed else None,
-            )
+    request_times, trials, names = _arrivals_of(newest), [run.trials for run in runs], tuple(run.name for run in runs)
+    return [
+        PlannedConfiguration(
+            newest,
+            outcome,
+            hardware,
+            len(newest.gpus),
+            names,
+            point,
+            collect_evidence(point.candidate, newest.problem, trials, request_times),
+            latencies,
         )
-    return configurations
+        for point in _points(newest, latencies)
+    ]
 
 
 def _arrivals_of(run: FinishedRun) -> Arrivals:
@@ -374,14 +396,6 @@ def _check_same_conditions(run: FinishedRun, newest: FinishedRun) -> None:
                 f"{run.folder.path} and {newest.folder.path}: have the same hardware, but differ in the "
                 f"{aspect.name} ({name}: {value or 'none'}, {other or 'none'}); give only one of them"
             )
-
-
-def _server_seconds(trial: Trial) -> float:
-    """Return the seconds to start and measure one more server."""
-    servers = len({window.server for window in trial.confirmations})
-    measurements = [window.measurement for window in trial.confirmations] or [m for _, m in trial.measurements]
-    seconds = sum(m.measure_seconds or 0.0 for m in measurements) / max(1, servers)
-    return estimate_start_seconds([trial]) + seconds
 
 
 def _points(run: FinishedRun, latencies: Sla) -> list[Point]:

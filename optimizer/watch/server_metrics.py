@@ -33,33 +33,40 @@ PENDING = f"{PREFIX}pending_request_count"  # 0 of an ensemble, whose requests w
 ANY_REASON = "any reason"  # older servers do not distinguish the reasons of failures
 MAX_LISTED_MODELS = 5  # limit for a message
 MIN_SERVER_ERROR = 500  # HTTP status
+SUMMED = (
+    "requests",
+    "samples",
+    "executions",
+    "request_ms",
+    "queue_ms",
+    "compute_ms",
+)  # counters of both classes below
 Key = TypeVar("Key", str, float)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCounters:
-    """The counters of one model at one moment, summed over its versions and GPUs. Times are in microseconds.
+    """The counters of one model at one moment, summed over its versions and GPUs. Times are in milliseconds.
 
     The times are NaN if the server does not export them (``--metrics-config=counter_latencies=false``).
-    ``at_seconds`` is monotonic time. ``versions`` are those that the server has counted. ``failures`` is by reason.
+    ``at_seconds`` is monotonic time. ``failures`` is by reason.
     ``pending`` has the requests that wait for the model or for its steps, which are other models that it calls.
     ``step_requests`` are the requests that the steps have served.
-    ``latencies_us`` holds the server's own quantiles of the time of a request by level, ``first_responses`` the
+    ``latencies_ms`` holds the server's own quantiles of the time of a request by level, ``first_responses`` the
     requests whose first response came within a time in ms; both are empty if the server does not export them.
     """
 
     at_seconds: float
-    versions: tuple[str, ...]
     requests: float
     failures: Mapping[str, float]
     samples: float
     executions: float
-    request_us: float
-    queue_us: float
-    compute_us: float
+    request_ms: float
+    queue_ms: float
+    compute_ms: float
     pending: float = 0.0
     step_requests: float = 0.0
-    latencies_us: Mapping[float, float] = field(default_factory=dict)
+    latencies_ms: Mapping[float, float] = field(default_factory=dict)
     first_responses: Mapping[float, float] = field(default_factory=dict)
 
 
@@ -122,9 +129,9 @@ class _ModelMetrics:
         """Return the sum of the metric; 0 if the server does not export it."""
         return sum(value for _, value in self.values(name))
 
-    def duration_us(self, name: str) -> float:
-        """Return the sum of a metric of times in microseconds; NaN if the server does not export it."""
-        return self.total(name) if self.values(name) else math.nan
+    def duration_ms(self, name: str) -> float:
+        """Return the sum of a metric of times in milliseconds; NaN if the server does not export it."""
+        return self.total(name) / 1e3 if self.values(name) else math.nan
 
 
 def read_counters(
@@ -132,24 +139,23 @@ def read_counters(
 ) -> ModelCounters | None:
     """Return the counters of ``model``, which calls the models ``steps``; None if the server does not serve it."""
     metrics, step_metrics = _ModelMetrics.on_page(page, {model}), _ModelMetrics.on_page(page, steps)
-    successes = metrics.values(SUCCESSES)
-    if not successes:
+    if not metrics.values(SUCCESSES):
         return None
+    latencies_us = _combine_by_number(metrics.values(REQUEST_SUMMARY), "quantile", max)
     return ModelCounters(
         at_seconds=at_seconds,
-        versions=tuple(sorted({labels.get("version", "") for labels, value in successes if value})),
         requests=metrics.total(SUCCESSES),
         failures=sum_by_key(
             [{labels.get("reason", ANY_REASON): value} for labels, value in metrics.values(FAILURES)]
         ),
         samples=metrics.total(f"{PREFIX}count"),
         executions=metrics.total(f"{PREFIX}exec_count"),
-        request_us=metrics.duration_us(f"{PREFIX}request_duration_us"),
-        queue_us=metrics.duration_us(f"{PREFIX}queue_duration_us"),
-        compute_us=sum(map(metrics.duration_us, COMPUTE_DURATIONS)),
+        request_ms=metrics.duration_ms(f"{PREFIX}request_duration_us"),
+        queue_ms=metrics.duration_ms(f"{PREFIX}queue_duration_us"),
+        compute_ms=sum(map(metrics.duration_ms, COMPUTE_DURATIONS)),
         pending=metrics.total(PENDING) + step_metrics.total(PENDING),
         step_requests=step_metrics.total(SUCCESSES),
-        latencies_us=_combine_by_number(metrics.values(REQUEST_SUMMARY), "quantile", max),
+        latencies_ms={level: value / 1e3 for level, value in latencies_us.items()},
         first_responses=_combine_by_number(metrics.values(FIRST_RESPONSE_BUCKETS), "le", operator.add),
     )
 
@@ -173,8 +179,7 @@ def compute_load(before: ModelCounters, after: ModelCounters, stalled_seconds: f
 
     ``stalled_seconds`` is that of the server's load in the interval before.
     """
-    names = ("requests", "samples", "executions", "request_us", "queue_us", "compute_us")
-    changes = {name: getattr(after, name) - getattr(before, name) for name in names}
+    changes = {name: getattr(after, name) - getattr(before, name) for name in SUMMED}
     failures = _added(before.failures, after.failures)
     first_responses = _added(before.first_responses, after.first_responses)
     seconds = after.at_seconds - before.at_seconds
@@ -185,17 +190,12 @@ def compute_load(before: ModelCounters, after: ModelCounters, stalled_seconds: f
     is_stalled = before.pending > 0 and not has_served
     return ServedLoad(
         seconds=seconds,
-        requests=changes["requests"],
         failures={reason: count for reason, count in failures.items() if count},
-        samples=changes["samples"],
-        executions=changes["executions"],
-        request_ms=changes["request_us"] / 1e3,
-        queue_ms=changes["queue_us"] / 1e3,
-        compute_ms=changes["compute_us"] / 1e3,
         pending=after.pending,
-        latencies_ms={level: (value / 1e3, value / 1e3) for level, value in after.latencies_us.items()},
+        latencies_ms={level: (value, value) for level, value in after.latencies_ms.items()},
         first_responses=first_responses,
         stalled_seconds=stalled_seconds + seconds if is_stalled else 0.0,
+        **changes,
     )
 
 
@@ -205,7 +205,6 @@ def _added(before: Mapping[Key, float], after: Mapping[Key, float]) -> dict[Key,
 
 def sum_loads(loads: Sequence[ServedLoad]) -> ServedLoad:
     """Return the load of several servers within the same time."""
-    summed_fields = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms", "pending")
     ranges: dict[float, tuple[float, float]] = {}
     for level, (low, high) in (item for load in loads for item in load.latencies_ms.items()):
         lowest, highest = ranges.get(level, (low, high))
@@ -216,7 +215,7 @@ def sum_loads(loads: Sequence[ServedLoad]) -> ServedLoad:
         latencies_ms=ranges,
         first_responses=sum_by_key([load.first_responses for load in loads]),
         stalled_seconds=max(load.stalled_seconds for load in loads),
-        **{name: sum(getattr(load, name) for load in loads) for name in summed_fields},
+        **{name: sum(getattr(load, name) for load in loads) for name in (*SUMMED, "pending")},
     )
 
 

@@ -90,4 +90,4 @@ def test_a_server_without_counters_of_times_has_none(mlp: ModelSource, tmp_path:
     target = EmbeddedTarget(mlp, settings)
     with contextlib.closing(target), target.deploy(Candidate(64)) as endpoint:
         counters = read_server(f"http://{endpoint.metrics}/metrics", "mlp")
-    assert all(map(math.isnan, (counters.request_us, counters.queue_us, counters.compute_us)))
+    assert all(map(math.isnan, (counters.request_ms, counters.queue_ms, counters.compute_ms)))

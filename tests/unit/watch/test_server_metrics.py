@@ -41,10 +41,9 @@ def test_the_recorded_pages_give_the_load_between_them() -> None:
     assert served.pending == 0
 
 
-def test_a_page_without_requests_has_no_quantiles_and_no_versions() -> None:
+def test_a_page_without_requests_has_no_quantiles() -> None:
     read = counters(START)
-    assert (read.versions, read.latencies_us, read.first_responses) == ((), {}, {})
-    assert counters(END).versions == ("1",)
+    assert (read.latencies_ms, read.first_responses) == ({}, {})
 
 
 def test_series_of_several_versions_gpus_and_reasons_are_summed() -> None:
@@ -59,7 +58,7 @@ nv_inference_count{model="m",version="1"} 1.2e+1
 """
     read = read_counters(parse_metrics_page(text), "m", 0.0)
     assert read is not None
-    assert (read.requests, read.samples, read.versions) == (7, 12, ("1", "2"))
+    assert (read.requests, read.samples) == (7, 12)
     assert read.failures == {"REJECTED": 3, "any reason": 6}
 
 
@@ -87,7 +86,7 @@ def test_a_restart_is_no_load() -> None:
     """The counters begin again, or only one of them has not yet passed its old value."""
     assert compute_load(counters(END), counters(START, SECONDS)) is None
     after = counters(END, SECONDS)
-    assert compute_load(replace(after, at_seconds=0.0, queue_us=after.queue_us + 1), after) is None
+    assert compute_load(replace(after, at_seconds=0.0, queue_ms=after.queue_ms + 1), after) is None
     failed = {**after.failures, "OTHER": 1.0}
     assert compute_load(replace(after, at_seconds=0.0, failures=failed), after) is None
 
