@@ -23,49 +23,48 @@ from optimizer.simulator.calibration import observe_point
 class BindingConstraint:
     """The constraint that prevents a better value of the first objective.
 
-    ``constraint`` is None if no measurement beyond a bound had a better one. ``beyond`` is the best point that misses
-    only this constraint, ``gain`` its relative gain (``Metric.worth``), None if ratios of the objective have no
-    meaning. ``used_shares`` are the shares of the bounds that the subject uses, by the text of the constraint: 1 is
-    all of an upper bound, or exactly a lower bound.
+    ``beyond`` is the best point that misses only this constraint, ``gain`` its relative gain (``Metric.worth``), None
+    if ratios of the objective have no meaning.
     """
 
-    constraint: Constraint | None
-    beyond: Point | None
+    constraint: Constraint
+    beyond: Point
     gain: float | None
-    used_shares: dict[str, float]
 
 
 def find_binding_constraint(
-    subject: Point, measured: Sequence[Point], sla: Sla, objective: Metric, *, met: bool
-) -> BindingConstraint:
-    """Return the constraint that binds ``subject``, among all ``measured`` points.
-
-    If the bounds are not ``met``, it is the one with the largest violation; None if ``subject`` is only unstable.
-    """
-    shares = {str(constraint): _used_share(constraint, subject) for constraint in sla}
-    used_shares = {text: share for text, share in shares.items() if share is not None}
-    if not met:
-        missed = max(
-            sla.missed(subject.measurement), key=lambda bound: bound.violation(subject.measurement), default=None
-        )
-        return BindingConstraint(missed, None, None, used_shares)
+    subject: Point, measured: Sequence[Point], sla: Sla, objective: Metric
+) -> BindingConstraint | None:
+    """Return the constraint that binds ``subject``; None if no ``measured`` point beyond one has a better value."""
     beyond = [point for point in measured if len(sla.missed(point.measurement)) == 1]
     better = [point for point in beyond if objective.is_better(point.measurement, subject.measurement)]
     best = Sla().best_point(better, [objective])
     if best is None:
-        return BindingConstraint(None, None, None, used_shares)
+        return None
     worths = objective.worth(best.measurement), objective.worth(subject.measurement)
     gain = worths[0] / worths[1] - 1 if worths[0] and worths[1] else None
-    return BindingConstraint(sla.missed(best.measurement).constraints[0], best, gain, used_shares)
+    return BindingConstraint(sla.missed(best.measurement).constraints[0], best, gain)
 
 
-def _used_share(constraint: Constraint, subject: Point) -> float | None:
-    """Return the share of the bound that ``subject`` uses, see ``BindingConstraint``; None if it is unknown."""
-    metric = METRICS[constraint.metric]
-    value = metric.value(subject.measurement)
-    if not value or not constraint.bound:
-        return None
-    return constraint.bound / value if metric.better == "higher" else value / constraint.bound
+def worst_missed(subject: Point, sla: Sla) -> Constraint | None:
+    """Return the constraint that ``subject`` violates most; None if it meets all."""
+    missed = sla.missed(subject.measurement)
+    return max(missed, key=lambda bound: bound.violation(subject.measurement), default=None)
+
+
+def used_shares(subject: Point, sla: Sla) -> dict[str, float]:
+    """Return the known shares of the bounds that ``subject`` uses, by the text of the constraint.
+
+    1 is all of an upper bound, or exactly a lower bound.
+    """
+    values = {constraint: METRICS[constraint.metric].value(subject.measurement) for constraint in sla}
+    return {
+        str(constraint): constraint.bound / value
+        if METRICS[constraint.metric].better == "higher"
+        else value / constraint.bound
+        for constraint, value in values.items()
+        if value and constraint.bound
+    }
 
 
 BottleneckKind = Literal[

@@ -13,7 +13,7 @@ from objectives.metrics import METRICS, Metric
 from objectives.sla import Constraint, Sla
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import Point
-from optimizer.explain.bottleneck import BottleneckKind
+from optimizer.explain.bottleneck import BottleneckKind, used_shares, worst_missed
 from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
 from optimizer.explain.forecaster import NEGLIGIBLE_GAIN, CandidateForecast, ChangeKind, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, formatting, outcome_values, summary
@@ -118,15 +118,15 @@ def _print_stages(console: Console, explanation: Explanation) -> None:
 
 def _binding_constraint(explanation: Explanation) -> Iterator[str]:
     """Yield the constraint that binds, the parts of the bounds that are used, and the next higher load."""
-    binding = explanation.binding
-    if not explanation.run.problem.sla:
+    binding, subject, sla = explanation.binding, explanation.subject.point, explanation.run.problem.sla
+    if not sla:
         yield "None: the run had no SLA."
         return
     if not explanation.has_recommendation:
         why = explanation.outcome.no_recommendation_reason
-        missed = f"{formatting.bound(binding.constraint)} is missed: {why}" if binding.constraint else None
-        yield f"{missed or why[:1].upper() + why[1:]}."
-    elif binding.constraint is None or binding.beyond is None:
+        missed = worst_missed(subject, sla)
+        yield f"{formatting.bound(missed)} is missed: {why}." if missed else f"{why[:1].upper()}{why[1:]}."
+    elif binding is None:
         yield _no_bound_binds(explanation)
     else:
         objective = explanation.outcome.objective
@@ -140,8 +140,10 @@ def _binding_constraint(explanation: Explanation) -> Iterator[str]:
         )
     if explanation.has_recommendation:
         yield from _more_within(explanation)
-        shares = ((bound, binding.used_shares.get(str(bound))) for bound in explanation.run.problem.sla)
-        used = [f"{percent(share)} of {formatting.bound(bound)}" for bound, share in shares if share is not None]
+        shares = used_shares(subject, sla)
+        used = [
+            f"{percent(shares[str(bound)])} of {formatting.bound(bound)}" for bound in sla if str(bound) in shares
+        ]
         if used:
             yield f"The recommendation uses {', '.join(used)}."
         changes = explanation.changes

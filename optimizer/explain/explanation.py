@@ -163,7 +163,8 @@ class ChangeForecasts:
 class Explanation:
     """Explanation of ``run``, whose outcome is ``outcome``.
 
-    ``subject`` is the recommendation, or else the point closest to the SLA. ``changes`` is None if no measurement
+    ``subject`` is the recommendation, or else the point closest to the SLA. ``binding`` is the constraint that binds
+    the recommendation, None without either. ``changes`` is None if no measurement
     has both a throughput and every predicted latency. ``shared_memory`` is its measured effect, None if none is
     known. ``step_advice`` names the step that limits the throughput of several models, None if their times were not
     recorded.
@@ -172,14 +173,17 @@ class Explanation:
     run: FinishedRun
     outcome: Outcome
     subject: StageBreakdown
-    has_recommendation: bool
     bottleneck: Bottleneck
-    binding: BindingConstraint
+    binding: BindingConstraint | None
     changes: ChangeForecasts | None
     forecast_checks: ForecastChecks
     runner_up: RunnerUp | None
     shared_memory: SharedMemoryEffect | None
     step_advice: StepAdvice | None
+
+    @property
+    def has_recommendation(self) -> bool:
+        return self.outcome.recommended is not None
 
 
 def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
@@ -198,17 +202,16 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
     step_reasons: tuple[str, ...] = advice.reasons if advice else ()
     if advice is None and (run.has_other_models or run.concurrent_models):
         step_reasons = (NO_STEPS_OF_STREAM if point.measurement.is_streamed else NO_STEPS,)
-    has_recommendation = outcome.recommended is not None
-    measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]
+    binding = None
+    if outcome.recommended is not None:
+        measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]
+        binding = find_binding_constraint(point, measured, run.problem.sla, run.problem.objectives[0])
     return Explanation(
         run=run,
         outcome=outcome,
         subject=subject,
-        has_recommendation=has_recommendation,
         bottleneck=_bottleneck(subject, changes, step_reasons),
-        binding=find_binding_constraint(
-            point, measured, run.problem.sla, run.problem.objectives[0], met=has_recommendation
-        ),
+        binding=binding,
         changes=changes,
         forecast_checks=check_forecasts(run.trials),
         runner_up=find_runner_up(run),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optimizer.core.trial import Point
+from optimizer.explain.bottleneck import used_shares, worst_missed
 from optimizer.explain.explain_report import change_name
 from optimizer.explain.explanation import ChangeForecasts, Explanation, RunnerUp
 from optimizer.explain.forecaster import CandidateForecast, Gain, OtherSla, Remedy
@@ -18,12 +19,16 @@ from optimizer.results.request_steps import StepTimes
 def document(explanation: Explanation) -> dict[str, Any]:
     """Return the document of ``--json``. Shares and gains are relative (0.1 is 10 %), None if unknown."""
     binding, changes, runner_up = explanation.binding, explanation.changes, explanation.runner_up
+    subject, sla = explanation.subject.point, explanation.run.problem.sla
+    constraint = binding.constraint if binding else None
+    if not explanation.has_recommendation:
+        constraint = worst_missed(subject, sla)
     return {
         "run": str(explanation.run.folder.path),
         "status": explanation.run.status,
         "verdict": explanation.outcome.verdict.value,
         "recommended": explanation.has_recommendation,
-        "subject": result_document.entry(explanation.subject.point),
+        "subject": result_document.entry(subject),
         "no_recommendation_reason": explanation.outcome.no_recommendation_reason or None,
         "bottleneck": explanation.bottleneck.kind,
         "reasons": list(explanation.bottleneck.reasons),
@@ -33,10 +38,10 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "instance_busy_share": explanation.subject.busy_share,
         "copied_share_of_compute": explanation.subject.copied_share,
         "binding": {
-            "constraint": str(binding.constraint) if binding.constraint else None,
-            "beyond": _entry(binding.beyond),
-            "gain": binding.gain,
-            "used_share": binding.used_shares,
+            "constraint": str(constraint) if constraint else None,
+            "beyond": _entry(binding.beyond if binding else None),
+            "gain": binding.gain if binding else None,
+            "used_share": used_shares(subject, sla),
         },
         "forecasts": {
             "throughput": _forecasts_document(explanation.forecast_checks.throughput),

@@ -19,7 +19,14 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import INSTANCE_GPUS, SERVER_PROCESSES, Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
-from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
+from optimizer.explain.bottleneck import (
+    BottleneckKind,
+    break_down_stages,
+    find_binding_constraint,
+    find_bottleneck,
+    used_shares,
+    worst_missed,
+)
 from optimizer.explain.explanation import Explanation, explain, find_runner_up
 from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import CandidateForecast, Gain, compute_gain
@@ -187,19 +194,23 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
     recommended, too_slow, too_large = point(100, 15.0, 5e8), point(110, 25.0, 5e8), point(120, 15.0, 2e9)
     slow_and_large = point(200, 30.0, 3e9)
     points = [recommended, too_slow, too_large, slow_and_large]
-    result = find_binding_constraint(recommended, points, sla, METRICS["throughput"], met=True)
+    result = find_binding_constraint(recommended, points, sla, METRICS["throughput"])
+    assert result is not None
     assert (result.constraint, result.beyond) == (sla.constraints[1], too_large)
     assert result.gain == pytest.approx(0.2)
-    assert result.used_shares == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
+    assert used_shares(recommended, sla) == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
     throughput = METRICS["throughput"]
-    assert find_binding_constraint(recommended, [recommended], sla, throughput, met=True).constraint is None
-    assert find_binding_constraint(slow_and_large, [], sla, throughput, met=False).constraint == sla.constraints[1]
+    assert find_binding_constraint(recommended, [recommended], sla, throughput) is None
+    assert worst_missed(slow_and_large, sla) == sla.constraints[1]
     floor = Sla.from_bounds({"throughput": 115.0})
     quicker, memory = point(80, 5.0, 1e9), METRICS["memory"]
-    result = find_binding_constraint(too_large, [*points, quicker], floor, METRICS["latency-p95"], met=True)
+    result = find_binding_constraint(too_large, [*points, quicker], floor, METRICS["latency-p95"])
+    assert result is not None
     assert (result.constraint, result.beyond) == (floor.constraints[0], quicker)
     assert result.gain == pytest.approx(2.0), "a third of the latency is three times as good"
-    assert find_binding_constraint(too_large, [*points, quicker], floor, memory, met=True).beyond is recommended
+    smaller = find_binding_constraint(too_large, [*points, quicker], floor, memory)
+    assert smaller is not None
+    assert smaller.beyond is recommended
 
 
 # -- forecasts, against a server whose service times they do not see ---------------------------------------------
@@ -327,6 +338,7 @@ def test_sizes_and_counts_that_failed_are_not_advised(
 def test_the_sample_run_is_explained(sample: Explanation) -> None:
     assert sample.bottleneck.kind == "compute"
     assert sample.subject.busy_share == pytest.approx(0.93, abs=0.01)
+    assert sample.binding is not None
     assert str(sample.binding.constraint) == "p95 <= 20 ms"
     assert sample.changes is not None
     kinds = {remedy.kind for remedy in sample.changes.remedies}
@@ -424,7 +436,7 @@ def test_a_bound_that_only_unstable_measurements_meet_is_not_said_to_be_missed(f
     explanation = explain(read_run(folder))
     shown = " ".join(explanation_text(explanation).split())
     assert not explanation.has_recommendation
-    assert explanation.binding.constraint is None
+    assert worst_missed(explanation.subject.point, explanation.run.problem.sla) is None
     assert "No measurement that meets the SLA was stable: the windows disagree." in shown
     assert "is missed" not in shown
 
@@ -537,7 +549,7 @@ def test_a_stable_measurement_that_misses_several_bounds_is_named_before_a_faste
         sample,
         run=run_with_two_bounds,
         outcome=replace(sample.outcome, points=points),
-        binding=find_binding_constraint(point, points, sla, run.problem.objectives[0], met=True),
+        binding=find_binding_constraint(point, points, sla, run.problem.objectives[0]),
     )
     text = " ".join(explanation_text(explanation_with_two_bounds).split())
     fastest = "The stable measurement with the best throughput"
@@ -557,6 +569,6 @@ def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_li
         sample,
         run=replace(run, problem=replace(run.problem, max_concurrency=max_concurrency)),
         outcome=replace(sample.outcome, points=(point,)),
-        binding=find_binding_constraint(point, [point], run.problem.sla, run.problem.objectives[0], met=True),
+        binding=find_binding_constraint(point, [point], run.problem.sla, run.problem.objectives[0]),
     )
     assert sentence in " ".join(explanation_text(explanation_of_one_point).split())
