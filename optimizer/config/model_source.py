@@ -21,6 +21,7 @@ from optimizer.config.search_space import (
     SPACE_KEYS,
 )
 from optimizer.core.candidate import SERVER_PROCESSES, VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
 
 
@@ -163,6 +164,23 @@ class ServedModels:
             prefix = f"{name}: " if len(self.settings) > 1 else ""
             differences += [f"{prefix}{text}" for text in model_config.differences(candidate, serving[name])]
         return differences
+
+    def served_by(self, server: Endpoint, source: ModelSource, reported: Mapping[str, ModelConfig]) -> Endpoint:
+        """Return ``server``, the place where ``model`` is reached, with the other models of ``source``.
+
+        ``reported`` are the configurations that the server reports.
+        """
+        concurrent = tuple(
+            replace(server, model=name, candidate=self.settings[name], steps=source.steps(reported, name))
+            for name in source.concurrent
+        )
+        return replace(
+            server,
+            batcher=self.batcher,
+            max_batch_size=self.configs[self.model].max_batch_size,
+            steps=source.steps(reported),
+            concurrent_models=concurrent,
+        )
 
 
 def served_models(source: ModelSource, candidate: Candidate) -> ServedModels:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -407,18 +408,9 @@ class ManagedTarget:
             server.run_for(candidate)
             reported = self._loader.load(models, from_files=from_files or len(self.source.models) > 1)
         gpus = gpu_placement.used_gpus(reported.values()) if self._sees_gpus else ()
-        location = (server.grpc, server.http, server.pid)
-        return Endpoint(
-            models.model,
-            candidate,
-            *location,
-            batcher=models.batcher,
-            max_batch_size=models.configs[models.model].max_batch_size,
-            steps=self.source.steps(reported),
-            concurrent_models=tuple(
-                Endpoint(name, models.settings[name], *location, steps=self.source.steps(reported, name))
-                for name in self.source.concurrent
-            ),
+        endpoint = Endpoint(models.model, candidate, server.grpc, server.http, server.pid)
+        return replace(
+            models.served_by(endpoint, self.source, reported),
             memory_bytes=server.memory_bytes,
             gpus=gpus,
             fell_back_to_cpu=self._sees_gpus

@@ -100,7 +100,14 @@ class RemoteTarget:
             self._warn_of_other_baseline(models)
             serving = self._serve(models)
         try:
-            yield self._endpoint(models, candidate, serving)
+            endpoint = Endpoint(
+                models.model, candidate, server_pid=listener_pid(self.connection.address), remote=self.connection
+            )
+            yield replace(
+                models.served_by(endpoint, self.source, serving),
+                gpus=gpu_placement.used_gpus(serving.values()),
+                metrics=self._metrics,
+            )
         except ServerCrashed as error:
             if self._server.responds():
                 raise
@@ -231,30 +238,6 @@ class RemoteTarget:
             if self._server.config(name) is not None:
                 self._change()
                 self._server.unload(name)
-
-    def _endpoint(self, models: ServedModels, candidate: Candidate, serving: dict[str, ModelConfig]) -> Endpoint:
-        pid = listener_pid(self.connection.address)
-        return Endpoint(
-            models.model,
-            candidate,
-            server_pid=pid,
-            batcher=models.batcher,
-            max_batch_size=models.configs[models.model].max_batch_size,
-            steps=self.source.steps(serving),
-            concurrent_models=tuple(
-                Endpoint(
-                    name,
-                    models.settings[name],
-                    server_pid=pid,
-                    remote=self.connection,
-                    steps=self.source.steps(serving, name),
-                )
-                for name in self.source.concurrent
-            ),
-            remote=self.connection,
-            gpus=gpu_placement.used_gpus(serving.values()),
-            metrics=self._metrics,
-        )
 
 
 def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> None:
