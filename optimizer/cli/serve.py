@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,15 +58,6 @@ examples:
   tune serve results/dlrm/20261120-231154 --grpc-port 9001
   tune watch results/dlrm/20261120-231154 --url 127.0.0.1:8002
 """
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """The addresses of a server. ``http`` is None if this version of tritonserver cannot protect it."""
-
-    grpc: str
-    http: str | None
-    metrics: str | None
 
 
 def build_parser() -> Parser:
@@ -183,14 +173,17 @@ def _read_options(run: RunFolder, arguments: argparse.Namespace) -> RunOptions:
     return options
 
 
-def addresses(endpoint: Endpoint) -> list[Addresses]:
-    """Return the addresses of each server of ``endpoint``."""
+def addresses(endpoint: Endpoint) -> list[dict[str, str | None]]:
+    """Return the addresses of each server of ``endpoint``, as the keys ``grpc``, ``http`` and ``metrics``.
+
+    That of HTTP is None if this version of tritonserver cannot protect it.
+    """
     return [
-        Addresses(
-            server.grpc,
-            f"http://{server.http}" if server.http else None,
-            f"http://{server.metrics}/metrics" if server.metrics else None,
-        )
+        {
+            "grpc": server.grpc,
+            "http": f"http://{server.http}" if server.http else None,
+            "metrics": f"http://{server.metrics}/metrics" if server.metrics else None,
+        }
         for server in endpoint.servers
     ]
 
@@ -211,7 +204,7 @@ def document(run: FinishedRun, server: RecommendedServer) -> dict[str, object]:
     assert run.recommended is not None, "only a run with a recommendation is served"
     return {
         "model": server.endpoint.model,
-        "servers": [asdict(server_addresses) for server_addresses in addresses(server.endpoint)],
+        "servers": addresses(server.endpoint),
         "sla": [str(bound) for bound in run.problem.sla],
         "verdict": run.measured.verdict.value,
         "recommended": result_document.entry(run.recommended),
@@ -235,12 +228,10 @@ def print_server(console: Console, run: FinishedRun, server: RecommendedServer) 
         )
     all_addresses = addresses(server.endpoint)
     for label, name in (("gRPC", "grpc"), ("HTTP", "http"), ("metrics", "metrics")):
-        for i, server_addresses in enumerate(all_addresses):
-            print_unwrapped(
-                console, "" if i else label, getattr(server_addresses, name) or "off in this version of Triton"
-            )
+        for i, each in enumerate(all_addresses):
+            print_unwrapped(console, "" if i else label, each[name] or "off in this version of Triton")
     print_unwrapped(console, "logs", str(server.folder.server_log.parent))
-    urls = [f"--url {server_addresses.metrics}" for server_addresses in all_addresses if server_addresses.metrics]
+    urls = [f"--url {each['metrics']}" for each in all_addresses if each["metrics"]]
     if len(urls) == len(all_addresses):
         path = shlex.quote(show_path(run.folder.path))
         print_unwrapped(console, "watch", " ".join(["tune watch", path, *urls]))
