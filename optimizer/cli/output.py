@@ -117,7 +117,7 @@ def check_decided(recommendation: Recommendation, verb: str, *, force: bool) -> 
         return
     from optimizer.results import summary
 
-    step = recommendation.step_if_undecided
+    step = recommendation.run.step_if_undecided
     problem = one_line(
         f"{recommendation.run.name}: the verdict is UNDECIDED: {summary.undecided_cause(recommendation.outcome)}; "
         f"{step.advice}: `{step.command}`"

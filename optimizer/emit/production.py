@@ -239,7 +239,7 @@ def _about_run(recommendation: Recommendation) -> Iterator[str]:
     if recommendation.unread_settings:
         yield f"NOTE: {SettingsUnread(recommendation.unread_settings)}"
     if recommendation.is_undecided:
-        command = recommendation.step_if_undecided.command
+        command = run.step_if_undecided.command
         yield f"WARNING: the verdict is UNDECIDED: run `{command}` before you use this in production"
 
 

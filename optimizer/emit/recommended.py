@@ -15,12 +15,9 @@ from optimizer.core.trial import Point
 from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_environment, parse_mount, read_gpus
 from optimizer.deploy.managed_target import auto_complete_options
 from optimizer.options import server_options
-from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.values import parse_cpus
-from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, how_to_finish, nothing_recommended, why_unfinished
 from optimizer.results.recommendation import Outcome
-from optimizer.results.summary import NextStep
 from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
 
@@ -82,12 +79,6 @@ class Recommendation:
     def is_undecided(self) -> bool:
         """Whether neither the run nor its newest separate test has decided that the SLA is met."""
         return self.outcome.verdict is Verdict.UNDECIDED and not self.separate_pass
-
-    @property
-    def step_if_undecided(self) -> NextStep:
-        """The step that tests the recommendation of an UNDECIDED run further, or repeats the run."""
-        longer = command_with_larger_budget(self.run.options)
-        return summary.step_if_undecided(self.outcome, self.run.folder.path, longer, self.run.remaining_tests)
 
     @property
     def device(self) -> str | None:

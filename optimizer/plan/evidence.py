@@ -25,7 +25,6 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import file_fault, show_path
 from optimizer.core.trial import LoadPoint, Point, Trial, all_points, trial_of
 from optimizer.measure.load_client.arrivals import Arrivals, parse_arrivals
-from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import is_distribution
 from optimizer.results import summary
 from optimizer.results.comparison import compare_conditions
@@ -261,10 +260,7 @@ class PlannedConfiguration:
     @property
     def next_command(self) -> str:
         """Return the command that continues the test of the newest run or repeats the run; empty without one."""
-        if why_unfinished(self.run):
-            return resume_command(self.run)
-        longer = command_with_larger_budget(self.run.options)
-        return summary.next_command(self.outcome, self.run.folder.path, longer, self.run.remaining_tests)
+        return resume_command(self.run) if why_unfinished(self.run) else self.run.next_command
 
     @property
     def measured(self) -> Point | None:

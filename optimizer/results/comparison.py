@@ -19,7 +19,6 @@ from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
 from optimizer.model.requests import generated_kind
-from optimizer.options.command_line import command_with_larger_budget
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import write_load_shares
 from optimizer.results import formatting, result_document, summary
@@ -105,12 +104,6 @@ class ComparedRun:
     def confirmed(self) -> ConfirmedLoad | None:
         """The confirmation of the recommendation; None if only the search measured it."""
         return self.outcome.confirmed
-
-    @property
-    def next_command(self) -> str:
-        """The command that continues the test of the run, or repeats the run; empty unless it is UNDECIDED."""
-        longer = command_with_larger_budget(self.run.options)
-        return summary.next_command(self.outcome, self.run.folder.path, longer, self.run.remaining_tests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +438,7 @@ def _run_document(side: ComparedRun) -> dict[str, Any]:
         "written": recorded_text(side.run.info.get("written")),
         "verdict": outcome.verdict.value,
         "undecided_cause": summary.undecided_cause(outcome) or None,
-        "next_command": side.next_command or None,
+        "next_command": side.run.next_command or None,
         "model": side.run.problem.model,
         "sla": list(map(str, outcome.sla)),
         "recommended": result_document.judged_entry(outcome, side.recommended),

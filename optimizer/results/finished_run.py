@@ -23,7 +23,7 @@ from optimizer.core.load_shapes import MAX_PERIOD_SECONDS, RequestTimes, is_load
 from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequests, parse_priorities
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Point, Trial
-from optimizer.options.command_line import command_line
+from optimizer.options.command_line import command_line, command_with_larger_budget
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import MAX_CPU_COUNT, load_shares
 from optimizer.results import formatting, summary
@@ -124,6 +124,18 @@ class FinishedRun:
     def remaining_tests(self) -> summary.RemainingTests:
         """The tests on fresh servers that ``tune verify`` can continue."""
         return summary.RemainingTests.read(self.info)
+
+    @property
+    def step_if_undecided(self) -> summary.NextStep:
+        """The step that tests the recommendation of an UNDECIDED run further, or repeats the run."""
+        longer = command_with_larger_budget(self.options)
+        return summary.step_if_undecided(self.measured, self.folder.path, longer, self.remaining_tests)
+
+    @property
+    def next_command(self) -> str:
+        """The command that continues the test of an UNDECIDED run, or repeats the run; empty for another verdict."""
+        longer = command_with_larger_budget(self.options)
+        return summary.next_command(self.measured, self.folder.path, longer, self.remaining_tests)
 
     @property
     def versions(self) -> Mapping[str, str]:

@@ -49,8 +49,8 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
     if differences := difference_warning(comparison):
         print_wrapped(console, "warning", differences)
     for side in comparison.runs:
-        if side.next_command:
-            print_unwrapped(console, f"next for {side.label}", side.next_command)
+        if side.run.next_command:
+            print_unwrapped(console, f"next for {side.label}", side.run.next_command)
     print_line(console)
     for side in comparison.runs:
         print_unwrapped(console, side.label, str(side.run.folder.path))
