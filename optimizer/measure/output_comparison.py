@@ -98,15 +98,6 @@ def read_outputs(serialized: bytes) -> ModelOutputs:
     return {output.name: OutputTensor(output.datatype, arrays[output.name]) for output in response.outputs}
 
 
-@dataclass(slots=True)
-class _JoinedOutput:
-    """An output of several responses: its type, the number of its elements, and its raw contents."""
-
-    datatype: str
-    elements: int = 0
-    contents: list[bytes] = field(default_factory=list)
-
-
 def concatenate(responses: Sequence[bytes]) -> bytes:
     """Return one serialized ModelInferResponse with the contents of all ``responses``, in their order.
 
@@ -116,7 +107,7 @@ def concatenate(responses: Sequence[bytes]) -> bytes:
     from google.protobuf.message import DecodeError
     from tritonclient.grpc.service_pb2 import ModelInferResponse
 
-    joined: dict[str, _JoinedOutput] = {}
+    joined: dict[str, tuple[Any, list[bytes]]] = {}  # the output tensor and its raw contents, by name
     for serialized in responses:
         try:
             response = ModelInferResponse.FromString(serialized)
@@ -126,17 +117,16 @@ def concatenate(responses: Sequence[bytes]) -> bytes:
         if len(outputs) != len(raws):
             raise DeploymentError(f"a response has {len(outputs)} outputs, but the contents of {len(raws)}")
         for output, raw in zip(outputs, raws, strict=True):
-            total = joined.setdefault(output.name, _JoinedOutput(output.datatype))
+            first = ModelInferResponse.InferOutputTensor(name=output.name, datatype=output.datatype, shape=[0])
+            total, contents = joined.setdefault(output.name, (first, []))
             if total.datatype != output.datatype:
                 raise DeploymentError(
                     f"output {output.name} is {total.datatype} in one response and {output.datatype} in another"
                 )
-            total.elements += int(np.prod(output.shape))
-            total.contents.append(raw)
-    result = ModelInferResponse()
-    for name, total in joined.items():
-        result.outputs.add(name=name, datatype=total.datatype, shape=[total.elements])
-        result.raw_output_contents.append(b"".join(total.contents))
+            total.shape[0] += int(np.prod(output.shape))
+            contents.append(raw)
+    raw_contents = [b"".join(contents) for _, contents in joined.values()]
+    result = ModelInferResponse(outputs=[total for total, _ in joined.values()], raw_output_contents=raw_contents)
     return bytes(result.SerializeToString())
 
 
