@@ -29,7 +29,6 @@ from optimizer.measure.load_client.client_files import (
     HEADERS_VARIABLE,
     NEVER,
     SendPlan,
-    read_output_slots,
     write_record,
 )
 from optimizer.measure.load_client.http2 import INFER_METHOD, Http2Connection, connect
@@ -184,7 +183,6 @@ class LoadClient:
     """Sends ``messages`` in turn to the servers and records the times; subclasses decide when to send.
 
     Ends when the load is complete, a request fails, the server is overloaded or hangs, or the client is too late.
-    ``free_slots`` are the output slots in shared memory that no request in flight uses.
     """
 
     _connection_type, _method = Http2Connection, INFER_METHOD
@@ -208,7 +206,7 @@ class LoadClient:
         ]
         self._sockets: dict[ServerSocket, Channel] = {}
         self._calls = 0
-        self.free_slots: list[bytes] = []
+        self._free_slots = [bytes.fromhex(slot) for slot in plan.output_slots]  # that no request in flight uses
         self._used_slots: dict[int, bytes] = {}  # slots by the number of the call
         self._sent_ns: list[int] = []
         self._answered_ns: list[int] = []  # NEVER for a request without an answer
@@ -329,8 +327,8 @@ class LoadClient:
     def _request(self, message: bytes) -> None:
         """Start a call with ``message`` and, if one is free, an output slot."""
         channel = self._next_channel()
-        if self.free_slots:
-            self._used_slots[self._calls] = slot = self.free_slots.pop()
+        if self._free_slots:
+            self._used_slots[self._calls] = slot = self._free_slots.pop()
             message += slot
         channel.calls.append(self._calls)
         channel.http2.request(message)
@@ -378,7 +376,7 @@ class LoadClient:
                 self._note_failure(call, error)
             self._answers += 1
             if call in self._used_slots:
-                self.free_slots.append(self._used_slots.pop(call))
+                self._free_slots.append(self._used_slots.pop(call))
             if call >= warm_ups:
                 self._record_answer(call - warm_ups, now_ns)
 
@@ -507,7 +505,6 @@ def main(
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     plan, messages, planned_ns = SendPlan.read(folder)
     client = (closed_loop if plan.concurrency else open_loop)(plan, messages, planned_ns, headers)
-    client.free_slots = read_output_slots(folder)
     client.run(folder)
 
 

@@ -24,7 +24,6 @@ MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # limits of the lead-in fo
 PLAN_FILE, MESSAGES_FILE, PLANNED_FILE, ORDER_FILE = "plan.json", "messages.bin", "planned.bin", "order.bin"
 RECORD_FILE, TIMES_FILE = "record.json", "times.bin"
 RESPONSE_TIMES_FILE, RESPONSES_FILE = "response_times.bin", "responses.bin"
-OUTPUT_SLOTS_FILE = "output_slots.json"
 ALL_ANSWERED_FILE = "all_answered"  # an empty file
 WRITE_BYTES = 2**18  # messages are written in blocks of this size, which takes about 0.1 ms
 
@@ -69,6 +68,7 @@ class SendPlan:
         sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
             which are in flight.
         counts_failures: Whether the load continues after a request that failed, and the record has all of them.
+        output_slots: The slots for outputs in shared memory: the end of a request that names the slot, as hex digits.
     """
 
     addresses: tuple[str, ...]
@@ -80,6 +80,7 @@ class SendPlan:
     period_seconds: float = 0.0
     sequence_lengths: tuple[int, ...] = ()
     counts_failures: bool = False
+    output_slots: tuple[str, ...] = ()
 
     def write(
         self,
@@ -117,19 +118,9 @@ class SendPlan:
             stream=stream and StreamPlan(**stream),
             addresses=tuple(plan.addresses),
             sequence_lengths=tuple(plan.sequence_lengths),
+            output_slots=tuple(plan.output_slots),
         )
         return plan, messages, planned.tolist()
-
-
-def write_output_slots(folder: Path, slots: Sequence[bytes]) -> None:
-    """Write the output slots in shared memory: the end of a request for each, which names the slot."""
-    folder.joinpath(OUTPUT_SLOTS_FILE).write_text(json.dumps([slot.hex() for slot in slots]))
-
-
-def read_output_slots(folder: Path) -> list[bytes]:
-    """Return the slots of ``write_output_slots``; an empty list if there is no shared memory."""
-    path = folder / OUTPUT_SLOTS_FILE
-    return [bytes.fromhex(slot) for slot in json.loads(path.read_text())] if path.exists() else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from optimizer.measure.load_client.client_files import (
     HEADERS_VARIABLE,
     SendPlan,
     SendRecord,
-    write_output_slots,
 )
 from optimizer.measure.shared_memory import OutgoingRequests
 
@@ -54,9 +53,9 @@ class ClientTask:
         """Write the files that the client reads. Raises OSError."""
         tls = self.connection.tls
         tls_files = None if tls is None else {name: file and str(file) for name, file in asdict(tls).items()}
-        replace(self.plan, tls=tls_files).write(folder, self.requests.messages, self.planned_ns, self.order)
-        if self.requests.output_slots:
-            write_output_slots(folder, self.requests.output_slots)
+        slots = tuple(slot.hex() for slot in self.requests.output_slots)
+        plan = replace(self.plan, tls=tls_files, output_slots=slots)
+        plan.write(folder, self.requests.messages, self.planned_ns, self.order)
 
 
 class RunClient(Protocol):
