@@ -141,7 +141,7 @@ class LengthSummary:
     sequence: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredCapacity:
     """The rate that a replica serves by measurements alone, in requests (steps of a stateful model) per second.
 
@@ -167,10 +167,10 @@ class MeasuredCapacity:
     confidence: float
     confirmed: float
     interval: ConfidenceInterval
-    concurrency: int
-    loads: int
-    mean_in_flight: float | None
-    full_share: float | None
+    concurrency: int = 0
+    loads: int = 1
+    mean_in_flight: float | None = None
+    full_share: float | None = None
     lengths: LengthSummary
     assumptions: tuple[str, ...]
     limiting_model: str = ""
@@ -191,48 +191,59 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for "
             f"{MEASURED_KIND} needs; {f'`{command}` makes it' if command else how_to_finish(run)}"
         )
-    size, throughput = run.problem.request_batch_size, confirmed.point.throughput_infer_per_sec
-    lower, upper = confirmed.throughput.low, confirmed.throughput.high
-    middle = min(max(throughput, lower), upper)  # the mean of all windows is not that of the servers
-    interval = ConfidenceInterval(lower / size, upper / size)
-    load = confirmed.point.load
-    safe = likely = high = load.request_rate
-    concurrency, loads, limiting_model, mean_in_flight, full_share = 0, 1, "", None, None
-    if load.concurrency:
-        points, shares = _points(run, confirmed), {run.problem.model: 1.0, **run.concurrent_models}
-        curves = {model: _curve(run, points, model, share) for model, share in shares.items()}
-        parts = {model: share / sum(shares.values()) for model, share in shares.items()}
-        safe, likely, high = (
-            min(curve.faster(end / throughput).highest_rate() / parts[model] for model, curve in curves.items())
-            for end in (lower, middle, upper)
-        )
-        slow = {model: curve.faster(lower / throughput) for model, curve in curves.items()}
-        limiting_model = min(slow, key=lambda model: slow[model].highest_rate() / parts[model])
-        loads, concurrency = len(points), slow[limiting_model].concurrency
-        if safe:
-            mean_in_flight = slow[limiting_model].mean_in_flight(safe * parts[limiting_model])
-            full_share = float(slow[limiting_model].in_flight(safe * parts[limiting_model])[-1])
-    elif run.options.request_times != "poisson":
+    size, interval, load = run.problem.request_batch_size, confirmed.throughput, confirmed.point.load
+    if not load.concurrency and run.options.request_times != "poisson":
         raise BadInputError(
             f"{run.folder.path}: its requests did not arrive independently of each other, as "
             "those of users do; give a run of a closed loop, or with --request-distribution poisson"
         )
-    assumed = STEP_ASSUMPTIONS if run.problem.kind is ModelKind.STATEFUL else ASSUMPTIONS
-    if run.concurrent_models:
-        assumed = CONCURRENT_ASSUMPTIONS
-    return MeasuredCapacity(
-        safe=safe,
-        likely=likely,
-        high=high,
+    capacity = MeasuredCapacity(
+        safe=load.request_rate,
+        likely=load.request_rate,
+        high=load.request_rate,
         confidence=run.problem.confidence,
-        confirmed=middle / size,
-        interval=interval,
-        concurrency=concurrency,
-        loads=loads,
-        mean_in_flight=mean_in_flight,
-        full_share=full_share,
+        confirmed=_middle(confirmed) / size,
+        interval=ConfidenceInterval(interval.low / size, interval.high / size),
         lengths=_lengths(run),
-        assumptions=assumed if load.concurrency else RATE_ASSUMPTIONS,
+        assumptions=RATE_ASSUMPTIONS,
+    )
+    return _with_closed_loop(capacity, run, confirmed) if load.concurrency else capacity
+
+
+def _middle(confirmed: ConfirmedLoad) -> float:
+    """Return the throughput: the mean of all windows, which is not that of the servers, within its interval."""
+    return min(max(confirmed.point.throughput_infer_per_sec, confirmed.throughput.low), confirmed.throughput.high)
+
+
+def _with_closed_loop(capacity: MeasuredCapacity, run: FinishedRun, confirmed: ConfirmedLoad) -> MeasuredCapacity:
+    """Return ``capacity`` with the rates that follow from the confirmed number of requests in flight."""
+    points, shares = _points(run, confirmed), {run.problem.model: 1.0, **run.concurrent_models}
+    parts = {model: share / sum(shares.values()) for model, share in shares.items()}
+    curves = {model: _curve(run, points, model, share) for model, share in shares.items()}
+
+    def limit(throughput: float) -> tuple[float, str, ReplicaCurve]:
+        """Return the rate of all models with this throughput, the model that limits it, and the curve of that."""
+        faster = {
+            model: curve.faster(throughput / confirmed.point.throughput_infer_per_sec)
+            for model, curve in curves.items()
+        }
+        rates = {model: curve.highest_rate() / parts[model] for model, curve in faster.items()}
+        limiting_model = min(rates, key=lambda model: rates[model])
+        return rates[limiting_model], limiting_model, faster[limiting_model]
+
+    safe, limiting_model, slow = limit(confirmed.throughput.low)
+    own_rate = safe * parts[limiting_model]
+    assumptions = STEP_ASSUMPTIONS if run.problem.kind is ModelKind.STATEFUL else ASSUMPTIONS
+    return replace(
+        capacity,
+        safe=safe,
+        likely=limit(_middle(confirmed))[0],
+        high=limit(confirmed.throughput.high)[0],
+        concurrency=slow.concurrency,
+        loads=len(points),
+        mean_in_flight=slow.mean_in_flight(own_rate) if safe else None,
+        full_share=float(slow.in_flight(own_rate)[-1]) if safe else None,
+        assumptions=CONCURRENT_ASSUMPTIONS if run.concurrent_models else assumptions,
         limiting_model=limiting_model if run.concurrent_models else "",
     )
 

@@ -49,8 +49,18 @@ BATCHED = curve(COUNTS / (SERVICE_S * (0.6 + 0.4 * COUNTS)))  # a step takes lon
 
 
 def capacity(rates: tuple[float, float, float]) -> MeasuredCapacity:
-    interval = ConfidenceInterval(rates[0], rates[2])
-    return MeasuredCapacity(*rates, 0.99, rates[1], interval, 8, 3, 4.0, 0.04, LengthSummary({}, ""), ())
+    safe, likely, high = rates
+    return MeasuredCapacity(
+        safe=safe,
+        likely=likely,
+        high=high,
+        confidence=0.99,
+        confirmed=likely,
+        interval=ConfidenceInterval(safe, high),
+        concurrency=8,
+        lengths=LengthSummary({}, ""),
+        assumptions=(),
+    )
 
 
 def plan_of_two_models(folder: Path, other_infer_per_sec: float) -> MeasuredCapacity:
