@@ -35,6 +35,7 @@ NO_GPUS, ALL_GPUS = "none", "all"
 # recommended by NVIDIA for its images
 SHM_SIZE = "1g"
 ULIMITS = ("memlock=-1", "stack=67108864")
+SDK_NAMES = {"network": "network_mode", "ipc": "ipc_mode", "workdir": "working_dir"}  # by flag of `docker run`
 GPU_VARIABLES = (VISIBLE_DEVICES, "NVIDIA_VISIBLE_DEVICES")  # they would hide GPUs that --docker-gpus gives
 
 
@@ -92,14 +93,8 @@ class ContainerSettings:
             "environment": {
                 name: os.environ[name] if value is None else value for name, value in self._variables().items()
             },
-            "shm_size": self.shm_size,
             "ulimits": [types.Ulimit(name=limit.name, soft=limit.soft, hard=limit.hard) for limit in self.ulimits],
-            "cpuset_cpus": format_cpus(self.cpus or ()),
-            "network_mode": "host" if self.host_network else None,
-            "ipc_mode": "host" if self.host_ipc else None,
-            "user": self.user,
-            "working_dir": self.folder,
-            "entrypoint": self.entrypoint,
+            **{SDK_NAMES.get(flag, flag.replace("-", "_")): text for flag, text in self._texts().items()},
         }
         return {name: value for name, value in arguments.items() if value}
 
@@ -114,7 +109,11 @@ class ContainerSettings:
             f"--env={name}" if value is None else f"--env={name}={value}" for name, value in self._variables().items()
         ]
         flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in self.ulimits]
-        single_flags = {
+        return flags + [f"--{name}={value}" for name, value in self._texts().items() if value]
+
+    def _texts(self) -> dict[str, str]:
+        """Return the settings that are one text by their flag of ``docker run``; empty if they are not set."""
+        return {
             "shm-size": self.shm_size,
             "cpuset-cpus": format_cpus(self.cpus or ()),
             "user": self.user,
@@ -123,7 +122,6 @@ class ContainerSettings:
             "ipc": "host" if self.host_ipc else "",
             "entrypoint": self.entrypoint,
         }
-        return flags + [f"--{name}={value}" for name, value in single_flags.items() if value]
 
     def _variables(self) -> dict[str, str | None]:
         return {**(BUS_ORDER if self.gpus else {}), **self.environment}

@@ -31,7 +31,7 @@ SCALING_FLAGS = ("--min-replicas", "--max-replicas", "--target-utilization")
 
 
 def add_scaling_limits(parser: argparse._ActionsContainer, of: str = "", maximum_note: str = "") -> None:
-    """Add SCALING_FLAGS to ``parser``. Their help says ``of`` what the replicas are, and a note on the maximum."""
+    """Add SCALING_FLAGS to ``parser``; in their help, ``of`` follows "replicas", and the note the maximum."""
     for name, bound, default in (("min", "Minimum", DEFAULT_MIN_REPLICAS), ("max", "Maximum", DEFAULT_MAX_REPLICAS)):
         text = f"{bound} number of replicas{of} (default: {default}){maximum_note if name == 'max' else ''}"
         parser.add_argument(f"--{name}-replicas", metavar="N", help=text)
