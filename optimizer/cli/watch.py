@@ -110,9 +110,10 @@ def main(argv: list[str], clock: Clock = time) -> int:
                 f"reading the metrics of {servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s"
             )
 
-    judgement = None
     model = given_model or expectation.model
-    for observed in observe_loads(urls, model, interval_seconds, count, clock, announce, expectation.steps):
+    observations = observe_loads(urls, model, interval_seconds, count, clock, announce, expectation.steps)
+    while True:
+        observed = next(observations)
         judgement = Judgement(expectation, observed.loads, len(urls), observed.lost_intervals)
         if arguments.json:
             print_json(document(judgement, urls), None if arguments.follow else 2)
@@ -121,9 +122,7 @@ def main(argv: list[str], clock: Clock = time) -> int:
         else:
             print_judgement(open_console(), judgement)
         if not arguments.follow:
-            break
-    assert judgement is not None, "there was at least one judgement"
-    return EXIT_CODES[judgement.verdict]
+            return EXIT_CODES[judgement.verdict]
 
 
 def _parse_interval(text: str) -> float:

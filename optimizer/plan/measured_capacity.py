@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, special
@@ -23,8 +24,7 @@ from scipy import optimize, special
 from objectives import model_stats
 from objectives.arrays import FloatArray
 from objectives.intervals import ConfidenceInterval
-from objectives.metrics import METRICS
-from objectives.sla import Constraint
+from objectives.metrics import METRICS, Timing
 from objectives.verdict import count_misses, windows_by_model
 from optimizer.config.problem import ModelKind
 from optimizer.confirmation.verdicts import ConfirmedLoad
@@ -281,9 +281,9 @@ def _curve(run: FinishedRun, points: Sequence[Point], model: str, share: float) 
     rates = [(model_stats.throughput_of(model, point.measurement) or 0.0) / size for point in points]
     throughput = np.minimum(np.interp(counts, [0, *loads], [0.0, *rates]), rates[-1])
     bounds = _percentile_bounds(run)
-    shares = np.array([[_over_bound_share(run, point, bound, model) for point in points] for bound, _ in bounds])
+    shares = np.array([[_over_bound_share(run, point, bound, model) for point in points] for bound in bounds])
     over_bound = np.maximum.accumulate(shares, axis=1)[:, np.searchsorted(loads, counts)]
-    return ReplicaCurve(throughput, over_bound, np.array([1 - level for _, level in bounds]))
+    return ReplicaCurve(throughput, over_bound, np.array([1 - bound.level for bound in bounds]))
 
 
 def _points(run: FinishedRun, confirmed: ConfirmedLoad) -> Sequence[Point]:
@@ -300,25 +300,30 @@ def _points(run: FinishedRun, confirmed: ConfirmedLoad) -> Sequence[Point]:
     return [*(below[load] for load in sorted(below)), last]
 
 
-def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
-    """Return the latency bounds of the run with the levels of their percentiles."""
+class _PercentileBound(NamedTuple):
+    """A bound on the percentile ``level`` of a time."""
+
+    bound_ms: float
+    level: float
+    timing: Timing
+
+
+def _percentile_bounds(run: FinishedRun) -> list[_PercentileBound]:
+    """Return the latency bounds of the run. Raises BadInputError if one is not on a percentile."""
     bounds = []
     for bound in run.problem.sla.latencies:
-        level = METRICS[bound.metric].quantile
-        if level is None:
+        level, timing = METRICS[bound.metric].quantile, METRICS[bound.metric].timing
+        if level is None or timing is None:
             raise BadInputError(
                 f"{run.folder.path}: {bound} permits no share of the requests, which a plan for {MEASURED_KIND} "
                 "needs; run `tune` with a bound on a percentile instead, such as --sla-p95 20ms"
             )
-        bounds.append((bound, level))
+        bounds.append(_PercentileBound(bound.bound, level, timing))
     return bounds
 
 
-def _over_bound_share(run: FinishedRun, point: Point, bound: Constraint, model: str) -> float:
-    """Return the share of requests to ``model`` over ``bound``, which is on a percentile."""
+def _over_bound_share(run: FinishedRun, point: Point, bound: _PercentileBound, model: str) -> float:
+    """Return the share of requests to ``model`` over ``bound``."""
     confirmed = run.measured.confirmation_of(point)
     servers = windows_of(confirmed.point, run.trials) if confirmed else [[point.measurement]]
-    timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
-    assert timing is not None, "the bound is on a latency"
-    assert level is not None, "the bound is on a percentile"
-    return count_misses(windows_by_model(servers).get(model, servers), bound.bound, level, timing).share
+    return count_misses(windows_by_model(servers).get(model, servers), *bound).share
