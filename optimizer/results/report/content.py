@@ -111,7 +111,7 @@ class ReportSection:
         forecasts: The search's forecasts, compared with the measurements.
         sensitivity: The configurations one step from the best one.
         sensitivity_sentence: The largest effect among these.
-        is_simulated: Whether the simulator of the dynamic batcher describes the model.
+        is_simulated: Whether the simulator of the dynamic batcher forecasts these effects.
         importance: Share of the variation that each parameter explains, 0 to 1.
         samples: A point for each configuration, for the plots of the parameters.
         confirmations: The measurements on fresh servers.
@@ -193,8 +193,8 @@ def report_section(run: FinishedRun) -> ReportSection:
         steps=tables.steps(run),
         forecasts=check_forecasts(run.trials),
         sensitivity=tables.sensitivity(run, neighbours),
-        sensitivity_sentence=tables.sensitivity_sentence(neighbours),
-        is_simulated=problem.is_simulated,
+        sensitivity_sentence=tables.sensitivity_sentence(run, neighbours),
+        is_simulated=any(step.expected is not None for step in neighbours),
         importance=importance(problem, samples),
         samples=samples,
         confirmations=tables.confirmations(run, outcome),

@@ -1,4 +1,4 @@
-"""Effects of each parameter on the throughput within the SLA: importance, and one step off the recommendation."""
+"""Effects of each parameter on the objective within the SLA: importance, and one step off the recommendation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from objectives.metrics import Metric
 from optimizer.config.problem import Problem
 from optimizer.core.candidate import Candidate, FieldValue, short_path
 from optimizer.core.trial import Point
+from optimizer.options.run_options import SIMULATED_OBJECTIVES
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import best_load
 
@@ -26,23 +28,34 @@ MAX_TRIALS = 8  # best trials used for forecasts of their neighbours
 
 @dataclass(frozen=True, slots=True)
 class ParameterSample:
-    """A measured trial: its best point, whether that ``meets`` the SLA, and the value of each parameter."""
+    """A measured trial: its best point, whether that ``meets`` the SLA, and the value of each parameter.
+
+    ``objective`` is the first objective of the run.
+    """
 
     point: Point
+    objective: Metric
     meets: bool
     values: Mapping[str, FieldValue]
 
     @property
-    def throughput(self) -> float:
-        """Return the throughput within the SLA; 0 if no load meets it."""
-        return self.point.throughput_infer_per_sec if self.meets else 0.0
+    def value(self) -> float | None:
+        """Return the objective within the SLA; None if no load meets it, or if it is unknown."""
+        return self.objective.value(self.point.measurement) if self.meets else None
+
+    @property
+    def cost(self) -> float:
+        """Return the objective as a cost, of which less is better; infinite if ``value`` is None."""
+        cost = self.objective.cost(self.point.measurement) if self.meets else None
+        return math.inf if cost is None else cost
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """The recommendation with one parameter changed by one step.
 
-    ``measured`` and ``expected`` are the lost shares of the throughput: 0.04 is 4 % less. None is unknown.
+    ``measured`` and ``expected`` say by which share the objective is worse: 0.04 is 4 % less throughput, or a latency
+    that is 4 % higher. None is unknown.
     """
 
     parameter: str
@@ -70,11 +83,11 @@ def label(parameter: str) -> str:
 
 def parameter_samples(run: FinishedRun) -> list[ParameterSample]:
     """Return the samples of all measured trials of the space, each at its best load."""
-    samples, space = list[ParameterSample](), run.problem.space
+    samples, space, objective = list[ParameterSample](), run.problem.space, run.problem.objectives[0]
     for trial in run.trials:
         best, values = best_load(trial, run.problem), space.parameter_values(space.canonical(trial.candidate))
         if best.point is not None and values is not None:
-            samples.append(ParameterSample(best.point, best.meets_sla, values))
+            samples.append(ParameterSample(best.point, objective, best.meets_sla, values))
     return samples
 
 
@@ -89,7 +102,7 @@ def importance(problem: Problem, samples: Sequence[ParameterSample]) -> dict[str
     This is Optuna's PED-ANOVA: how much the values in the best tenth, at least five trials, differ from those of all
     trials. It depends on ranks only, so configurations that miss the SLA only count as not being among the best.
     """
-    if len(samples) < MIN_TRIALS or len({sample.throughput for sample in samples}) < 2:
+    if len(samples) < MIN_TRIALS or len({sample.cost for sample in samples}) < 2:
         return {}
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -98,19 +111,20 @@ def importance(problem: Problem, samples: Sequence[ParameterSample]) -> dict[str
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     encoding = Encoding(problem.space)
-    study = optuna.create_study(direction="maximize")
+    known = [sample.cost for sample in samples if sample.cost < math.inf]
+    worst = max(known) + 1
+    study = optuna.create_study(direction="minimize")
     study.add_trials(
         [
             optuna.trial.create_trial(
                 params=encoding.encode(sample.point.candidate) or {},
                 distributions=encoding.distributions,
-                value=sample.throughput,
+                value=min(sample.cost, worst),
             )
             for sample in samples[:: math.ceil(len(samples) / ENOUGH_TRIALS)]
         ]
     )
-    meeting = sum(sample.meets for sample in samples) / len(samples)
-    top = min(0.5, meeting, max(TOP_SHARE, TOP_TRIALS / len(samples)))
+    top = min(0.5, len(known) / len(samples), max(TOP_SHARE, TOP_TRIALS / len(samples)))
     evaluator = PedAnovaImportanceEvaluator(target_quantile=top, evaluate_on_local=True)
     importances = get_param_importances(study, evaluator=evaluator)
     shares = {name.removesuffix(RANK): share for name, share in importances.items()}
@@ -134,13 +148,17 @@ def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[N
             candidate = space.candidate({**values, name: other})
             if candidate is not None and candidate != space.canonical(best.candidate):
                 steps.append(Neighbour(name, values[name], other, candidate, measured=None, expected=None))
-    searched = {space.canonical(sample.point.candidate): sample.throughput for sample in samples if sample.meets}
-    # both throughputs are from the search, so that its bias cancels
-    recommended_throughput = searched.get(space.canonical(best.candidate))
+    objective = run.problem.objectives[0]
+    searched = {
+        space.canonical(sample.point.candidate): sample.value for sample in samples if sample.value is not None
+    }
+    # both values are from the search, so that its bias cancels
+    recommended_value = searched.get(space.canonical(best.candidate))
     expected = _expected_costs(run, [step.candidate for step in steps], samples)
     measured: dict[Candidate, float] = {}
-    if recommended_throughput:
-        measured = {candidate: 1 - throughput / recommended_throughput for candidate, throughput in searched.items()}
+    if recommended_value and objective.has_ratio:
+        sign = 1 if objective.better == "higher" else -1
+        measured = {candidate: sign * (1 - value / recommended_value) for candidate, value in searched.items()}
     return [
         replace(step, measured=measured.get(step.candidate), expected=expected.get(step.candidate)) for step in steps
     ]
@@ -152,14 +170,15 @@ def _expected_costs(
     """Return the expected cost of each candidate at its best load within the binding latency bound.
 
     The forecast is that of the simulation-guided search after the best trials. The result is empty if no load of the
-    recommendation is expected to meet the bound, or the simulator does not apply to the model.
+    recommendation is expected to meet the bound, or the simulator does not apply to the model or the objective.
     """
     from optimizer.search.candidate_selector import fit_surrogate
 
     best = run.recommended
-    if best is None or not neighbours or not run.problem.is_simulated:
+    is_simulated = run.problem.is_simulated and run.problem.objectives[0].name in SIMULATED_OBJECTIVES
+    if best is None or not neighbours or not is_simulated:
         return {}
-    best_samples = sorted(samples, key=lambda sample: sample.throughput, reverse=True)[:MAX_TRIALS]
+    best_samples = sorted(samples, key=lambda sample: sample.cost)[:MAX_TRIALS]
     ranked = {sample.point.trial for sample in best_samples} | {best.trial}
     problem, trials = run.problem, [trial for trial in run.trials if trial.number in ranked]
     in_flight = (

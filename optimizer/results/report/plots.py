@@ -282,8 +282,9 @@ def importance(shares: Mapping[str, float], trials: int) -> Drawing | None:
 
 
 def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | None:
-    """Draw a panel for each parameter: the throughput within the SLA of all configurations by its value."""
-    meeting = [sample for sample in samples if sample.meets]
+    """Draw a panel for each parameter: the first objective within the SLA of all configurations by its value."""
+    objective = run.problem.objectives[0]
+    meeting = [sample for sample in samples if sample.value is not None]
     parameters = list(varied(run.problem).items())[:MAX_PANELS]
     if not meeting or not parameters:
         return None
@@ -298,10 +299,14 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     }
     for axes in panels.flat[len(parameters) :]:
         axes.set_visible(False)
-    panels.flat[0].set_ylim(0, 1.08 * max(sample.throughput for sample in meeting))
-    has_bounds = bool(run.problem.sla)
-    name = f"throughput{' within the SLA' if has_bounds else ''} (infer/s)"
-    figure.supylabel(name, x=0.005, fontsize=11, color=LIGHT["quiet"])
+    values = [sample.value or 0.0 for sample in meeting]  # a score may be negative, and all error rates may be 0
+    low, high = min(0.0, *values), max(0.0, *values)
+    panels.flat[0].set_ylim(1.08 * low, 1.08 * high if high > low else 1.0)
+    has_bounds, goal = bool(run.problem.sla), formatting.metric_label(objective.name)
+    unit = f" ({objective.unit})" if objective.unit else ""
+    figure.supylabel(
+        f"{goal}{' within the SLA' if has_bounds else ''}{unit}", x=0.005, fontsize=11, color=LIGHT["quiet"]
+    )
     set_margins(figure, legend_above(figure, panels.flat[0]))
     figure.subplots_adjust(wspace=0.08, bottom=0.35 / figure.get_figheight())
     described = formatting.count(len(meeting), "configuration")
@@ -309,7 +314,8 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
         described += f" that {'meets' if len(meeting) == 1 else 'meet'} the SLA"
     described += ". Best values: "
     described += ", ".join(f"{label(name)} {_choice_text(_best_value(meeting, name))}" for name, _ in parameters)
-    return Drawing("slices", "Throughput at each value of each parameter", f"{described}.", figure, labels)
+    title = f"{goal[0].upper()}{goal[1:]} at each value of each parameter"
+    return Drawing("slices", title, f"{described}.", figure, labels)
 
 
 def _draw_slice(
@@ -320,19 +326,20 @@ def _draw_slice(
     samples: Sequence[ParameterSample],
     chosen: Mapping[str, object] | None,
 ) -> list[str]:
-    """Draw the throughput of ``samples`` by the value of one parameter. Return the tooltips of the group ``gid``.
+    """Draw the objective of ``samples`` by the value of one parameter. Return the tooltips of the group ``gid``.
 
     The group has the samples that differ from the recommendation, which has the values ``chosen``, in this parameter
     only.
     """
     at = np.array([choices.index(sample.values[name]) for sample in samples])
-    values = np.array([sample.throughput for sample in samples])
+    values = np.array([sample.value for sample in samples], np.float64)
+    best = np.max if samples[0].objective.better == "higher" else np.min
     neighbours = np.array([_differs_only_in(sample, chosen, name) for sample in samples])
     shift = np.random.default_rng(0).uniform(-JITTER, JITTER, len(samples))
     others = np.flatnonzero(~neighbours)[:: math.ceil(len(samples) / MAX_DOTS)]
     places = zip(at[others] + shift[others], values[others], strict=True)
     draw_dots(axes, places, c=LIGHT["dot"], s=0.7 * dot_size(len(samples)), label="any configuration")
-    tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
+    tops = {place: best(values[at == place]) for place in np.unique(at).tolist()}
     axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each value")
     places, text = zip(at[neighbours], values[neighbours], strict=True), "other parameters as recommended"
     draw_dots(axes, places, c=LIGHT["good"], s=44, zorder=4, label=text, gid=gid)
@@ -352,8 +359,8 @@ def _differs_only_in(sample: ParameterSample, chosen: Mapping[str, object] | Non
 
 
 def _best_value(samples: Sequence[ParameterSample], name: str) -> object:
-    """Return the value of the parameter ``name`` in the sample with the most throughput."""
-    return max(samples, key=lambda sample: sample.throughput).values[name]
+    """Return the value of the parameter ``name`` in the best sample."""
+    return min(samples, key=lambda sample: sample.cost).values[name]
 
 
 def _choice_text(value: object) -> str:

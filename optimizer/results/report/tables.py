@@ -200,9 +200,10 @@ def front(outcome: Outcome) -> ReportTable:
 
 
 def _why_not_taken(point: Point, outcome: Outcome) -> str:
-    """Return why ``point`` of the front is not recommended; empty if the recommendation has as much throughput."""
+    """Return why ``point`` of the front is not recommended; empty without more throughput and a better objective."""
     best = outcome.recommended
-    if best is None or point.throughput_infer_per_sec <= best.throughput_infer_per_sec:
+    is_better = best is not None and outcome.objective.is_better(point.measurement, best.measurement)
+    if best is None or (not is_better and point.throughput_infer_per_sec <= best.throughput_infer_per_sec):
         return ""
     return outcome_values.why_not_recommended(outcome, point)
 
@@ -259,35 +260,46 @@ def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
 
 
 def sensitivity(run: FinishedRun, neighbours: Sequence[Neighbour]) -> ReportTable:
-    """Return the change of the throughput within the SLA for each step, the most costly first."""
+    """Return the change of the first objective within the SLA for each step, the most costly first."""
+    objective = run.problem.objectives[0]
+    goal, sign = formatting.metric_label(objective.name), 1 if objective.better == "lower" else -1
     rows = [
-        (label(step.parameter), f"{step.chosen} to {step.other}", _change(step.measured), _change(step.expected))
+        (
+            label(step.parameter),
+            f"{step.chosen} to {step.other}",
+            _change(step.measured, sign),
+            _change(step.expected, sign),
+        )
         for step in sorted(neighbours, key=lambda step: -(step.cost or 0.0))
     ]
     headers = ("parameter", "one step", ">measured", ">expected")
     within = " within the SLA" if run.problem.sla else ""
-    return ReportTable(headers, rows, f"Throughput{within} after changing one parameter by one step")
+    return ReportTable(headers, rows, f"{goal[0].upper()}{goal[1:]}{within} after changing one parameter by one step")
 
 
-def sensitivity_sentence(neighbours: Sequence[Neighbour]) -> str:
+def sensitivity_sentence(run: FinishedRun, neighbours: Sequence[Neighbour]) -> str:
     """Return the most costly step as a sentence; empty if no cost is known."""
     costs = [(step.cost, step) for step in neighbours if step.cost is not None]
     if not costs:
         return ""
     cost, worst = max(costs, key=lambda entry: entry[0])
+    objective = run.problem.objectives[0]
+    goal = formatting.goal_label(objective.name)
     if cost <= SAME:
-        return "Changing any single parameter by one step costs no throughput."
+        return f"The {goal} is no worse after changing any single parameter by one step."
     source = "measured" if worst.measured is not None else "expected"
+    effect = f"{'lowers' if objective.better == 'higher' else 'raises'} the {goal}"
     return (
-        f"Changing one parameter by one step costs up to {formatting.percent(cost)} of the throughput "
-        f"({source}): {label(worst.parameter)} {worst.other} instead of {worst.chosen}."
+        f"Changing one parameter by one step {effect} by up to {formatting.percent(cost)} ({source}): "
+        f"{label(worst.parameter)} {worst.other} instead of {worst.chosen}."
     )
 
 
-def _change(cost: float | None) -> str:
+def _change(cost: float | None, sign: int) -> str:
+    """Return the change of an objective that is worse by the share ``cost``; ``sign`` is 1 if lower is better."""
     if cost is None:
         return "–"
-    return "no difference" if abs(cost) <= SAME else f"{-100 * cost:+.1f} %".replace("-", "−")
+    return "no difference" if abs(cost) <= SAME else f"{100 * sign * cost:+.1f} %".replace("-", "−")
 
 
 def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:

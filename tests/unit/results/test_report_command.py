@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.cli import explain, plan
 from optimizer.cli.report import main
+from optimizer.core.candidate import FieldValue
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.results import outcome_values
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -352,6 +354,50 @@ class TestFigures:
         assert sum(shares.values()) == pytest.approx(1)
         assert shares.keys() == parameter_effects.varied(finished.problem).keys()
         assert parameter_effects.importance(finished.problem, samples[:3]) == {}
+
+    def test_the_effects_of_parameters_are_those_on_the_objective(self, run: Path) -> None:
+        finished = read_run(run)
+        space, samples = finished.problem.space, parameter_effects.parameter_samples(finished)
+        first = {name: choices[0] for name, choices in space.parameters().items()}
+        for objective, expected in (("throughput", "instance_count"), ("memory", "max_batch_size")):
+            made = []
+            for size, instances in itertools.product((4, 8, 16, 32, 64, 128, 256), (1, 2)):
+                values: dict[str, FieldValue] = {**first, "max_batch_size": size, "instance_count": instances}
+                measured = replace(
+                    samples[0].point.measurement,
+                    throughput_infer_per_sec=1000.0 * instances,
+                    server_memory_bytes=1e9 * size,
+                )
+                candidate = space.candidate(values)
+                assert candidate is not None
+                point = replace(samples[0].point, candidate=candidate, measurement=measured)
+                made.append(parameter_effects.ParameterSample(point, METRICS[objective], meets=True, values=values))
+            shares = parameter_effects.importance(finished.problem, made)
+            assert max(("max_batch_size", "instance_count"), key=lambda name: shares[name]) == expected
+
+        problem = replace(finished.problem, objectives=(METRICS["latency-p95"],))
+        by_latency = replace(finished, problem=problem)
+        samples = parameter_effects.parameter_samples(by_latency)
+        steps = _steps(by_latency)
+        assert all(step.expected is None for step in steps), "the simulation seeks the most throughput"
+        best = finished.recommended
+        assert best is not None
+        chosen = problem.space.canonical(best.candidate)
+        (recommended,) = (sample for sample in samples if sample.point.candidate == chosen)
+        measured = recommended.point.measurement
+        slower = replace(measured, latency_p95_ms=1.25 * (measured.latency_p95_ms or 0.0))
+        point = replace(recommended.point, candidate=steps[0].candidate, measurement=slower)
+        steps = parameter_effects.one_step_off(by_latency, [*samples, replace(recommended, point=point)])
+        assert steps[0].measured == pytest.approx(0.25)
+        drawing = plots.slices(by_latency, samples)
+        assert drawing is not None
+        assert drawing.title == "Latency p95 at each value of each parameter"
+        caption = "Latency p95 within the SLA after changing one parameter by one step"
+        table = tables.sensitivity(by_latency, steps)
+        assert (table.caption, table.rows[0][2]) == (caption, "+25.0 %")
+        assert "raises the p95 by up to 25 % (measured)" in tables.sensitivity_sentence(by_latency, steps)
+        unchanged = replace(steps[0], measured=0.0)
+        assert tables.sensitivity_sentence(by_latency, [unchanged]).startswith("The p95 is no worse after changing")
 
     def test_texts_end_within_each_plot(self, run: Path) -> None:
         finished = read_run(run)
