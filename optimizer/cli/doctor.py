@@ -131,7 +131,7 @@ def check_threads() -> Finding:
     """Check the limits on processes and threads, which the server needs too."""
     if problem := hardware.thread_problem(hardware.SERVER_THREADS):
         return Finding("fail", problem, hardware.MORE_THREADS)
-    return Finding("ok", "enough of them can be started")
+    return Finding("ok", "enough processes and threads can be started")
 
 
 def check_perf_analyzer() -> Finding:

@@ -123,7 +123,7 @@ def _check_combination(arguments: Namespace) -> None:
     set_replica_flags = [flag for flag in replica_flags if value_of(arguments, flag) is not None]
     if arguments.rate is None and arguments.trace is None and not set_replica_flags:
         raise BadInputError(
-            "nothing to plan: give --rate 40000/s, or --gpus, --replicas or --max-cost for their rate"
+            "nothing to plan: give --rate 40000/s, or --gpus, --replicas or --max-cost for the rate that they serve"
         )
     if len(set_replica_flags) > 1:
         both = " and ".join(set_replica_flags[:2])

@@ -415,7 +415,7 @@ class UnstableCells(Note):
     measured: int
 
     def __str__(self) -> str:
-        return f"unstable, marked *: {self.unstable} of {self.measured} cells, whose windows disagreed"
+        return f"{self.unstable} of {self.measured} measurements are unstable (marked *): their windows disagreed"
 
 
 class DisturbedCells(Note):
@@ -427,8 +427,8 @@ class DisturbedCells(Note):
 
     def __str__(self) -> str:
         return (
-            f"disturbed: {self.disturbed} of {self.measured} cells, while other processes or machines took up to "
-            f"{100 * self.worst_share:.0f} % of the CPUs"
+            f"{self.disturbed} of {self.measured} measurements were disturbed: other processes or machines took up "
+            f"to {100 * self.worst_share:.0f} % of the CPUs"
         )
 
 

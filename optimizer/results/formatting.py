@@ -203,7 +203,9 @@ def gain(gain: ObjectiveGain | None, missed: ComparedSide | None = None, compare
     """
     if gain is None:
         subject = compared if missed == "compared" else "the recommendation"
-        return f"not confirmed{f': {subject} misses the bound in the usual states' if missed else ''}"
+        return "not confirmed" + (
+            f": {subject} misses the bound in the usual states of the machine" if missed else ""
+        )
     metric, ratio = METRICS[gain.metric], gain.ratio
     name = "" if metric.name == "throughput" else f"{goal_label(metric.name)} "
     if ratio is None:

@@ -114,7 +114,7 @@ def undecided_test_cause(confirmed: ConfirmedLoad) -> str:
 
 
 def _disturbed_windows(confirmed: ConfirmedLoad) -> str:
-    return f"the machine was disturbed in {formatting.percent(confirmed.judged.disturbed_share)} of the windows"
+    return f"other programs disturbed {formatting.percent(confirmed.judged.disturbed_share)} of the windows"
 
 
 def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
@@ -142,10 +142,10 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
 
 def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
     """Return why an outcome without a recommendation is not FAIL."""
-    counted = f"in {result.disturbed:,} of {result.total:,}"
+    counted = f"{result.disturbed:,} of {result.total:,}"
     if (test := result.test) is not None:
         if result.kind == "test_disturbed":
-            disturbed = f"the machine was disturbed {counted} windows on fresh servers"
+            disturbed = f"other programs disturbed {counted} windows on fresh servers"
             return "; ".join(filter(None, (disturbed, _missing_servers(test))))
         missed = _measured(outcome.sla.missed(test.point.measurement), test.point)
         cause = undecided_test_cause(test)
@@ -154,7 +154,7 @@ def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
         return f"fresh servers had {missed}, but their test did not decide: {cause}"
     if result.kind == "search_disturbed":
         limit = formatting.percent(DISTURBANCE_LIMIT)
-        return f"other processes or machines took more than {limit} of the CPUs {counted} measurements"
+        return f"other processes or machines took more than {limit} of the CPUs in {counted} measurements"
     if result.kind == "closest_disturbed" and outcome.closest:
         return f"the closest configuration may be faster: {describe_disturbance(outcome.closest.measurement)}"
     return outcome.no_recommendation_reason
@@ -220,7 +220,7 @@ def _missing_servers(confirmed: ConfirmedLoad) -> str:
     """
     if confirmed.servers >= LOOKS[0] or confirmed.crash or confirmed.has_lost:
         return ""
-    measured = f"{confirmed.servers} of {formatting.count(LOOKS[0], 'server')}"
+    measured = f"{confirmed.servers} of at least {formatting.count(LOOKS[0], 'fresh server')}"
     judged = confirmed.judged
     if not judged.unlikely:
         return f"the time ended after {measured}"

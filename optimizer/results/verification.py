@@ -258,7 +258,7 @@ def print_verification(console: Console, result: VerificationResult) -> None:
     style = formatting.VERDICT_STYLES[verified.verdict]
     print_indented(console, f"{problem.model}: the recommendation {holds} ({goal})", style=style)
     if verified.reason:
-        print_wrapped(console, "because", verified.reason)
+        print_wrapped(console, "cause", verified.reason)
     print_line(console)
     for confirmed in verified.measured:
         point = confirmed.point
@@ -276,7 +276,7 @@ def print_verification(console: Console, result: VerificationResult) -> None:
         print_indented(console, failed, style="red")
     print_line(console)
     if verified.verdict_holds or not is_undecided:
-        text = f"{_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}"
+        text = f"{_holds(verified.verdict_holds)}, the ranking of the configurations {_holds(verified.ranking_holds)}"
         print_wrapped(console, "verdict", text)
     for note in result.notes:
         print_wrapped(console, "note", str(note))

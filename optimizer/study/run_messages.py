@@ -59,12 +59,12 @@ def start_line(
     Earlier sessions of the run have measured for ``spent_seconds``.
     """
     limit = f"for at most {formatting.duration(seconds)}"
-    action = "continuing" if spent_seconds else "tuning"
+    action, aim = "continuing" if spent_seconds else "tuning", goal(problem)
     if mode is RunMode.CONFIRM:
-        action = "testing the recommendation for"
+        action, aim = "testing the recommendation for", formatting.bounds(problem.sla) or "no bound"
     elif options.max_trials is not None:
         limit += f" and {formatting.count(options.max_trials, 'trial')}"
-    return f"{action} {problem.model} on {describe_server(options)}, {limit}: {goal(problem)}; results in {folder}"
+    return f"{action} {problem.model} on {describe_server(options)}, {limit}: {aim}; results in {folder}"
 
 
 def goal(problem: Problem) -> str:

@@ -688,7 +688,7 @@ def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Pr
     trials = Confirmer(problem, server, measuring, budget, measured).run(COMPARISONS)
     assert server.deployed[before:] == (LOOKS[0] - 1) * [FASTER]
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert undecided_cause(outcome) == f"the time ended after {LOOKS[0] - 1} of {LOOKS[0]} servers"
+    assert undecided_cause(outcome) == f"the time ended after {LOOKS[0] - 1} of at least {LOOKS[0]} fresh servers"
 
 
 def confirm_in_time(server: TimedServer, problem: Problem, path: Path, seconds: float) -> list[Trial]:
@@ -758,7 +758,7 @@ def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: 
     assert 0 < second.servers < LOOKS[0]
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.recommended == second.point
-    assert undecided_cause(outcome) == f"the time ended after {second.servers} of {LOOKS[0]} servers"
+    assert undecided_cause(outcome) == f"the time ended after {second.servers} of at least {LOOKS[0]} fresh servers"
 
 
 def test_a_load_that_meets_the_bound_is_tested_until_the_time_ends(problem: Problem, tmp_path: Path) -> None:
@@ -769,7 +769,7 @@ def test_a_load_that_meets_the_bound_is_tested_until_the_time_ends(problem: Prob
     (tested,) = judged_loads(trials, problem).values()
     assert tested.servers == 2
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert undecided_cause(outcome) == f"the time ended after 2 of {LOOKS[0]} servers"
+    assert undecided_cause(outcome) == f"the time ended after 2 of at least {LOOKS[0]} fresh servers"
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.9, Verdict.UNDECIDED)])

@@ -106,12 +106,13 @@ def test_a_run_that_ended_early_has_its_own_exit_code() -> None:
     ("result", "cause"),
     [
         (outcome(), "it was not tested on fresh servers"),
-        (outcome(10.0, 10.0, 10.0), f"the time ended after 3 of {LOOKS[0]} servers"),
-        (outcome(*[19.5] * 4, disturbed=3), "the machine was disturbed in 38 % of the windows"),
+        (outcome(10.0, 10.0, 10.0), f"the time ended after 3 of at least {LOOKS[0]} fresh servers"),
+        (outcome(*[19.5] * 4, disturbed=3), "other programs disturbed 38 % of the windows"),
         (
             outcome(*[19.5] * 3, disturbed=3),
-            f"the test ended after 3 of {LOOKS[0]} servers, and p95 <= 20 ms (19.5 ms from 976 effective requests) "
-            "was not likely to pass in the time that was left; the machine was disturbed in 38 % of the windows",
+            f"the test ended after 3 of at least {LOOKS[0]} fresh servers, and p95 <= 20 ms (19.5 ms from 976 "
+            "effective requests) was not likely to pass in the time that was left; "
+            "other programs disturbed 38 % of the windows",
         ),
         (outcome(*[10.0] * 4, error=0.0), "it was compared on 4 fresh servers, but not tested"),
     ],
@@ -257,9 +258,9 @@ def test_a_test_that_was_given_up_names_the_bound_of_the_user() -> None:
     assert result.confirmed is not None
     assert result.confirmed.point.load == LOAD
     assert re.fullmatch(
-        rf"the test ended after 2 of {LOOKS[0]} servers, and p95 <= 20 ms \(12\.0 ms from \d+ effective "
-        r"requests\) was not likely to pass in the time that was left; other programs were usually more active "
-        r"during this run than during this test, so latencies are judged as \d+ % higher than measured",
+        rf"the test ended after 2 of at least {LOOKS[0]} fresh servers, and p95 <= 20 ms \(12\.0 ms from \d+ "
+        r"effective requests\) was not likely to pass in the time that was left; other programs were usually more "
+        r"active during this run than during this test, so latencies are judged as \d+ % higher than measured",
         summary.undecided_cause(result),
     )
 
@@ -278,7 +279,7 @@ def test_a_missing_gain_has_the_usual_states_as_its_reason(baseline_ms: float, b
     assert result.recommended.candidate == BEST
     assert (result.baseline.gain is None) is bool(subject)
     gains = {name: cells[-1] for name, *cells in outcome_values.comparisons(result, SHARED)}
-    reason = f"not confirmed: {subject} misses the bound in the usual states"
+    reason = f"not confirmed: {subject} misses the bound in the usual states of the machine"
     assert (gains["current (baseline)"] == reason) is bool(subject)
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     missed = {name: document[name]["misses_in_usual_states"] for name in ("baseline", "recommended")}  # type: ignore[index]
@@ -370,7 +371,7 @@ def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching
 
 
 @pytest.mark.parametrize(
-    ("stable", "disturbance"), [(True, ""), (False, " (the machine was disturbed in 100 % of the windows)")]
+    ("stable", "disturbance"), [(True, ""), (False, " (other programs disturbed 100 % of the windows)")]
 )
 def test_a_fallback_that_was_not_tested_is_undecided(stable: bool, disturbance: str) -> None:
     failed = on_servers(*[measurement(1000, 40.0, stable=stable)] * LOOKS[0])
@@ -427,8 +428,9 @@ def test_a_test_on_fresh_servers_is_not_corrected_for_the_speed_of_the_machine()
     assert result.recommended is None
     assert result.verdict is Verdict.UNDECIDED, "more servers may still pass"
     assert summary.undecided_cause(result) == (
-        "fresh servers had p95 22.7 ms, but their test did not decide: the test ended after 2 of 4 servers, "
-        "and p95 <= 20 ms (22.7 ms from 22.6 effective requests) was not likely to pass in the time that was left"
+        "fresh servers had p95 22.7 ms, but their test did not decide: the test ended after 2 of at least 4 fresh "
+        "servers, and p95 <= 20 ms (22.7 ms from 22.6 effective requests) was not likely to pass in the time that "
+        "was left"
     )
     step = summary.next_step(result, "r", "tune known")
     assert (step.advice, step.command) == ("continue the test", "tune verify r --budget 3m")
@@ -697,7 +699,7 @@ def test_a_test_that_was_given_up_or_lost_a_window_is_not_said_to_lack_time() ->
     assert result.recommended is not None
     assert result.recommended.load == LOAD
     assert summary.undecided_cause(result) == (
-        f"the test ended after 2 of {LOOKS[0]} servers, and p95 <= 20 ms (19.5 ms from 525 effective "
+        f"the test ended after 2 of at least {LOOKS[0]} fresh servers, and p95 <= 20 ms (19.5 ms from 525 effective "
         "requests) was not likely to pass in the time that was left"
     )
     last = Trial(0, BEST, search, confirmations=tuple(higher))
@@ -735,7 +737,7 @@ def test_the_newest_test_is_that_of_the_last_fresh_server() -> None:
     only = assess([trial], known_problem(), BASELINE, PLAIN)
     assert only.recommended is not None
     assert only.recommended.load == LOAD
-    assert summary.undecided_cause(only) == f"the time ended after 2 of {LOOKS[0]} servers"
+    assert summary.undecided_cause(only) == f"the time ended after 2 of at least {LOOKS[0]} fresh servers"
 
 
 @pytest.mark.parametrize(("disturbed", "verdict"), [(0, Verdict.FAIL), (4, Verdict.UNDECIDED)])
@@ -745,7 +747,7 @@ def test_a_disturbed_test_of_the_only_configuration_is_no_fail(disturbed: int, v
     assert result.closest is not None
     assert result.verdict is verdict
     if verdict is Verdict.UNDECIDED:
-        cause = "the machine was disturbed in 16 of 32 windows on fresh servers"
+        cause = "other programs disturbed 16 of 32 windows on fresh servers"
         assert summary.undecided_cause(result) == cause
         step = summary.next_step(result, "r", "tune known")
         assert step.command == summary.next_command(result, "r", "tune longer") == "tune verify r --budget 3m"
@@ -764,7 +766,7 @@ def test_the_disturbed_windows_are_counted_although_an_overloaded_one_has_more_w
     )
     trial = Trial(0, BEST, ((LOAD, measurement(1000.0, 10.0)),), confirmations=confirmations)
     result = assess([trial], known_problem(), BASELINE, PLAIN)
-    assert summary.undecided_cause(result) == "the machine was disturbed in 1 of 25 windows on fresh servers"
+    assert summary.undecided_cause(result) == "other programs disturbed 1 of 25 windows on fresh servers"
 
 
 @pytest.mark.parametrize(
@@ -773,8 +775,8 @@ def test_the_disturbed_windows_are_counted_although_an_overloaded_one_has_more_w
         (
             [26.0] * 2,
             4,
-            "the machine was disturbed in 8 of 16 windows on fresh servers; the test ended after 2 of 4 "
-            "servers, and p95 <= 20 ms (26.0 ms from ",
+            "other programs disturbed 8 of 16 windows on fresh servers; the test ended after 2 of at least 4 "
+            "fresh servers, and p95 <= 20 ms (26.0 ms from ",
             " was not likely to pass in the time that was left",
         ),
         (

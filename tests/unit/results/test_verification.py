@@ -134,7 +134,7 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
     assert not verification.verdict_holds
     assert verification.verdict is Verdict.FAIL
     assert re.fullmatch(
-        rf"the test ended after 2 of {LOOKS[0]} servers, and p95 <= 20 ms \(\d\d\.\d ms from \d+ "
+        rf"the test ended after 2 of at least {LOOKS[0]} fresh servers, and p95 <= 20 ms \(\d\d\.\d ms from \d+ "
         r"effective requests\) was not likely to pass in the time that was left",
         verification.reason,
     ), verification.reason
@@ -211,7 +211,7 @@ def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path
     verification = judge_verification(confirmer.trials, candidates, problem)
     assert not verification.holds
     assert verification.verdict is Verdict.UNDECIDED
-    assert verification.reason == f"the time ended after 1 of {LOOKS[0]} servers"
+    assert verification.reason == f"the time ended after 1 of at least {LOOKS[0]} fresh servers"
 
 
 def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
         "              or repeat the test, with time for the other configurations:",
         f"              {REPETITION.longer_command}",
     ]
-    assert "verdict       holds, ranking is not decided" in lines
-    assert any(line.startswith("because       the time ended") for line in lines)
+    assert "verdict       holds, the ranking of the configurations is not decided" in lines
+    assert any(line.startswith("cause         the time ended") for line in lines)
     assert max(map(len, lines)) <= 80, "no word is broken at the end of a line"
 
 
@@ -347,13 +347,13 @@ def judged(problem: Problem, *servers: Measurement, crash: str = "") -> Verifica
     ("latencies_ms", "stable", "cause", "step"),
     [
         ([], True, "the time ended before its first fresh server was measured", LONGER),
-        ([10.0] * 2, True, "the time ended after 2 of 4 servers", LONGER),
-        ([19.0, 21.5], True, "the test ended after 2 of 4 servers, and p95 <= 20 ms (", LONGER),
+        ([10.0] * 2, True, "the time ended after 2 of at least 4 fresh servers", LONGER),
+        ([19.0, 21.5], True, "the test ended after 2 of at least 4 fresh servers, and p95 <= 20 ms (", LONGER),
         ([19.5] * LOOKS[0], True, " % of the requests are slower than 20 ms, and 5 % may be", LONGER),
         ([20.2] * LOOKS[0], True, " % of the requests are slower than 20 ms, and 5 % may be", SEARCH),
-        ([19.5] * LOOKS[0], False, "the machine was disturbed in 100 % of the windows", LONGER_AND_QUIET),
+        ([19.5] * LOOKS[0], False, "other programs disturbed 100 % of the windows", LONGER_AND_QUIET),
         ([19.95] * LOOKS[-1], True, " % of the requests are slower than 20 ms, and 5 % may be", SEARCH),
-        ([19.95] * LOOKS[-1], False, "the machine was disturbed in 100 % of the windows", LONGER_AND_QUIET),
+        ([19.95] * LOOKS[-1], False, "other programs disturbed 100 % of the windows", LONGER_AND_QUIET),
     ],
     ids=[
         "no server",

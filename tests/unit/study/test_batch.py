@@ -176,7 +176,7 @@ def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Pat
     batch = replace(batch, entries=(entry,))
     folder.write(batch)
     assert folder.read() == batch
-    reason = "gain not confirmed: the recommendation misses the bound in the usual states"
+    reason = "gain not confirmed: the recommendation misses the bound in the usual states of the machine"
     write_batch(folder, batch)
     assert reason in folder.index.read_text()
     assert reason in junit(batch).decode()
@@ -191,7 +191,7 @@ def test_a_passed_entry_has_the_reason_of_its_missing_gain(mixed: BatchRecord, f
     console = Console(width=200, record=True)
     with console.capture() as captured:
         print_batch(console, replace(mixed, entries=(passed,)), folder)
-    reason = "gain not confirmed: the current configuration misses the bound in the usual states"
+    reason = "gain not confirmed: the current configuration misses the bound in the usual states of the machine"
     assert f"{passed.label}: {reason}" in captured.get()
 
 

@@ -554,8 +554,8 @@ def test_the_tables_fit_80_columns() -> None:
     assert lines[side + 3].split()[:6] == ["1,000", "1.00x", "10.0", "12.3", "12.3", "4"]
     assert lines[side + 5].split()[:2] == ["3,188", "3.19x"]
     text = " ".join(lines)
-    assert "note: unstable, marked *: 1 of 4 cells" in text
-    assert "disturbed: 1 of 4 cells, while other processes or machines took up to 30 %" in text
+    assert "note: 1 of 4 measurements are unstable (marked *): their windows" in text
+    assert "1 of 4 measurements were disturbed: other processes or machines took up to 30 %" in text
     assert lines[-1] == "results  results/m/1"
 
 
