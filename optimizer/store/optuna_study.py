@@ -112,12 +112,12 @@ def _cut_torn_line(file: BinaryIO) -> None:
     size = file.seek(0, 2)
     if size == 0:
         return
-    file.seek(-1, 2)
-    if file.read(1) == b"\n":
-        return
     file.seek(0)
     if file.read(len(_JOURNAL_START)) not in (_JOURNAL_START, _JOURNAL_START[:size]):
         raise ValueError("it does not begin like a journal of Optuna")  # another file, which must not be changed
+    file.seek(-1, 2)
+    if file.read(1) == b"\n":
+        return
     start = max(0, size - _MAX_LINE_BYTES)
     file.seek(start)
     end = file.read().rfind(b"\n") + 1

@@ -142,12 +142,15 @@ def test_a_lock_left_by_a_killed_process_is_released(tmp_path: Path, monkeypatch
     assert len(reopened("study.journal").trials) == 1
 
 
-@pytest.mark.parametrize("content", ["garbage\n", '{"op_code": 99, "worker_id": "x"}\nnull\n'])
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["garbage\n", "lines\nof a user", '{"op_code": 99, "worker_id": "x"}\nnull\n'], ids=repr
+)
+def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path, content: str) -> None:
     path = tmp_path / "study.journal"
     path.write_text(content)
     with pytest.raises(BadInputError, match=r"study.journal: is not an intact study"):
         reopened(str(path))
+    assert path.read_text() == content
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
