@@ -188,3 +188,21 @@ def test_a_run_is_read_with_the_cpus_that_its_search_had(finished: FinishedFolde
         record = replace(finished.record, task=replace(task, problem=replace(task.problem, cpu_count=count)))
         record.write("interrupted", outcome)
         assert read_run(finished.run.path).problem.cpu_count == count
+
+
+def test_a_run_keeps_no_secret_of_its_options(finished: FinishedFolder) -> None:
+    secret = "3f9c-geheim"
+    options = replace(
+        finished.record.environment.options,
+        storage=f"postgresql://me:{secret}@host/studies",
+        study_name="s",
+        headers=(f"Authorization:Bearer {secret}", "key:$TOKEN"),
+    )
+    record = replace(finished.record, environment=replace(finished.record.environment, options=options))
+    outcome = read_run(finished.run.path).outcome
+    assert outcome is not None
+    record.write("found", outcome)
+    assert not [path for path, content in finished.files().items() if secret.encode() in content]
+    stored = finished.run.read_info()["options"]
+    assert stored["storage"] == "postgresql://me:***@host/studies"
+    assert stored["headers"] == ["Authorization:***", "key:$TOKEN"]
