@@ -260,6 +260,11 @@ def test_a_trace_of_priorities_has_no_sizes(tmp_path: Path) -> None:
         ("time_s,priority\n1,1\n2,-1\n", ":3: ", "priority '-1' is not a whole number from 0"),
         ("time_s,priority\n1,1\n2," + "9" * 5000 + "\n", ":3: ", "priority"),
         ("time_s,batch_size\n" + "".join(f"{i},{i + 1}\n" for i in range(65)), ": ", "65 different sizes"),
+        (
+            "time_s,batch_size,priority\n" + "".join(f"{i},{1 + i % 64},{i // 64}\n" for i in range(129)),
+            ": ",
+            "129 combinations of a size and a priority; round the sizes until at most 128 remain",
+        ),
     ],
 )
 def test_an_invalid_trace_is_reported_with_its_line(tmp_path: Path, content: str, where: str, reason: str) -> None:

@@ -294,6 +294,16 @@ def test_options_that_do_not_fit_the_model_are_refused(options: RequestOptions, 
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("datatype", "message"),
+    [("BOOL", "x is BOOL: write 0..0, 1..1 or 0..1"), ("STRING", "x is BYTES, but a range needs numbers")],
+)
+def test_a_range_fits_the_type_of_its_input(datatype: str, message: str, tmp_path: Path) -> None:
+    text = f'name: "m" input {{ name: "x" data_type: TYPE_{datatype} dims: 1 }}'
+    with pytest.raises(BadInputError, match=f"^range x:0..2: {message}"):
+        prepare_requests(RequestOptions(ranges=("x:0..2",)), config(text), RequestBatching(), tmp_path)
+
+
 def test_the_proposed_sizes_fit_the_model(tmp_path: Path) -> None:
     text = MODEL.replace("dims: [ 2, 2 ]", "dims: [ 3, -1, -1 ]")
     assert text != MODEL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -235,3 +235,13 @@ def test_a_streaming_model_takes_the_times_of_a_trace(repository: Path) -> None:
     request_times = task(repository, "time_s\n0\n1\n5\n", "streamer").problem.request_times
     assert request_times is not None
     assert request_times.recorded_requests == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "flag"), [({"min_score": 0.9}, "--min-score"), ({"objectives": ("score",)}, "--objective score")]
+)
+def test_a_score_needs_labelled_data(repository: Path, values: dict[str, Any], flag: str) -> None:
+    options = RunOptions("sleeper", model_repository=str(repository), search="random", **values)
+    message = f"^{flag}: labelled data are missing; write a profile with a score: section"
+    with pytest.raises(BadInputError, match=message):
+        prepare_task(options, TWO_CPUS, print)
