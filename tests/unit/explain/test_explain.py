@@ -172,17 +172,36 @@ def test_the_bottleneck_is_unknown_without_stage_times() -> None:
     assert find_bottleneck(stages, None).kind == "unknown"
 
 
-def test_a_delaying_batcher_is_distinguished_from_bursts() -> None:
+CANDIDATE_SEQUENCES = "sequence_batching.oldest.max_candidate_sequences"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "cause"),
+    [
+        (BATCHED, "Requests arrive in bursts; instances are idle between them."),
+        (HOLDING, "The batcher delays requests to form larger batches while instances are idle."),
+        (Candidate(8, fields=((CANDIDATE_SEQUENCES, 15),)), "Sequences wait for a place."),
+        (Candidate(8, fields=((CANDIDATE_SEQUENCES, 16),)), "Steps wait for others to form a batch."),
+    ],
+    ids=["bursts", "delay", "more sequences than places", "a place for each sequence"],
+)
+def test_the_queue_has_a_cause(candidate: Candidate, cause: str) -> None:
     point, trials = measured(0.5, queue_ms=9.0, compute_infer_ms=2.0)
-    assert "bursts" in " ".join(find_bottleneck(break_down_stages(point, trials), None).reasons)
-    delaying = replace(point, candidate=HOLDING)
-    assert "delays requests" in " ".join(find_bottleneck(break_down_stages(delaying, trials), None).reasons)
+    queued = replace(point, candidate=candidate)
+    assert cause in " ".join(find_bottleneck(break_down_stages(queued, trials), None).reasons)
 
 
-def test_the_cpu_share_of_other_processes_is_named_as_a_reason() -> None:
+@pytest.mark.parametrize(
+    ("usage", "reason"),
+    [
+        ({"other_cpu_share": 0.3}, "took 30 % of the CPUs"),
+        ({"gpu_utilization": 0.8}, "The GPU was busy 80 % of the time."),
+    ],
+)
+def test_the_use_of_the_machine_is_named_as_a_reason(usage: dict[str, float], reason: str) -> None:
     point, trials = measured(0.9, compute_infer_ms=5.0)
-    disturbed = replace(point, measurement=replace(point.measurement, other_cpu_share=0.3))
-    assert "took 30 % of the CPUs" in " ".join(find_bottleneck(break_down_stages(disturbed, trials), None).reasons)
+    used = replace(point, measurement=replace(point.measurement, **usage))  # type: ignore[arg-type]
+    assert reason in " ".join(find_bottleneck(break_down_stages(used, trials), None).reasons)
 
 
 def test_the_bound_that_a_faster_point_misses_binds() -> None:
