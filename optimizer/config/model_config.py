@@ -32,7 +32,7 @@ FILENAME = "default_model_filename"
 ENVIRONMENT = "parameters.EXECUTION_ENV_PATH.string_value"  # Triton's Python backend sources its bin/activate
 MAX_BYTES = 1 << 20
 MAX_BACKSLASHES = 100  # consecutive ones, for which protobuf's parser takes quadratic time
-_MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"  # prefix of the environment's path
+MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"  # prefix of the environment's path
 _MAX_CAUSE_LENGTH = 200
 _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 # backends with two instances on a CPU by default (Triton's model_config_utils.cc)
@@ -151,7 +151,7 @@ def check_shell_value(path: str, value: str) -> None:
     """
     if path == FILENAME:
         check_shell_word(value or "model")
-    elif path == ENVIRONMENT and not is_shell_path(value.removeprefix(_MODEL_FOLDER)):
+    elif path == ENVIRONMENT and not is_shell_path(value.removeprefix(MODEL_FOLDER)):
         raise ValueError(
             f"{format_value(value)} has characters that the shell which starts the model would not take literally; "
             "rename it with letters, digits and / . _ -"

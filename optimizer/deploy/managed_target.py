@@ -19,6 +19,7 @@ from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
+from optimizer.config.version_folders import is_model_folder
 from optimizer.core import interrupts
 from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
@@ -47,7 +48,8 @@ class RepositoryCopy(ABC):
     """A copy of a model repository in a temporary folder. Each model has its own config.pbtxt there.
 
     If candidates change model.json, each model has its own copy of this file, too. All other files are shared with
-    the original. Raises EnvironmentFault if the folder cannot be written.
+    the original, also those next to the models, which some models read. Raises EnvironmentFault if the folder cannot
+    be written.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -58,6 +60,9 @@ class RepositoryCopy(ABC):
             for name, config in source.models.items():
                 self._add_model(name, ensemble=config.HasField("ensemble_scheduling"))
                 self.write_config(name, config)
+            for entry in source.repository.iterdir():
+                if not (entry.name.startswith(".") or is_model_folder(entry)):
+                    self._share(entry, self.repository / entry.name)
 
     @property
     def repository(self) -> Path:

@@ -52,7 +52,7 @@ def hides_cause(message: str) -> bool:
 
 def without_traceback(message: str) -> str:
     """Return the server's message on one line, without the Python traceback that a backend appends."""
-    return shorten(re.split(r"\s+At:\s", message)[0])
+    return shorten(re.split(r"\s+At:\s", message)[0].rstrip(" .;\n"))  # Triton ends the reason of a version with ;
 
 
 def why_request_failed(message: str) -> str:

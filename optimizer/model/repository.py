@@ -217,7 +217,13 @@ def _prepare_for_embedded_server(
         return model
     if backend == "pytorch":
         check_pytorch_model(config, path, file)
-    elif "{}.{}".format(*sys.version_info) not in PYTHON_BACKEND_VERSIONS:
+    environment = str(field_path.get_value(config, model_config.ENVIRONMENT) or "")
+    if environment and not Path(environment.replace(model_config.MODEL_FOLDER, str(path.parent))).exists():
+        raise BadInputError(
+            f"{show_path(path)}: {model_config.ENVIRONMENT}: {format_value(environment)} does not exist; put the "
+            "packed environment there, or leave the parameter out to use the packages of tune's environment"
+        )
+    if backend == "python" and "{}.{}".format(*sys.version_info) not in PYTHON_BACKEND_VERSIONS:
         raise EnvironmentFault(
             f"{show_path(path)}: models in Python need numpy 1 in the embedded server: run tune under "
             f"Python {' or '.join(PYTHON_BACKEND_VERSIONS)}"

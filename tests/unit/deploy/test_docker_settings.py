@@ -243,6 +243,22 @@ def test_files_next_to_the_versions_are_mounted(mounted_copy: MountedCopy) -> No
     assert file_in_container("/models/doubler/labels.txt", mounted_copy.binds).read_text() == "a\n"
 
 
+def test_what_is_next_to_the_models_is_mounted_but_no_other_model(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name in ("a", "b"):
+        write_model(models, name, CONFIG, doubler())
+    for folder in ("common", "c/1", ".git"):
+        models.joinpath(folder).mkdir(parents=True)
+    (models / "common" / "words.txt").write_text("a\n")
+    (models / "README.md").write_text("b\n")
+    with contextlib.ExitStack() as undo:
+        repository = MountedCopy(stored(models)("a"))
+        undo.callback(repository.remove)
+        assert file_in_container("/models/common/words.txt", repository.binds).read_text() == "a\n"
+        mounted = {bind.at.removeprefix("/models/") for bind in repository.binds[1:]}
+        assert mounted == {"a/1", "common", "README.md"}
+
+
 def test_link_targets_in_models_that_are_not_served_are_mounted(tmp_path: Path) -> None:
     """The version folder of ``b`` is a link into a cache whose files are links, as in the Hugging Face cache."""
     write_model(tmp_path / "models", "a", CONFIG, doubler())

@@ -413,6 +413,7 @@ def test_lack_of_gpu_memory_is_recognised(message: str, lacks: bool) -> None:
 
 def test_a_message_is_one_line_without_a_traceback() -> None:
     assert server_errors.without_traceback(NO_ARRAY).endswith("Unable to allocate 8.00 GiB for an array")
+    assert server_errors.without_traceback("Internal: no file /a.tar.gz.;\n") == "Internal: no file /a.tar.gz"
 
 
 CONSTRUCTORS = {

@@ -307,6 +307,19 @@ def test_missing_backend_is_derived_from_the_file(tmp_path: Path) -> None:
     assert read_repository_model(tmp_path, "m", gpu=False).config.backend == "onnxruntime"
 
 
+@pytest.mark.parametrize("folder", ["$$TRITON_MODEL_DIRECTORY", "/nowhere"])
+def test_a_missing_environment_is_named_before_a_server_starts(folder: str, tmp_path: Path) -> None:
+    value = f"{folder}/env.tar.gz"
+    parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{value}" }} }}\n'
+    path = write_python_model(tmp_path, "m", "", SLEEPER_CONFIG + parameter)
+    with pytest.raises(BadInputError, match=rf"EXECUTION_ENV_PATH.*: '{re.escape(value)}' does not exist"):
+        read_repository_model(tmp_path, "m", gpu=False)
+    (path / "env.tar.gz").write_bytes(b"")
+    if folder.startswith("$$"):
+        assert read_repository_model(tmp_path, "m", gpu=False).config.parameters
+    assert read_repository_model(tmp_path, "m", gpu=False, is_embedded=False).config.parameters
+
+
 def test_a_config_without_tensors_gets_the_batches_of_the_graph(tmp_path: Path) -> None:
     """Triton's own backend does that too; a model with inputs and outputs keeps its max_batch_size of 0."""
     tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }'
