@@ -100,6 +100,7 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         results_dir=folder.path,
         command=command_line(environment.options),
         longer_command=command_with_larger_budget(environment.options),
+        tuned_part=task.source.batcher,
         config_path=folder.best_config if result.outcome.recommended else None,
         report_path=result.report_path,
         can_serve=environment.options.target in PROGRAM_TARGETS,

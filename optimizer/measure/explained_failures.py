@@ -79,6 +79,7 @@ _INDEX_ERROR = re.compile(
 _VALID_RANGE = re.compile(r"range \[-?\d{1,18}, ?(\d{1,18})\]")  # part of a message of ONNX Runtime
 _EXAMPLE_HIGHEST = "30521"
 _RAISED_BY_MODEL = "Failed to process the request(s) for model"  # how Triton's Python backend reports an exception
+_REFUSED_DATA = "Failed to init manager inputs"  # perf_analyzer's message
 _MAX_NAMES, _MAX_CAUSE = 100, 200  # limits in characters
 REFUSED_CONFIGURATIONS = 3  # configurations whose measurements all failed with one error
 _NUMBERS = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", re.IGNORECASE)
@@ -145,13 +146,13 @@ def refusal_hint(message: str, *, is_stateful: bool) -> str:
 class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
     """Wraps ``load_generator`` and explains failures that the data of the requests cause.
 
-    If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
-    message ends with a hint. With ``has_unbounded_numbers`` (random numbers without bounds) it also does so if a
-    model in Python raised an exception. Before the first successful measurement the error is a BadInputError, which
-    ends the run, since every configuration would fail in the same way. An exception of the model ends it at
-    ``baseline`` only: another candidate may cause one itself, and after ``--resume`` or on a cluster it may be
-    measured first. Any other error of the model ends it once REFUSED_CONFIGURATIONS configurations, ``baseline``
-    among them, have failed with it.
+    The error message ends with a hint if perf_analyzer cannot read the requests, or if one fails because an index is
+    out of bounds and an input in ``unbounded`` has random integers. With ``has_unbounded_numbers`` (random numbers
+    without bounds) it also does so if a model in Python raised an exception. Before the first successful measurement
+    the error is a BadInputError, which ends the run, since every configuration would fail in the same way. An
+    exception of the model ends it at ``baseline`` only: another candidate may cause one itself, and after
+    ``--resume`` or on a cluster it may be measured first. Any other error of the model ends it once
+    REFUSED_CONFIGURATIONS configurations, ``baseline`` among them, have failed with it.
     """
 
     unbounded: tuple[str, ...]
@@ -169,6 +170,8 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
             result = measure()
         except MeasurementError as error:
             hint, fails_always = index_hint(str(error), self.unbounded), not self._measured
+            if _REFUSED_DATA in str(error):
+                hint = "perf_analyzer does not take these requests: correct the file of --input-data"
             if not hint and self.has_unbounded_numbers:
                 hint = random_numbers_hint(str(error))
                 fails_always = fails_always and endpoint.candidate == self.baseline

@@ -11,6 +11,7 @@ four bytes.
 from __future__ import annotations
 
 import base64
+import codecs
 import functools
 import json
 import math
@@ -76,8 +77,7 @@ def _numpy_type(datatype: str) -> np.dtype[Any] | None:
 def parse_entries(path: Path, tensors: Sequence[InputTensor]) -> Iterator[InputSample]:
     """Yield the entries of the file in order, each parsed when it is needed; there is at least one.
 
-    An input may be missing from all entries (the server knows whether it is optional), not from some. Raises
-    BadInputError: ``file: entry 3, input x: …``.
+    An input may be missing from all entries, not from some. Raises BadInputError: ``file: entry 3, input x: …``.
     """
     file = show_path(path)
     tensors_by_name = {tensor.name: tensor for tensor in tensors}
@@ -100,6 +100,10 @@ def parse_entries(path: Path, tensors: Sequence[InputTensor]) -> Iterator[InputS
 def read_entries(path: Path) -> list[Any]:
     """Return the entries as JSON values; there is at least one. Raises BadInputError."""
     file, data = show_path(path), read_bytes(path, MAX_BYTES, "give fewer entries")
+    if data.startswith(codecs.BOM_UTF8):
+        raise BadInputError(
+            f"{file}: begins with a byte order mark, which perf_analyzer does not take; save it as UTF-8 without one"
+        )
     try:
         document = json.loads(data)
     except json.JSONDecodeError as error:
@@ -293,6 +297,8 @@ def _parse_tensor(value: Any, tensor: InputTensor) -> Array:
             raise ValueError(
                 f'{_show(unknown[0])} is not a number of JSON; write finite numbers, or {{"b64": "..."}}'
             )
+        if any(isinstance(value, list) for value in content):
+            raise ValueError("has lists in a list; write all values in one list, in row-major order")
         values = from_values(content, tensor)
     elif isinstance(content, dict) and isinstance(content.get("b64"), str):
         values = from_bytes(tensor.dtype, base64.b64decode(content["b64"]))

@@ -25,10 +25,11 @@ from optimizer.core.request_sizes import (
     parse_range,
     select_inputs,
 )
-from optimizer.core.safe_text import exists, is_file, is_folder, one_line
+from optimizer.core.safe_text import exists, is_file, is_folder, one_line, show_path
 from optimizer.model import input_data
 from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
 from optimizer.model.recorded_samples import (
+    check_complete,
     read_csv_samples,
     read_folder,
     read_npy_samples,
@@ -318,6 +319,7 @@ class _Inputs:
         reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
         if reader is None:
             samples = list(input_data.parse_entries(path, tensors))
+            check_complete(show_path(path), samples[0], tensors, self.optional)
         else:
             samples = reader(path, tensors, self.optional)
         batching.check(str(path), samples)

@@ -45,6 +45,7 @@ class RunDetails:
         results_dir: The folder of the run.
         command: The command that reproduces the run.
         longer_command: The same with a larger budget.
+        tuned_part: The model that the change belongs to; empty for the model of the requests.
         config_path: The recommended configuration; None if there is none.
         report_path: The report page; None if none was written.
         can_serve: Whether ``tune serve`` can start the measured server.
@@ -58,6 +59,7 @@ class RunDetails:
     results_dir: Path
     command: str = ""
     longer_command: str = ""
+    tuned_part: str = ""
     config_path: Path | None = None
     report_path: Path | None = None
     can_serve: bool = False
@@ -73,7 +75,7 @@ def print_outcome(
     """
     _print_answer(console, outcome, problem)
     if outcome.recommended is not None:
-        _print_change(console, outcome, run.baseline, outcome.recommended.candidate)
+        _print_change(console, outcome, run, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
         if not verbose and (lines := part_lines(outcome.recommended.measurement)):  # else in the details
             for label, text in lines:
@@ -154,9 +156,10 @@ def _print_notes(console: Console, notes: Sequence[Note], *, verbose: bool) -> N
         print_line(console)
 
 
-def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recommended: Candidate) -> None:
-    lines = configuration_text.change_lines(baseline, recommended)
-    print_line(console, "Change in config.pbtxt:" if lines else summary.no_change(outcome))
+def _print_change(console: Console, outcome: Outcome, run: RunDetails, recommended: Candidate) -> None:
+    lines = configuration_text.change_lines(run.baseline, recommended)
+    file = Path(run.tuned_part, "config.pbtxt")
+    print_line(console, f"Change in {file}:" if lines else summary.no_change(outcome))
     for line in lines:
         for part in configuration_text.wrap_change(line, console.width):
             print_line(console, part, "green" if line.startswith("+") else "red")

@@ -166,7 +166,7 @@ def test_samples_of_a_mix_of_requests_have_one_shape(tmp_path: Path) -> None:
 
 
 def test_many_samples_in_large_requests_are_limited(tmp_path: Path) -> None:
-    entries = [{"ids": [i, i], "mask": [0, 1]} for i in range(1000)]
+    entries = [{"ids": [i, i], "mask": [0, 1], "x": [0] * 4} for i in range(1000)]
     (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
     options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:2",))
     result = prepare_requests(options, config(), RequestBatching(4096), tmp_path)
@@ -190,7 +190,7 @@ def test_fewer_generated_samples_have_no_note(kind: str, tmp_path: Path) -> None
 
 
 def test_an_open_loop_takes_samples_of_all_parts_of_a_large_file(tmp_path: Path) -> None:
-    entries = [{"ids": [i], "mask": [0]} for i in range(input_data.MAX_SENT_ENTRIES + 1000)]
+    entries = [{"ids": [i], "mask": [0], "x": [0] * 4} for i in range(input_data.MAX_SENT_ENTRIES + 1000)]
     (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
     options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:1",))
     result = prepare_requests(options, config(), RequestBatching(4, open_loop=True), tmp_path)
@@ -384,6 +384,15 @@ def test_command_line_overrides_the_profile(tmp_path: Path) -> None:
     assert result.shapes == ("ids:8", "mask:16")
 
 
+def test_an_input_that_no_entry_has_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text('{"data": [{"ids": {"content": [1], "shape": [1]}, "x": [1, 2, 3, 4]}]}')
+    with pytest.raises(BadInputError, match=r"data\.json: lacks input mask; it has ids, x$"):
+        prepare_requests(RequestOptions(str(path)), config(), ONE, tmp_path)
+    optional = MODEL.replace("TYPE_INT32 dims: -1", "TYPE_INT32 dims: -1 optional: true")
+    assert prepare_requests(RequestOptions(str(path)), config(optional), ONE, tmp_path).input_data == path
+
+
 # -- random integers that break a model -------------------------------------------------------------------------
 
 ORT = "Status Message: indices element out of data bounds, idx=-14 must be within the inclusive range [-10,9]"
@@ -440,6 +449,12 @@ ENDPOINT, LOAD = Endpoint("m", Candidate(8)), LoadPoint(1, 1)
 def test_a_model_that_never_answered_ends_the_run() -> None:
     with pytest.raises(BadInputError, match=r"out of data bounds.*--input-range ids:0\.\.9"):
         RefusedRequestsLoadGenerator(Failing(MeasurementError(ORT)), ("ids",)).measure(ENDPOINT, LOAD)
+
+
+def test_requests_that_perf_analyzer_cannot_read_end_the_run() -> None:
+    unread = "error: Failed to init manager inputs: The 'validation_data' field doesn't align with 'data' field"
+    with pytest.raises(BadInputError, match=r"doesn't align .*: correct the file of --input-data"):
+        RefusedRequestsLoadGenerator(Failing(MeasurementError(unread)), ()).measure(ENDPOINT, LOAD)
 
 
 def test_model_that_answered_before_only_fails_the_measurement() -> None:

@@ -222,6 +222,10 @@ class TestText:
         assert firsts[2:] == [*rows, "Intervals:", "note", "config", "report", "next"]
         assert lines[-1].strip() == "tune emit results/dlrm/1"
 
+    def test_the_change_of_a_step_names_its_file(self) -> None:
+        lines = printed_outcome(outcome(trials_with_comparisons()), tuned_part="encoder").splitlines()
+        assert lines[2] == "Change in encoder/config.pbtxt:"
+
     def test_the_change_has_only_the_lines_that_differ(self) -> None:
         lines = printed_outcome(outcome(trials_with_comparisons())).splitlines()
         first = lines.index("Change in config.pbtxt:") + 1
