@@ -3,8 +3,9 @@
 How much the models slow each other down is in the service times of each, which are fitted to its measurements under
 the load of all. How this depends on the configuration of the others is an error of the simulation.
 
-At a request rate each model serves its part of the requests, and the requests in flight to it follow from its
-latency. A load is the number of requests in flight to all models (``as_closed_loop``), which are divided accordingly.
+At a request rate each model serves its part of the requests, which arrive at random. The requests in flight to it
+follow from its latency. A load is the number of requests in flight to all models (``as_closed_loop``), which are
+divided accordingly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from optimizer.simulator.predicted_metrics import ConfigurationLoad, ModelErrors
 from optimizer.simulator.scenario import SimulationResult
 from optimizer.simulator.speed_correction import at_other_speed
 
-LOAD_STEP = 2  # ratio of the neighboring loads at which a model is simulated for a request rate
+# the request rates at which a model is simulated, as shares of its highest throughput
+RATE_SHARES = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
 LATENCIES_S = tuple(f"latency_{name}_s" for name in STATISTICS)
 MEAN_LATENCY = LATENCY.metric("avg")
 
@@ -87,29 +89,20 @@ class ConcurrentServerModel:
         """Return the performance of each (candidate, requests in flight to all models) at a request rate."""
         shares = [1.0, *(other.share for other in self.problem.concurrent)]
         largest = max(self.problem.max_concurrency, *(concurrency for _, concurrency in loads), 1)
-        steps = [LOAD_STEP**step for step in range(math.ceil(math.log(largest, LOAD_STEP)) + 1)]
-        simulated: dict[Candidate, list[Sequence[SimulationResult]]] = {candidate: [] for candidate, _ in loads}
-        for part, model in zip(_parts(self.problem), self.models, strict=True):
-            own = [_candidate_of(part, candidate, self.problem) for candidate in simulated]
-            results = model.simulate([(candidate, step) for candidate in own for step in steps], threads)
-            for index, of_candidate in enumerate(simulated.values()):
-                of_candidate.append(results[index * len(steps) : (index + 1) * len(steps)])
-        rates = {
-            candidate: [
-                np.array([result.throughput_infer_per_sec for result in results]) / share
-                for results, share in zip(by_model, shares, strict=True)
-            ]
-            for candidate, by_model in simulated.items()
-        }
+        candidates = list(dict.fromkeys(candidate for candidate, _ in loads))
+        curves = [
+            _simulate_curves(model, [_candidate_of(part, one, self.problem) for one in candidates], largest, threads)
+            for part, model in zip(_parts(self.problem), self.models, strict=True)
+        ]
+        by_candidate = dict(zip(candidates, zip(*curves, strict=True), strict=True))
         performances = []
         for candidate, concurrency in loads:
-            rate, requests = _divide(concurrency, rates[candidate], steps)
-            by_model = zip(simulated[candidate], requests.tolist(), shares, strict=True)
-            performances.append(
-                CombinedPerformance(
-                    tuple(_interpolate(results, n, steps, share * rate) for results, n, share in by_model)
-                )
-            )
+            own = by_candidate[candidate]
+            rate, requests = _divide(concurrency, own, shares)
+            results = [
+                curve.at(n, share * rate) for curve, n, share in zip(own, requests.tolist(), shares, strict=True)
+            ]
+            performances.append(CombinedPerformance(tuple(results)))
         return performances
 
     def measure(self, loads: Sequence[ConfigurationLoad]) -> list[Measurement]:
@@ -160,7 +153,10 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
 
     Raises ValueError if ``points`` is empty.
     """
-    models = [dynamic_batching_model.fit(*arguments, latency, seed) for arguments in _arguments(points, problem)]
+    models = [
+        dynamic_batching_model.fit(*arguments, latency, seed, open_loop=problem.open_loop)
+        for arguments in _arguments(points, problem)
+    ]
     return ConcurrentServerModel(problem, tuple(models))
 
 
@@ -169,25 +165,79 @@ def sample_models(
 ) -> list[ConcurrentServerModel]:
     """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latency``."""
     samples = [
-        dynamic_batching_model.sample_models(one, *arguments, latency, count)
+        dynamic_batching_model.sample_models(one, *arguments, latency, count, open_loop=problem.open_loop)
         for one, arguments in zip(model.models, _arguments(points, problem), strict=True)
     ]
     return [replace(model, models=models) for models in zip(*samples, strict=True)]
 
 
-def _divide(requests: int, rates: Sequence[FloatArray], steps: Sequence[int]) -> tuple[float, FloatArray]:
+@dataclass(frozen=True, eq=False)
+class RateCurve:
+    """The performance of a configuration of one model at ascending request rates.
+
+    ``in_flight`` are the mean requests in flight, and ``throughput`` the inferences per second.
+    """
+
+    results: Sequence[SimulationResult]
+    in_flight: FloatArray
+    throughput: FloatArray
+
+    @classmethod
+    def from_results(cls, results: Sequence[SimulationResult], request_batch_size: int, most: int) -> RateCurve:
+        """Return the curve of ``results``, the first of a single request; at most ``most`` requests are in flight."""
+        throughput = np.array([0.0, *(result.throughput_infer_per_sec for result in results[1:])])
+        latency_s = np.array([result.latency_avg_s for result in results])
+        in_flight = np.maximum.accumulate(np.minimum(throughput * latency_s / request_batch_size, most))
+        return cls(results, in_flight, throughput)
+
+    def at(self, requests: float, throughput_infer_per_sec: float) -> SimulationResult:
+        """Return the performance with ``requests`` in flight and this throughput."""
+        position = float(np.interp(requests, self.in_flight, range(len(self.results))))
+        low, high = self.results[math.floor(position)], self.results[math.ceil(position)]
+        weight = position % 1
+        latencies_s: dict[str, Any] = {
+            name: (1 - weight) * getattr(low, name) + weight * getattr(high, name) for name in LATENCIES_S
+        }
+        nearest = self.results[round(position)]
+        return replace(nearest, throughput_infer_per_sec=throughput_infer_per_sec, **latencies_s)
+
+
+def _simulate_curves(
+    model: DynamicBatchingModel, candidates: Sequence[Candidate], most: int, threads: int
+) -> list[RateCurve]:
+    """Return the curve of each candidate, up to the throughput with ``most`` requests in flight.
+
+    Requests arrive at random, so some wait although the mean rate is low. The latencies at the lowest and at the
+    highest throughput are those of closed loops, with one request and with ``most``.
+    """
+    alone, saturated = (model.simulate([(one, n) for one in candidates], threads) for n in (1, most))
+    rates = [
+        (candidate, share * result.throughput_infer_per_sec / model.request_batch_size)
+        for candidate, result in zip(candidates, saturated, strict=True)
+        for share in RATE_SHARES
+    ]
+    results, count = model.simulate_rates(rates, threads), len(RATE_SHARES)
+    return [
+        RateCurve.from_results(
+            [first, *results[index * count : (index + 1) * count], last], model.request_batch_size, most
+        )
+        for index, (first, last) in enumerate(zip(alone, saturated, strict=True))
+    ]
+
+
+def _divide(requests: int, curves: Sequence[RateCurve], shares: Sequence[float]) -> tuple[float, FloatArray]:
     """Return the rate at which ``requests`` are in flight to all models, and those to each [models].
 
-    ``rates`` [models][steps] are those that each model serves with ``steps`` requests in flight, over its share of
-    the load. All models serve the same one. The requests that the slowest model cannot serve wait in its queue.
+    The rate is the inferences per second of a model whose share of the load is 1. All models serve the same one. The
+    requests that the slowest model cannot serve wait in its queue.
     """
-    rising = [np.flatnonzero(np.diff(np.maximum.accumulate(own), prepend=0.0) > 0) for own in rates]
-    ends = [own[up] for own, up in zip(rates, rising, strict=True)]
-    in_flight = [np.array(steps, np.float64)[up] for up in rising]
-    slowest = int(np.argmin([end[-1] for end in ends]))
-    possible = np.unique(np.concatenate([[0.0], *ends]).clip(max=ends[slowest][-1]))
+    rising = [np.diff(np.maximum.accumulate(curve.throughput), prepend=-1.0) > 0 for curve in curves]
+    rates = [curve.throughput[up] / share for curve, up, share in zip(curves, rising, shares, strict=True)]
+    in_flight = [curve.in_flight[up] for curve, up in zip(curves, rising, strict=True)]
+    slowest = int(np.argmin([own[-1] for own in rates]))
+    possible = np.unique(np.concatenate(rates).clip(max=rates[slowest][-1]))
     needed = np.array(
-        [np.interp(possible, [0.0, *end], [0.0, *own]) for end, own in zip(ends, in_flight, strict=True)]
+        [np.interp(possible, own, requests_of) for own, requests_of in zip(rates, in_flight, strict=True)]
     )
     totals = needed.sum(axis=0)
     rate = float(np.interp(requests, totals, possible))
@@ -202,20 +252,6 @@ def _measured_values(performance: CombinedPerformance | SimulationResult) -> dic
         LATENCY.field_of(name): six_digits(1e3 * performance.latency_s(LATENCY.metric(name))) for name in STATISTICS
     }
     return {"throughput_infer_per_sec": six_digits(performance.throughput_infer_per_sec), **latencies_ms}
-
-
-def _interpolate(
-    results: Sequence[SimulationResult], requests: float, steps: Sequence[int], throughput_infer_per_sec: float
-) -> SimulationResult:
-    """Return the performance with ``requests`` in flight and this throughput, from ``results`` at ``steps``."""
-    position = float(np.interp(requests, steps, range(len(steps))))
-    low, high = results[math.floor(position)], results[math.ceil(position)]
-    weight = position % 1
-    latencies_s: dict[str, Any] = {
-        name: (1 - weight) * getattr(low, name) + weight * getattr(high, name) for name in LATENCIES_S
-    }
-    nearest = results[round(position)]
-    return replace(nearest, throughput_infer_per_sec=throughput_infer_per_sec, **latencies_s)
 
 
 def _parts(problem: Problem) -> tuple[ConcurrentModel | None, ...]:
@@ -255,10 +291,11 @@ def _points_of(part: ConcurrentModel | None, points: Sequence[Point], problem: P
         throughput = sum(values.throughput_infer_per_sec or 0.0 for values in by_model.values())
         if measured is None or not throughput:
             continue
-        measured = at_other_speed(measured, point.throughput_infer_per_sec / throughput)
+        if not problem.open_loop:  # whose measurements are not corrected
+            measured = at_other_speed(measured, point.throughput_infer_per_sec / throughput)
         candidate, load = _candidate_of(part, point.candidate, problem), _load_of(part, point.load)
         own.append(replace(point, candidate=candidate, load=load, measurement=measured))
-    return as_closed_loop(own, problem)
+    return as_closed_loop(own, replace(problem, concurrent=()))
 
 
 def _problem_of(part: ConcurrentModel | None, problem: Problem) -> Problem:

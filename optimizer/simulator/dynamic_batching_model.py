@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.batching import is_batcher_field
 from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import Fields, with_queue
+from optimizer.core.candidate import Candidate
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Point
 from optimizer.simulator.black_box_fit import (
@@ -37,6 +38,7 @@ from optimizer.simulator.fitted_parameters import (
     fit_overheads,
     fit_service_times,
     longest_gap_s,
+    with_fitted_slowdown,
 )
 from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
@@ -66,8 +68,9 @@ INTERVALS = (
     (80, MeasurementInterval(warm_up_requests=300, requests=2400)),
     (math.inf, MeasurementInterval()),
 )
-REFUSED_REQUESTS = 2000  # requests of an open loop in which refusals are counted
+ARRIVALS = 2000  # requests of an open loop
 MISSED_SHARE = 0.4  # the mean of 20 configurations and loads; docs/queues.md explains the cause
+CandidateRate: TypeAlias = tuple[Candidate, float]  # a candidate and the requests per second of an open loop
 ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 BLACK_BOX_ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # without the server's statistics
 
@@ -116,6 +119,22 @@ class DynamicBatchingModel:
         servers = [n / in_flight for (_, n), in_flight in zip(loads, concurrencies, strict=True)]
         return [results[key].scaled_to_servers(count) for key, count in zip(keys, servers, strict=True)]
 
+    def simulate_rates(self, loads: Sequence[CandidateRate], threads: int = 1) -> list[SimulationResult]:
+        """Return the simulated performance of each (candidate, requests per second) of a Poisson process.
+
+        Of several server processes one is simulated, with its share of the rate. Equal scenarios are simulated once.
+        """
+        scenarios = self._scenarios([(candidate, 1) for candidate, _ in loads], self._open_loops(loads))
+        keys = [(_scenario_key(scenario), rate) for scenario, (_, rate) in zip(scenarios, loads, strict=True)]
+        distinct = dict(zip(keys, scenarios, strict=True))
+        jitter, gaps_s = self._random_rings()
+        simulated = simulate_many(list(distinct.values()), jitter=jitter, gaps_s=gaps_s, threads=threads)
+        results = dict(zip(distinct, simulated, strict=True))
+        return [
+            results[key].scaled_to_servers(candidate.server_processes)
+            for key, (candidate, _) in zip(keys, loads, strict=True)
+        ]
+
     def refused_shares(
         self,
         loads: Sequence[ConfigurationLoad],
@@ -129,11 +148,9 @@ class DynamicBatchingModel:
         ``priorities`` are the shares of the priorities of the requests; for ``missed_share`` see ``Scenario``.
         Of several server processes one is simulated, with its share of the load.
         """
-        open_loops: list[SimulatedLoad] | None = None
+        open_loops = None
         if rates is not None:
-            arrivals = np.cumsum(np.random.default_rng(self.seed).exponential(1.0, REFUSED_REQUESTS))
-            shares = [rate / candidate.server_processes for (candidate, _), rate in zip(loads, rates, strict=True)]
-            open_loops = [OpenLoopLoad((arrivals - arrivals[0]) / share) for share in shares]
+            open_loops = self._open_loops([(one, rate) for (one, _), rate in zip(loads, rates, strict=True)])
         scenarios = [
             replace(scenario, refuses=True, missed_share=missed_share, priorities=priorities)
             for scenario in self._scenarios(loads, open_loops)
@@ -166,6 +183,12 @@ class DynamicBatchingModel:
             gap_s=max(MIN_TIME_S, network_share * overheads.gap_s),
         )
         return replace(self, times=scaled_times, overheads=scaled_overheads)
+
+    def _open_loops(self, loads: Sequence[CandidateRate]) -> list[SimulatedLoad]:
+        """Return a Poisson process with the rate of one server process for each of ``loads``."""
+        arrivals = np.cumsum(np.random.default_rng(self.seed).exponential(1.0, ARRIVALS))
+        shares = [rate / candidate.server_processes for candidate, rate in loads]
+        return [OpenLoopLoad((arrivals - arrivals[0]) / share) for share in shares]
 
     def _random_rings(self) -> tuple[FloatArray, FloatArray]:
         return (
@@ -215,7 +238,9 @@ def _scenario_key(scenario: Scenario) -> Hashable:
     return candidate, scenario.load.max_in_flight, id(scenario.service)
 
 
-def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> DynamicBatchingModel:
+def fit(
+    points: Sequence[Point], problem: Problem, latency: str, seed: int = 0, *, open_loop: bool = False
+) -> DynamicBatchingModel:
     """Return the server model that is closest to the measured ``points``.
 
     It is fitted to the server's own statistics where these were measured, otherwise to throughput and latency alone.
@@ -225,17 +250,20 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
         problem: The search problem, which defines the request batch size.
         latency: The latency metric whose tail is fitted.
         seed: Seed of the simulation's random numbers.
+        open_loop: Whether ``points`` are simulated with random arrivals at their throughput, instead of as closed
+            loops. Their number of busy instances varies, so the slowdown by these is fitted too.
 
     Raises:
         ValueError: ``points`` is empty.
     """
     if not points:
         raise ValueError("no measured points to fit the simulator to")
-    groups = _observations(points, problem)
+    groups = _observations(points, problem, open_loop=open_loop)
     network_s = estimate_network_s([point for point in points if observe_point(point)])
     if network_s is None:
         return _BlackBox(points, problem, latency, seed).fit()
-    times = functools.cache(fit_service_times(groups, problem, largest_batch(points, problem)).times)
+    service = fit_service_times(groups, problem, largest_batch(points, problem))
+    times = functools.cache((with_fitted_slowdown(service, groups) if open_loop else service).times)
     model = DynamicBatchingModel(
         times,
         problem.space.request_batch_size,
@@ -244,14 +272,40 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
         fixed_shapes=problem.fixed_shapes,
         queue=problem.queue,
     )
-    overheads = fit_overheads(
-        lambda trial, loads: replace(model, overheads=trial).simulate(loads), model.overheads, points, latency
-    )
-    return replace(model, overheads=overheads)
+    if open_loop:
+        points = list(points)[-FITTED_POINTS:]
+        batch = problem.space.request_batch_size
+        rates = [(point.candidate, point.throughput_infer_per_sec / batch) for point in points]
+        points = [_at_mean_latency(point) for point in points]
+
+    def simulate(overheads: FittedOverheads, loads: Sequence[ConfigurationLoad]) -> list[SimulationResult]:
+        trial = replace(model, overheads=overheads)
+        if not open_loop:
+            return trial.simulate(loads)
+        results = trial.simulate_rates(rates)
+        return [
+            replace(result, throughput_infer_per_sec=batch * n / result.latency_avg_s)
+            for result, (_, n) in zip(results, loads, strict=True)
+        ]
+
+    return replace(model, overheads=fit_overheads(simulate, model.overheads, points, latency))
+
+
+def _at_mean_latency(point: Point) -> Point:
+    """Return ``point`` with the throughput of its concurrency at its mean latency (Little's law)."""
+    samples = point.load.concurrency * point.load.request_batch_size
+    throughput = 1e3 * samples / (point.measurement.latency_avg_ms or math.nan)
+    return replace(point, measurement=replace(point.measurement, throughput_infer_per_sec=throughput))
 
 
 def sample_models(
-    model: DynamicBatchingModel, points: Sequence[Point], problem: Problem, latency: str, count: int
+    model: DynamicBatchingModel,
+    points: Sequence[Point],
+    problem: Problem,
+    latency: str,
+    count: int,
+    *,
+    open_loop: bool = False,
 ) -> list[DynamicBatchingModel]:
     """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latency``.
 
@@ -259,16 +313,23 @@ def sample_models(
     """
     if model.black_box is not None:
         return _BlackBox(points, problem, latency, model.seed).sample(model.black_box, count)
-    groups = _observations(points, problem)
+    groups = _observations(points, problem, open_loop=open_loop)
     samples = sample_service_times(groups, problem, largest_batch(points, problem), count, model.seed)
     return [replace(model, times=functools.cache(sample.times)) for sample in samples]
 
 
-def _observations(points: Sequence[Point], problem: Problem) -> dict[ExecutionSettings, list[Observation]]:
-    """Return the server's statistics at ``points`` by execution settings."""
+def _observations(
+    points: Sequence[Point], problem: Problem, *, open_loop: bool
+) -> dict[ExecutionSettings, list[Observation]]:
+    """Return the server's statistics at ``points`` by execution settings.
+
+    In an open loop all instances can be busy, although few requests are in flight on average.
+    """
     groups: dict[ExecutionSettings, list[Observation]] = {}
     for point in points:
         if (observation := observe_point(point)) is not None:
+            if open_loop:
+                observation = replace(observation, concurrency=problem.max_concurrency)
             groups.setdefault(execution_settings(problem.space.canonical(point.candidate)), []).append(observation)
     return groups
 

@@ -33,6 +33,9 @@ from optimizer.simulator.scenario import Overheads, ServiceTimes, SimulationResu
 INTRA_OP_THREAD_COUNT = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
 MIN_EXECUTIONS = 4  # executions for a reliable mean
 SLOWDOWN = 0.25  # share of the uncontended time that each further busy instance adds
+SLOWDOWNS = ("slowdown", "slowdown_if_cores_unknown")  # fields of Contention
+SLOWDOWN_SHARES = (1.0, 0.5, 0.25, 0.0, 2.0)  # shares of the expected slowdown by further busy instances
+MIN_TIME_ERROR = 0.02  # least standard deviation of the logarithm of measured batch times
 FITTED_POINTS = 24  # the latest points: enough for a few parameters, few enough to fit within a second
 MIN_TIME_S = 1e-6  # least fitted time, because parameters are compared by their logarithms
 # The clients of a batch receive their responses and send their next requests one after another, DEFAULT_GAP_S apart
@@ -167,6 +170,31 @@ def scaled_to_groups(
         for settings, observations in groups.items()
     }
     return GroupServiceTimes(shape, scales, problem, contention)
+
+
+def with_fitted_slowdown(
+    times: GroupServiceTimes, groups: Mapping[ExecutionSettings, Sequence[Observation]]
+) -> GroupServiceTimes:
+    """Return ``times`` with the share of the expected slowdown by further busy instances that fits ``groups`` best.
+
+    The times of a setting differ between its observations by their number of busy instances, and by noise of unknown
+    size. So the best share has the least logarithm of the mean squared error, and a penalty for its distance from 1.
+    """
+
+    def with_share(share: float) -> GroupServiceTimes:
+        slowdowns = {name: share * getattr(PRIOR_CONTENTION, name) for name in SLOWDOWNS}
+        return scaled_to_groups(times.shape, groups, times.problem, replace(PRIOR_CONTENTION, **slowdowns))
+
+    def misfit(share: float) -> float:
+        tried = with_share(share)
+        errors = [
+            math.log(_scale(times.shape, settings, [seen], times.problem, tried.contention) / tried.scales[settings])
+            for settings, observations in groups.items()
+            for seen in observations
+        ]
+        return len(errors) * math.log(float(np.square(errors).mean()) + MIN_TIME_ERROR**2) + (share - 1) ** 2
+
+    return with_share(min(SLOWDOWN_SHARES, key=misfit))
 
 
 def _size_count(observations: Sequence[Observation]) -> int:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from objectives import model_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, QUANTILES, TIMINGS
 from optimizer.config.problem import Problem
@@ -183,15 +184,26 @@ def with_concurrency(points: Sequence[Point], problem: Problem) -> list[Point]:
     That is the mean number of requests in flight (Little's law), in requests of the space's batch size and at most
     the problem's maximum concurrency, because an overloaded server queues any number. Points without a mean
     latency are omitted.
+
+    If several models are simulated, their requests are added: the latency of a point is that of the slowest model.
+    With less than one request in flight, the throughput becomes that of one in flight with the same latencies.
     """
     batch = problem.space.request_batch_size
     converted = []
     for point in points:
-        measured = point.measurement
-        if measured.throughput_infer_per_sec and measured.latency_avg_ms:
-            mean = measured.throughput_infer_per_sec / batch * measured.latency_avg_ms / 1e3
+        own = model_stats.from_text(point.measurement.by_model) if problem.concurrent else {}
+        rates, latencies_ms = zip(
+            *((m.throughput_infer_per_sec, m.latency_avg_ms) for m in (own.values() or [point.measurement])),
+            strict=True,
+        )
+        if all(rates) and all(latencies_ms):
+            mean = float(np.dot(rates, latencies_ms)) / batch / 1e3
             concurrency = max(1, min(round(mean), problem.max_concurrency))
-            converted.append(replace(point, load=LoadPoint(batch, concurrency)))
+            point = replace(point, load=LoadPoint(batch, concurrency))
+            if own and mean < 1:
+                single = replace(point.measurement, throughput_infer_per_sec=sum(rates) / mean)
+                point = replace(point, measurement=single)
+            converted.append(point)
     return converted
 
 

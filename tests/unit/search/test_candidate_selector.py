@@ -29,6 +29,7 @@ from optimizer.simulator.fitted_parameters import (
     execution_settings,
     fit_service_times,
     relative_duration,
+    with_fitted_slowdown,
 )
 from optimizer.simulator.predicted_metrics import ModelErrors, binding_latency
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
@@ -116,6 +117,20 @@ def test_a_group_never_measured_takes_the_nearest() -> None:
     )
     assert three_instances[7, :2] == pytest.approx(two_instances[7])
     assert three_instances[7, 2] > three_instances[7, 1]
+
+
+@pytest.mark.parametrize(("slower", "share"), [(1.0, 0.0), (1.25 / 1.05, 1.0)])
+def test_the_slowdown_by_busy_instances_is_fitted(slower: float, share: float) -> None:
+    """The mean numbers of busy instances are 1.5 and 1.1, and ``slower`` is the ratio of the batch times."""
+    groups = {
+        ExecutionSettings(2): [
+            replace(observed(2, seconds), wall_s=idle * observed(2, seconds).wall_s)
+            for seconds, idle in ((0.010 * slower, 2.0), (0.010, 10.0))
+        ]
+    }
+    fitted = with_fitted_slowdown(fit_service_times(groups, problem(), 8), groups)
+    alone, both = fitted.times(ExecutionSettings(2)).seconds[7]
+    assert both / alone == pytest.approx(1 + 0.5 * share)
 
 
 def test_fields_of_the_batcher_make_no_group() -> None:

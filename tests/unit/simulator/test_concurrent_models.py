@@ -208,7 +208,7 @@ def test_a_report_at_a_request_rate_has_the_requests_of_each_model() -> None:
 
 
 def test_an_untried_configuration_is_predicted_at_a_request_rate() -> None:
-    """Both simulations are of closed loops, so the search corrects the tail of their latencies."""
+    """Each model is simulated with random arrivals; all as one server in a closed loop, whose tail is corrected."""
     tried = [candidate(False, 1, "off", 1), candidate(True, 2, "off", 2)]
     points = [[at_rate(one, rate) for rate in (30, 60)] for one in tried]
     trials = [
@@ -224,4 +224,38 @@ def test_an_untried_configuration_is_predicted_at_a_request_rate() -> None:
         errors.append(np.abs(np.expm1(np.log(forecast).T - truth)).mean(axis=0))
     of_each, of_one = errors
     assert (of_each < of_one).all()
-    assert of_each[1] < 0.1 < of_one[1]
+    assert (of_each < 0.1).all()
+    assert of_one[1] > 0.1
+
+
+def test_requests_in_flight_are_those_of_each_model() -> None:
+    """The latency of a measurement is that of the slowest model, and a quarter of the requests waits less."""
+    point = at_rate(candidate(False, 1, "off", 1), 80)
+    in_flight = [
+        (own.throughput_infer_per_sec or 0.0) * (own.latency_avg_ms or 0.0) / 1e3
+        for own in model_stats.from_text(point.measurement.by_model).values()
+    ]
+    of_slowest = point.throughput_infer_per_sec * (point.measurement.latency_avg_ms or 0.0) / 1e3
+    (seen,) = as_closed_loop([point], OPEN_LOOP)
+    assert seen.load.concurrency == round(sum(in_flight)) < round(0.9 * of_slowest)
+    assert seen.measurement == point.measurement
+
+
+def test_fewer_requests_than_one_in_flight_count_as_one_with_the_same_latencies() -> None:
+    """A simulated load has at least one request in flight, which has more throughput than was measured."""
+    point = at_rate(candidate(True, 2, "off", 2), 30)
+    (seen,) = as_closed_loop([point], OPEN_LOOP)
+    assert seen.load.concurrency == 1
+    assert seen.throughput_infer_per_sec == pytest.approx(30 / 0.47, rel=0.05)
+    assert seen.measurement.latency_p95_ms == point.measurement.latency_p95_ms
+
+
+def test_requests_that_arrive_at_random_wait_at_low_rates_too() -> None:
+    """No request would wait in a closed loop with one request in flight to each model."""
+    points = as_closed_loop([at_rate(candidate(False, 1, "off", 1), rate) for rate in (30, 50, 60)], OPEN_LOOP)
+    model = fit(points, OPEN_LOOP, P95)
+    (predicted,) = model.simulate([(candidate(False, 1, "off", 1), 2)])
+    measured = at_rate(candidate(False, 1, "off", 1), 60).measurement
+    assert predicted.throughput_infer_per_sec == pytest.approx(60, rel=0.1)
+    assert predicted.latency_s(P95) == pytest.approx((measured.latency_p95_ms or 0.0) / 1e3, rel=0.2)
+    assert predicted.by_model[1].queue_avg_s > 0.005
