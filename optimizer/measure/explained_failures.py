@@ -85,31 +85,41 @@ REFUSED_CONFIGURATIONS = 3  # configurations whose measurements all failed with 
 _NUMBERS = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
-def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
+def index_hint(message: str, unbounded: tuple[str, ...], other_model: str = "") -> str:
     """Return how to avoid a request that failed with an index out of bounds; an empty string for other messages.
 
-    ``unbounded`` are the inputs with random integers of the whole range of their type.
+    ``unbounded`` are the inputs with random integers of the whole range of their type. ``other_model`` is the name of
+    their model if it is another one than the tuned model, which alone can get recorded requests.
     """
     if not unbounded or not _INDEX_ERROR.search(message):
         return ""
     valid = _VALID_RANGE.search(message)
-    return _bounds_hint(unbounded, "which may be an index", f"0..{valid[1] if valid else _EXAMPLE_HIGHEST}")
+    return _bounds_hint(
+        unbounded, other_model, "which may be an index", f"0..{valid[1] if valid else _EXAMPLE_HIGHEST}"
+    )
 
 
-def duration_hint(unbounded: tuple[str, ...]) -> str:
-    """Return how to avoid a request that takes too long; ``unbounded`` as in ``index_hint``, at least one."""
-    return _bounds_hint(unbounded, "which may be a number of responses or a duration", "1..10")
+def duration_hint(unbounded: tuple[str, ...], other_model: str = "") -> str:
+    """Return how to avoid a request that takes too long; arguments as in ``index_hint``, at least one input."""
+    return _bounds_hint(unbounded, other_model, "which may be a number of responses or a duration", "1..10")
 
 
-def _bounds_hint(unbounded: tuple[str, ...], meaning: str, example: str) -> str:
+def _bounds_hint(unbounded: tuple[str, ...], other_model: str, meaning: str, example: str) -> str:
     names = one_line(", ".join(unbounded), _MAX_NAMES)
     bounded = ",".join(unbounded)  # the message of a failure does not say which input is meant
     if len(bounded) > _MAX_NAMES:
         bounded = one_line(unbounded[0], 60)
     return (
         f"the random data of {names}, {meaning}, includes all integers of its type: give bounds, such "
-        f"as --input-range {bounded}:{example}, or real requests with --input-data FILE"
+        f"as --input-range {bounded}:{example}, or {_real_requests(other_model)}"
     )
+
+
+def _real_requests(other_model: str) -> str:
+    if not other_model:
+        return "real requests with --input-data FILE"
+    name = one_line(other_model, 60)
+    return f"tune {name} instead, because only the tuned model gets real requests (--input-data FILE)"
 
 
 def random_numbers_hint(message: str) -> str:
@@ -152,13 +162,15 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
     the error is a BadInputError, which ends the run, since every configuration would fail in the same way. An
     exception of the model ends it at ``baseline`` only: another candidate may cause one itself, and after
     ``--resume`` or on a cluster it may be measured first. Any other error of the model ends it once
-    REFUSED_CONFIGURATIONS configurations, ``baseline`` among them, have failed with it.
+    REFUSED_CONFIGURATIONS configurations, ``baseline`` among them, have failed with it. ``other_models`` get load
+    too, and a message may be about one of them.
     """
 
     unbounded: tuple[str, ...]
     has_unbounded_numbers: bool = False
     baseline: Candidate | None = None
     is_stateful: bool = False
+    other_models: tuple[str, ...] = ()
     _measured: bool = field(default=False, init=False)
     _refused: dict[str, set[Candidate]] = field(default_factory=dict, init=False)  # by error, without its numbers
 
@@ -179,6 +191,9 @@ class RefusedRequestsLoadGenerator(ExplainingLoadGenerator):
                 hint, fails_always = refusal_hint(str(error), is_stateful=self.is_stateful), True
             if not hint or isinstance(error, ServerCrashed):
                 raise
+            if self.other_models:
+                names = one_line(", ".join(self.other_models), _MAX_NAMES)
+                hint += f"; {names} can get bounds only, with --input-range MODEL/INPUT:LOW..HIGH"
             kind = BadInputError if fails_always else MeasurementError
             raise kind(f"{one_line(str(error), _MAX_CAUSE)}; {hint}", log=error.log) from error
         self._measured = True

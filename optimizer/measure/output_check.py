@@ -15,6 +15,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, RequestOverdue, ServerCrashed
 from optimizer.core.interfaces import OutputCheck
 from optimizer.core.notes import ModelNotes, NanOutputs, Note, OutputsNotCompared
+from optimizer.core.safe_text import one_line
 from optimizer.measure import server_calls
 from optimizer.measure.explained_failures import duration_hint, index_hint
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
@@ -59,7 +60,8 @@ class BaselineOutputCheck:
     """Compares each deployment's outputs with those of the unbatched baseline for the same requests.
 
     The requests follow from ``input_data`` and ``shapes``, as those of the load; the inputs ``unbounded`` have random
-    integers of the whole range of their type. ``file`` keeps requests and outputs and is read if it exists.
+    integers of the whole range of their type. ``other_model`` is the name of the model if it is not the tuned one.
+    ``file`` keeps requests and outputs and is read if it exists.
     ``infer`` sends the requests. Raises BadInputError if ``file`` is not a file of reference outputs.
     """
 
@@ -68,6 +70,7 @@ class BaselineOutputCheck:
     shapes: Sequence[str]
     request_batch_size: int
     unbounded: tuple[str, ...] = ()
+    other_model: str = ""
     tolerance: Tolerance = field(default_factory=Tolerance)
     infer: Infer = server_calls.infer
     _attempts: int = field(default=0, init=False)
@@ -115,14 +118,17 @@ class BaselineOutputCheck:
             if isinstance(error, BadInputError):
                 self._attempts = REFERENCE_ATTEMPTS
             elif requests and isinstance(error, RequestOverdue) and self.unbounded:
-                raise BadInputError(f"{error}; {duration_hint(self.unbounded)}") from error
+                raise BadInputError(f"{error}; {duration_hint(self.unbounded, self.other_model)}") from error
             elif requests and all(self._is_refused(endpoint, request) for request in requests[:_CHUNK]):
-                if hint := index_hint(str(error), self.unbounded):
+                if hint := index_hint(str(error), self.unbounded, self.other_model):
                     raise BadInputError(f"{error}; {hint}") from error
                 calls = missing_model(str(error)) and "; name the models that it calls with --bls-composing-models"
+                flags = "--input-data, --input-range or --string-data"
+                if self.other_model:
+                    flags = f"--input-range {one_line(self.other_model, 60)}/INPUT:LOW..HIGH"
                 raise ModelRefused(
                     f"the model loads, but every request fails ({error}){calls}; correct the model, or give "
-                    "other requests with --input-data, --input-range or --string-data",
+                    f"other requests with {flags}",
                     has_advice=True,
                 ) from error
             return

@@ -262,13 +262,14 @@ class Environment:
         elif task.source.is_streaming:
             kind = partial(BaselineOutputCheck, infer=infer_streamed)
 
-        def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
+        def make_check(file: Path, requests: Task | Requests, other_model: str = "") -> BaselineOutputCheck:
             return kind(
                 file,
                 input_data=requests.input_data,
                 shapes=requests.shapes,
                 request_batch_size=task.problem.space.request_batch_size,
                 unbounded=requests.unbounded,
+                other_model=other_model,
                 tolerance=task.tolerance,
             )
 
@@ -276,7 +277,7 @@ class Environment:
         if not task.concurrent:
             return check
         other_checks = {
-            name: make_check(folder.reference_of(name), requests) for name, requests in task.concurrent.items()
+            name: make_check(folder.reference_of(name), requests, name) for name, requests in task.concurrent.items()
         }
         return CombinedOutputCheck({task.source.name: check, **other_checks})
 

@@ -153,7 +153,12 @@ def _make_searching(generator: LoadClientGenerator | PerfAnalyzer, task: Task) -
     several = bool(task.source.concurrent)
     sender = make_concurrent(generator, task) if several else _explain_shared_memory_errors(generator)
     return RefusedRequestsLoadGenerator(
-        sender, task.unbounded, task.has_unbounded_numbers, task.baseline, task.sequence_length is not None
+        sender,
+        task.unbounded,
+        task.has_unbounded_numbers,
+        task.baseline,
+        is_stateful=task.sequence_length is not None,
+        other_models=tuple(task.source.concurrent),
     )
 
 

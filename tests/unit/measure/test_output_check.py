@@ -305,6 +305,12 @@ def test_a_baseline_that_fails_every_request_is_refused(check_setup: CheckSetup)
         check_setup.new_check().record_reference(check_setup.endpoint)
 
 
+def test_another_model_that_fails_every_request_can_get_other_ranges_only(check_setup: CheckSetup) -> None:
+    check_setup.server.model = fail_request
+    with pytest.raises(ModelRefused, match=r"; correct .* requests with --input-range bert/INPUT:LOW\.\.HIGH$"):
+        check_setup.new_check(other_model="bert").record_reference(check_setup.endpoint)
+
+
 def test_a_baseline_that_fails_every_random_index_is_refused_with_a_hint(check_setup: CheckSetup) -> None:
     check_setup.server.model = fail_request
     with pytest.raises(BadInputError, match=r"12345 out of range; the random data of x, .*--input-range x:0\.\."):

@@ -424,6 +424,16 @@ def test_other_failures_get_no_hint(message: str) -> None:
     assert index_hint(message, ("ids",)) == ""
 
 
+def test_only_the_tuned_model_can_get_real_requests() -> None:
+    hint = index_hint(ORT, ("bert/ids",), "bert")
+    assert hint.endswith("tune bert instead, because only the tuned model gets real requests (--input-data FILE)")
+    load = RefusedRequestsLoadGenerator(Failing(MeasurementError(ORT)), ("ids",), other_models=("bert", "mlp"))
+    with pytest.raises(
+        BadInputError, match=r"; bert, mlp can get bounds only, with --input-range MODEL/INPUT:LOW\.\.HIGH$"
+    ):
+        load.measure(ENDPOINT, LOAD)
+
+
 class Failing:
     """A load generator that fails with a chosen error."""
 
