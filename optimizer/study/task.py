@@ -179,13 +179,14 @@ def _concurrent_requests(
 ) -> dict[str, Requests]:
     """Return the requests to each model that gets load at the same time as the tuned one.
 
-    They are random. In ``asked`` and in ``unbounded`` their inputs are ``MODEL/INPUT``.
+    They are random. In ``asked`` and in ``unbounded`` their inputs are ``MODEL/INPUT``. A range may name several
+    inputs of a model, separated by commas.
     """
     requests = {}
     for name in source.concurrent:
         prefix = f"{name}/"
         shapes, ranges = (
-            tuple(text.removeprefix(prefix) for text in texts if text.startswith(prefix))
+            tuple(text.removeprefix(prefix).replace(f",{prefix}", ",") for text in texts if text.startswith(prefix))
             for texts in (asked.shapes, asked.ranges)
         )
         options = RequestOptions(shapes=shapes, ranges=ranges)

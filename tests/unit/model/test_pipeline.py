@@ -339,6 +339,7 @@ def test_each_model_under_load_is_simulated_unless_one_is_an_ensemble(tmp_path: 
 
 def test_ranges_and_shapes_of_another_model_under_load_have_its_name(tmp_path: Path) -> None:
     config = SLEEPER_CONFIG.replace("FP32 dims: 4", "INT32 dims: -1")
+    config = config.replace("input { ", 'input { name: "ids" data_type: TYPE_INT32 dims: 2 } input { ', 1)
     for name in ("first", "second"):
         write_python_model(tmp_path / "models", name, sleeper_program(5), config)
     options = RunOptions(
@@ -348,10 +349,12 @@ def test_ranges_and_shapes_of_another_model_under_load_have_its_name(tmp_path: P
         shapes=("x:2", "second/x:3"),
     )
     unbounded = prepare_task(options, LAPTOP, print)
-    assert (unbounded.unbounded, unbounded.concurrent["second"].unbounded) == (("x",), ("second/x",))
+    assert unbounded.unbounded == ("ids", "x")
+    assert unbounded.concurrent["second"].unbounded == ("second/ids", "second/x")
     assert (unbounded.shapes, unbounded.concurrent["second"].shapes) == (("x:2",), ("x:3",))
-    bounded = prepare_task(replace(options, input_ranges=("second/x:0..1",)), LAPTOP, print)
-    assert (bounded.unbounded, bounded.concurrent["second"].unbounded) == (("x",), ())
+    for names in ("second/ids,x", "second/ids,second/x"):
+        bounded = prepare_task(replace(options, input_ranges=(f"{names}:0..1",)), LAPTOP, print)
+        assert (bounded.unbounded, bounded.concurrent["second"].unbounded) == (("ids", "x"), ())
     assert bounded.input_data == unbounded.input_data
     with pytest.raises(BadInputError, match=r"second/z"):
         prepare_task(replace(options, input_ranges=("second/z:0..1",)), LAPTOP, print)
