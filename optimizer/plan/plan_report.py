@@ -295,6 +295,8 @@ def _planned_share_text(answer: FleetPlan, measured: Point) -> str:
     configuration, replica_rate = answer.configuration, answer.rate / answer.replicas
     share = configuration.request_batch_size * replica_rate / measured.throughput_infer_per_sec
     text = f"each replica gets {formatting.percent(share)} of the measured throughput"
+    if share <= 1 and measured.load.request_rate:
+        return f"{text}, at a request rate. The plan allows for slow servers and for the traffic above."
     if share <= 1:
         return (
             f"{text}. The measurement kept a fixed number of requests in flight. With the traffic above, this number "

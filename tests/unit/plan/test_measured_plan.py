@@ -331,6 +331,8 @@ def test_an_open_loop_confirms_the_rate_itself(streaming: Path, capsys: pytest.C
     answer = planned(capsys, open_loop, "--rate", "100/s")
     assert (answer["measured_capacity"]["safe"], answer["measured_capacity"]["concurrency"]) == (24.0, 0)
     assert answer["count"] == {"low": 5, "likely": 5, "safe": 5}
+    main([str(open_loop), "--rate", "100/s"])
+    assert "measured throughput, at a request rate. The plan" in " ".join(capsys.readouterr().out.split())
     constant = copy_run(open_loop, "constant", options={"request_times": "constant"})
     with pytest.raises(BadInputError, match="did not arrive independently of each other"):
         main([str(constant), "--rate", "100/s"])
