@@ -213,6 +213,8 @@ def _larger_batches(subject: Candidate) -> Iterator[Candidate]:
         return
     batched = replace(subject, dynamic_batching=True, preferred_batch_sizes=())
     sizes = (2 * subject.max_batch_size, 4 * subject.max_batch_size)
-    for size in sizes if subject.dynamic_batching else (subject.max_batch_size, *sizes):
+    for size in (
+        sizes if subject.dynamic_batching or subject.max_batch_size == 1 else (subject.max_batch_size, *sizes)
+    ):
         yield replace(batched, max_batch_size=size)
         yield replace(batched, max_batch_size=size, preferred_batch_sizes=(size // 2,))

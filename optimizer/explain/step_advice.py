@@ -13,6 +13,8 @@ from optimizer.explain.forecaster import ChangeKind, Remedy
 from optimizer.results import formatting
 from optimizer.results.request_steps import StepTimes, limit_sentence, limiting_step
 
+WORTHWHILE_DELAY = 0.1  # least share of the time in the queue for a delay to be worth a change
+
 
 @dataclass(frozen=True, slots=True)
 class StepAdvice:
@@ -51,6 +53,8 @@ def _shorter_queue(step: StepTimes, candidate: Candidate, *, is_tuned: bool) -> 
     path = MAX_QUEUE_DELAY if is_tuned else f"{step.model}/{MAX_QUEUE_DELAY}"
     delay_us = candidate.max_queue_delay_us if is_tuned else dict(candidate.fields).get(path, 0)
     if delay_us in (0, OFF) or step.queue_ms <= step.compute_ms:
+        return "", ""
+    if int(delay_us) / 1e3 < WORTHWHILE_DELAY * step.queue_ms:
         return "", ""
     return path, f"A lower {path} than {delay_us} would shorten its queue."
 

@@ -314,6 +314,16 @@ def test_a_forecast_is_within_every_bound() -> None:
     assert narrow.throughput_infer_per_sec < wide.throughput_infer_per_sec
 
 
+def test_a_batch_of_one_request_is_no_larger_batch() -> None:
+    candidate = Candidate(1)
+    trials = [Trial(0, candidate, ((LoadPoint(1, 16), simulated_measurement(candidate, 16)),))]
+    trials.append(Trial(1, Candidate(2, True), status="failed", reason="it crashed"))
+    subject = break_down_stages(Point(0, candidate, *trials[0].measurements[0]), trials)
+    forecaster = SimulatedForecaster(latest_points(trials), subject.point, Problem("m", SPACE, 1, 64, sla=SLA))
+    changes = simulate_changes(forecaster, subject, SLA, None, trials, on_gpu=False)
+    assert "larger_batches" not in {change.kind for change in changes}
+
+
 @pytest.mark.parametrize(
     ("failed_candidates", "advised"),
     [

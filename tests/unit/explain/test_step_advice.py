@@ -118,6 +118,7 @@ def test_a_delay_that_holds_requests_back_is_named() -> None:
     assert (result.step.model, result.setting) == ("first", DELAY)
     assert f"A lower {DELAY} than 5000" in result.reasons[1]
     assert advice(NONE_LIMITS, (DELAY, "off")).setting == ""
+    assert advice(NONE_LIMITS, (DELAY, 100)).setting == "", "a request waits 4 ms, forty times as long"
 
 
 @pytest.fixture
