@@ -217,7 +217,10 @@ class Scheduler:
 
     def _refuse_if_all_failed(self, trials: Sequence[Trial]) -> None:
         if trials and all(trial.status == "failed" for trial in trials):
-            raise ServerFault(f"no configuration can be deployed: {trials[-1].reason}", log=self._failure_log)
+            advice = ""
+            if len(trials) < HOPELESS_DEPLOYMENTS and self.search_ended == "budget":
+                advice = f"; only {len(trials)} were tried, and a larger --budget or --max-trials tries others"
+            raise ServerFault(f"no configuration can be deployed: {trials[-1].reason}{advice}", log=self._failure_log)
 
     def with_forecast(self, candidate: Candidate, load: LoadPoint, measurement: Measurement) -> Measurement:
         """Return a new ``measurement`` with the searcher's forecast of it. One that failed gets none."""
