@@ -10,16 +10,6 @@ from tests.repositories import doubler, write_model
 __all__ = ["nvml", "nvml_library"]
 
 
-DETECT = """
-import json
-from optimizer.options.run_options import RunOptions
-from optimizer.study.environment import Environment
-said = []
-Environment.detect(RunOptions("m"), said.append)
-print(json.dumps(said))
-"""
-
-
 def environment(nvml: StandIn, sandbox: Sandbox) -> Env:
     stand_in_variables = {name: nvml.environment()[name] for name in ("LD_LIBRARY_PATH", "STAND_IN_NVML")}
     return {**without_server(sandbox), **stand_in_variables, "CUDA_VISIBLE_DEVICES": "0,1"}

@@ -38,7 +38,6 @@ from tests.conftest import measurement
 from tests.run_folders import CANDIDATE, CLOSED, HARDWARE, MEASURED, OPEN, WINDOWS, change_info, write_run
 
 SAMPLE = Path("tests/data/dlrm/sample")
-SHA256 = "ab" * 32
 FINGERPRINT = {
     "cpu": "some CPU",
     "cpu_count": 8,

@@ -26,7 +26,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import LoadPoint, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
@@ -168,12 +168,15 @@ def test_only_a_run_that_has_begun_continues_without_its_warm_start(tmp_path: Pa
 def test_fitting_trials_are_used_and_notes_count_the_rest(problem: Problem) -> None:
     compared = (Candidate(128, fields=(("x", 1),)), Candidate(16, True))
     inside, outside = trial(0, compared[1], 5.0), trial(1, Candidate(32, True), 6.0)
+    (tested,) = inside.measurements
+    inside = replace(inside, confirmations=(ConfirmationWindow(1, *tested, 0.01),))
     other_size = trial(2, compared[1], 7.0, batch=2)
     source = WarmStartSource("r", (inside, outside, other_size, trial(3, compared[0], 1.0)), "other", THERE, 16)
     transferred, notes = select_fitting(source, problem, compared)
     assert [fitting_trial.number for fitting_trial in transferred.trials] == [0, 3], (
         "what is compared with may lie outside"
     )
+    assert not any(fitting_trial.confirmations for fitting_trial in transferred.trials), "they are of another run"
     assert transferred.cpu_count == 16
     assert [str(note) for note in notes] == [
         "warm start: 2 configurations of r on Other CPU, 16 CPUs · embedded server 2.50.0, onnxruntime 1.19",

@@ -41,7 +41,8 @@ SUITE = "name: nightly\nbudget: {budget}s\nentries: [{{model: [{models}], sla: {
 class SampleRuns:
     """A ``RunEntry`` that writes as many of the sample's rows into the run's folder as fit the granted time.
 
-    ``now`` advances with the rows. A model in ``broken`` raises; ``interrupts`` is interrupted after its first rows.
+    ``now`` advances with the rows, and by ``set_up_seconds`` before the first one of a run. A model in ``broken``
+    raises; ``interrupts`` is interrupted after its first rows; ``stalls`` measures nothing more after its minimum.
     """
 
     broken: dict[str, Exception] = field(default_factory=dict)
@@ -49,6 +50,8 @@ class SampleRuns:
     now: float = 0.0
     calls: list[tuple[str, float, RunMode]] = field(default_factory=list)
     budgets: list[float] = field(default_factory=list)
+    set_up_seconds: float = 0.0
+    stalls: str = ""
 
     def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode, seconds: float) -> str:
         started = self.now
@@ -58,6 +61,11 @@ class SampleRuns:
             raise self.broken[options.model]
         rows = read_rows(SAMPLE / "trials.csv")
         written = read_rows(folder.trials) if folder.trials.exists() else []
+        if not written:
+            started = self.now = self.now + self.set_up_seconds
+        elif options.model == self.stalls and mode is RunMode.SEARCH:
+            self.now += 1.0
+            return "found"
         spent = _seconds(written)
         left = [row for row in rows if row not in written and bool(row["confirmation"]) == (mode is RunMode.CONFIRM)]
         for row in left:
@@ -79,7 +87,8 @@ class SampleRuns:
     ) -> None:
         write_rows(folder.trials, rows)
         sample_info = json.loads((SAMPLE / "run.json").read_text())
-        facts: dict[str, object] = {"options": None, "status": status, "search_ended": search_ended, "times": {}}
+        facts: dict[str, object] = {"options": None, "status": status, "search_ended": search_ended}
+        facts["times"] = {"set_up_seconds": self.set_up_seconds}
         facts["result"] = {}  # that of the sample has all rows
         folder.write_info(options, {**sample_info, **facts})
         info = json.loads(folder.info.read_text())
@@ -138,6 +147,23 @@ def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> 
     assert first.trials == result["trials"]
     assert folder.read() == batch
     assert exit_code(batch) == 0
+
+
+def test_downloads_and_builds_are_no_part_of_the_budget(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, "a", "b")
+    at_once, later = (
+        run(suite, SampleRuns(set_up_seconds=seconds), BatchFolder.create(str(tmp_path), f"after-{seconds:g}"))
+        for seconds in (0.0, 500.0)
+    )
+    assert [entry.seconds for entry in later.entries] == pytest.approx([entry.seconds for entry in at_once.entries])
+    assert [entry.verdict for entry in later.entries] == ["PASS", "PASS"]
+
+
+def test_a_search_that_measures_nothing_more_is_over(tmp_path: Path, folder: BatchFolder) -> None:
+    sample_runs = SampleRuns(stalls="a")
+    assert exit_code(run(suite_of(tmp_path, "a", "b"), sample_runs, folder)) == 0
+    steps = [mode for model, _, mode in sample_runs.calls if model == "a"]
+    assert steps == [RunMode.SEARCH, RunMode.SEARCH, RunMode.CONFIRM], "the other entry gets its time"
 
 
 def test_a_confirmation_that_was_disturbed_has_its_interval_and_the_reason_not_to_compare_it(
