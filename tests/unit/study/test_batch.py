@@ -159,6 +159,25 @@ def test_downloads_and_builds_are_no_part_of_the_budget(tmp_path: Path) -> None:
     assert [entry.verdict for entry in later.entries] == ["PASS", "PASS"]
 
 
+@pytest.mark.parametrize("has_measured", [True, False])
+def test_only_a_run_that_measured_nothing_begins_again(
+    has_measured: bool, tmp_path: Path, folder: BatchFolder
+) -> None:
+    """Its model may have been corrected."""
+    suite = suite_of(tmp_path, "a")
+    batch = run(suite, SampleRuns(), folder)
+    table = folder.path / batch.entries[0].folder / "trials.csv"
+    log = table.with_name("logs") / "of-the-first-session.log"
+    log.touch()
+    if not has_measured:
+        table.write_text(table.read_text().splitlines(keepends=True)[0])
+        change_info(table.parent, status="failed")
+        assert not read_run(table.parent).trials
+    waiting = replace(batch, entries=(replace(batch.entries[0], state="waiting"),))
+    assert exit_code(run(suite, SampleRuns(), folder, waiting)) == 0
+    assert log.exists() is has_measured
+
+
 def test_a_search_that_measures_nothing_more_is_over(tmp_path: Path, folder: BatchFolder) -> None:
     sample_runs = SampleRuns(stalls="a")
     assert exit_code(run(suite_of(tmp_path, "a", "b"), sample_runs, folder)) == 0
@@ -264,6 +283,8 @@ def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, fold
     assert [model for model, _, _ in sample_runs.calls[:2]] == ["a", "b"]
     modes = [mode for _, _, mode in sample_runs.calls]
     assert modes == [*(len(modes) - 2) * [RunMode.SEARCH], *2 * [RunMode.CONFIRM]]
+    first_seconds, last_seconds = (seconds for _, seconds, mode in sample_runs.calls if mode is RunMode.CONFIRM)
+    assert last_seconds > first_seconds, "the last one gets the time that the first one has left"
 
 
 def test_the_rest_goes_to_the_largest_expected_improvement(tmp_path: Path, folder: BatchFolder) -> None:
@@ -567,6 +588,14 @@ def test_junit_has_a_case_for_each_entry(mixed: BatchRecord) -> None:
         assert all(set(child.attrib) <= {"type", "message"} for child in case)
     assert suite[5][0].get("message") == "UNDECIDED at 9 infer/s: the servers <differ>"
     assert suite[1][0].get("message") == "gone \\x00 & <away>"
+
+
+def test_an_undecided_entry_that_regressed_is_a_failure_in_junit_and_not_skipped(mixed: BatchRecord) -> None:
+    regressed = replace(mixed.entries[3], verdict="UNDECIDED")
+    assert regressed.is_undecided
+    (suite,) = ElementTree.fromstring(junit(replace(mixed, entries=(regressed,))))
+    assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
+    assert [child.tag for child in suite[0]] == ["failure", "system-out"]
 
 
 def test_a_recommended_baseline_has_no_gain_and_an_interrupted_run_no_verdict(mixed: BatchRecord) -> None:
