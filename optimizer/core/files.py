@@ -24,6 +24,7 @@ REMEDIES = {
     errno.EROFS: "make that file system writable",
     errno.EACCES: "make it writable",
     errno.EPERM: "make it writable",
+    errno.ENOLCK: "use a folder whose file system has locks",
     errno.ENOENT: "move its folder back, which was moved or removed",
 }
 

@@ -36,14 +36,15 @@ def file_lock(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path, task: str) -> Iterator[None]:
-    """Keep other processes out of ``folder`` within the context. ``task`` names the work for the message.
+def folder_lock(folder: Path, content: str) -> Iterator[None]:
+    """Keep other processes out of ``folder`` within the context.
 
-    Raises EnvironmentFault naming the process that uses the folder, or if the disk refuses the lock file.
+    ``content`` names it for the message, such as ``this run``. Raises EnvironmentFault naming the process that uses
+    the folder, or if the disk refuses the lock file.
     """
 
     def busy(holder: str) -> None:
-        raise EnvironmentFault(f"{folder}: {holder} uses it for {task}; wait until it ends, or stop it")
+        raise EnvironmentFault(f"{folder}: {holder} uses {content}; wait until it ends, or stop it")
 
     lock = folder / LOCK_FILE
     with contextlib.ExitStack() as held:

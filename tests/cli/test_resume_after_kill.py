@@ -95,7 +95,7 @@ def test_a_second_run_in_the_same_folder_is_refused(sandbox: Sandbox, quick_runs
     assert ended.code == 3
     (complaint,) = ended.stderr_lines
     assert complaint.startswith(f"tune: {folder}: process {first.pid} on ")
-    assert complaint.endswith(" uses it for this run; wait until it ends, or stop it")
+    assert complaint.endswith(" uses this run; wait until it ends, or stop it")
     release(folder)
     for process, its in ((first, folder), (beside, other)):
         assert process.finish().code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import stored_bytes
+from optimizer.core.files import stored_bytes, write_error
 from optimizer.core.locks import file_lock, lock_holder
 from optimizer.store.optuna_study import JournalLock
 from optimizer.store.run_folder import RunFolder
@@ -129,6 +130,13 @@ def test_a_run_that_cannot_be_locked_is_reported_on_one_line(tmp_path: Path) -> 
         RunFolder(tmp_path / "nowhere").locked(),
     ):
         pass
+
+
+def test_a_file_system_without_locks_has_a_remedy() -> None:
+    fault = write_error(Path("r/.lock"), OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)), "run the command again")
+    assert str(fault) == (
+        "cannot write r/.lock: No locks available; use a folder whose file system has locks, then run the command again"
+    )
 
 
 # -- Optuna's journal ------------------------------------------------------------------------------------------

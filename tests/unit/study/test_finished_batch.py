@@ -150,7 +150,7 @@ def test_the_page_of_a_killed_batch_says_that_it_is_not_finished(folder: BatchFo
 
 
 def test_a_batch_that_runs_is_not_overwritten(folder: BatchFolder) -> None:
-    with folder.locked(), pytest.raises(EnvironmentFault, match="uses it for this batch; wait until it ends"):
+    with folder.locked(), pytest.raises(EnvironmentFault, match="uses this batch; wait until it ends"):
         report_command.main([str(folder.path)])
 
 
