@@ -135,7 +135,8 @@ def test_a_run_that_cannot_be_locked_is_reported_on_one_line(tmp_path: Path) -> 
 def test_a_file_system_without_locks_has_a_remedy() -> None:
     fault = write_error(Path("r/.lock"), OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)), "run the command again")
     assert str(fault) == (
-        "cannot write r/.lock: No locks available; use a folder whose file system has locks, then run the command again"
+        "cannot write r/.lock: No locks available; use a folder whose file system has locks, then run the command "
+        "again"
     )
 
 
