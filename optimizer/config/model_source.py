@@ -47,8 +47,8 @@ class ModelSource:
         warm_up: Sizes of the variable dimensions of warm-up requests, by input. The server runs such requests of each
             batch size before it accepts others. None for no warm-up.
         varies_model_json: Whether candidates set keys of model.json. Otherwise tune does not read this file.
-        batch_obstacle: Why the graph of an ONNX model has no batch dimension; empty if it is served with batches, and
-            for other models.
+        batch_obstacle: Why the graph of an ONNX model that is served without batches has no batch dimension; empty if
+            it may have one. None for all other models.
         index_ranges: Valid values of inputs that select rows of a table, by model and input; both ends are included.
     """
 
@@ -64,7 +64,7 @@ class ModelSource:
     variants: Mapping[str, ModelConfig] = field(default_factory=dict)
     warm_up: Mapping[str, tuple[int, ...]] | None = None
     varies_model_json: bool = False
-    batch_obstacle: str = ""
+    batch_obstacle: str | None = None
     index_ranges: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     @property

@@ -113,11 +113,20 @@ class OwnBackend(Note):
 
 
 class WithoutBatches(Note):
-    """The ONNX file is served without batches; ``obstacle`` says why its graph has no batch dimension."""
+    """The ONNX model is served without batches; ``obstacle`` says why its graph has no batch dimension.
+
+    It is empty if the graph may have one, and only max_batch_size is 0.
+    """
 
     obstacle: str
 
     def __str__(self) -> str:
+        if not self.obstacle:
+            advice = "write max_batch_size: 64 and leave that dimension out of all dims to tune batches"
+            return (
+                "served without batches, because max_batch_size is 0 in config.pbtxt; if the open first dimension of "
+                f"the model's inputs and outputs is that of the batch, {advice}"
+            )
         advice = "to tune batches, export the model with an open first dimension of every input and output"
         return f"served without batches, because {self.obstacle}; {advice}"
 

@@ -33,7 +33,11 @@ GENERATED_DIM = re.compile(r"unk__\d+|.+_dim_\d+")  # names by tf2onnx and PyTor
 LFS_POINTER = b"version https://git-lfs"  # the beginning of a file whose content Git LFS has not fetched
 UNSPECIFIC_NAMES = {"", "model"}
 TABLE_LOOKUPS = {"Gather": ((0, 1),), "EmbedLayerNormalization": ((2, 0), (4, 1))}  # inputs: a table, its indices
-SAME_VALUES = {"Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+# operators whose outputs have values of their first input
+SAME_VALUES = {
+    *("Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape"),
+    *("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+}
 
 
 def read_onnx(path: Path) -> ModelProto:
@@ -204,13 +208,15 @@ def index_ranges(model: ModelProto) -> dict[str, tuple[int, int]]:
     input_by_tensor = {tensor.name: tensor.name for tensor in _inputs(model)}
     ranges: dict[str, tuple[int, int]] = {}
     for node in model.graph.node:
-        if node.op_type in SAME_VALUES and node.input[0] in input_by_tensor:
-            input_by_tensor[node.output[0]] = input_by_tensor[node.input[0]]
+        inputs = [*node.input, *[""] * 5]  # a damaged file may have too few
+        if node.op_type in SAME_VALUES and inputs[0] in input_by_tensor:
+            input_by_tensor |= dict.fromkeys(node.output, input_by_tensor[inputs[0]])
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
         for table, indices in TABLE_LOOKUPS.get(node.op_type, ()):
-            dims, name = tables.get(node.input[table]), input_by_tensor.get(node.input[indices])
-            if dims and name and dims[axis] > 0:
-                ranges[name] = (0, min(dims[axis] - 1, ranges.get(name, (0, dims[axis]))[1]))
+            dims, name = tables.get(inputs[table], ()), input_by_tensor.get(inputs[indices])
+            rows = dims[axis] if -len(dims) <= axis < len(dims) else 0
+            if name and rows > 0:
+                ranges[name] = (0, min(rows - 1, ranges.get(name, (0, rows))[1]))
     return ranges
 
 
@@ -393,7 +399,7 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
             "model_bytes": sum(path.stat().st_size for path in files),
             "sha256": sha256,
         },
-        batch_obstacle=batch_obstacle(model),
+        batch_obstacle=None if config.max_batch_size else batch_obstacle(model),
         index_ranges={name: index_ranges(model)},
     )
 

@@ -90,7 +90,7 @@ def read_repository_model(
         name,
         model_config.with_explicit_counts(config, gpu=gpu),
         facts=facts,
-        batch_obstacle=batch_obstacle(model) if model and not config.max_batch_size else "",
+        batch_obstacle=batch_obstacle(model) if model and not config.max_batch_size else None,
         index_ranges={name: index_ranges(model)} if model else {},
     )
 

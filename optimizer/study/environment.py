@@ -349,7 +349,7 @@ class Environment:
             backends = map(backend_of, task.source.models.values())
             notes += [OwnBackend(name) for name in dict.fromkeys(backends) if name in ("onnxruntime", "pytorch")]
         notes += [self.remote_note() or self.placement(task).note, task.request_note]
-        if task.source.batch_obstacle:
+        if task.source.batch_obstacle is not None:
             notes.append(WithoutBatches(task.source.batch_obstacle))
         if self.options.shared_memory != "none":
             notes.append(SharedMemoryUsed(self.options.shared_memory))

@@ -91,7 +91,7 @@ def make_requests(
         raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None
     except BadInputError as error:
         located = _located(error, named) if isinstance(error, InputOptionError) else error
-        if source.batch_obstacle:  # the dims of each input then include its first one
+        if source.batch_obstacle is not None:  # the dims of each input then include its first one
             located.add_note(str(WithoutBatches(source.batch_obstacle)))
         raise located from None
 

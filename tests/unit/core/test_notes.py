@@ -18,6 +18,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.ShareOfNode("4 CPUs", 1),
     notes.OwnBackend("onnxruntime"),
     notes.WithoutBatches("the first dimension of 'ids' is fixed"),
+    notes.WithoutBatches(""),
     notes.RemoteServerUsed("triton:8001"),
     notes.SharedMemoryUsed("system"),
     notes.SettingsUnread(("session.intra_op.allow_spinning 0",)),

@@ -264,11 +264,21 @@ def lookup() -> ModelProto:
         helper.make_node("Cast", ["user"], ["whole"], to=TensorProto.INT64),
         helper.make_node("Squeeze", ["whole"], ["flat"]),
         helper.make_node("Gather", ["users", "flat"], ["c"]),
+        helper.make_node("Split", ["pair"], ["left", "right"], axis=1),
+        helper.make_node("Gather", ["words", "left"], ["e"]),
+        helper.make_node("Gather", ["users", "right"], ["f"]),
         helper.make_node("Gather", ["a", "kinds"], ["y"]),
         helper.make_node("EmbedLayerNormalization", ["q", "s", "words", "ends", "parts"], ["d"]),
     ]
     whole = (TensorProto.INT64, ("batch", 4))
-    inputs = {"ids": whole, "user": (TensorProto.FLOAT, ("batch", 1)), "kinds": whole, "q": whole, "s": whole}
+    inputs = {
+        "ids": whole,
+        "user": (TensorProto.FLOAT, ("batch", 1)),
+        "kinds": whole,
+        "q": whole,
+        "s": whole,
+        "pair": whole,
+    }
     model = onnx_model(nodes, inputs, {"y": (TensorProto.FLOAT, ("batch", 4))})
     for name, dims in (("words", (30522, 2)), ("ends", (1, 512)), ("users", (1000, 3)), ("parts", (2, 2))):
         model.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=dims)
@@ -277,8 +287,14 @@ def lookup() -> ModelProto:
 
 def test_inputs_that_select_rows_of_a_table_have_its_range() -> None:
     """The smaller of two tables counts, and rows of a computed table are unknown."""
-    assert index_ranges(lookup()) == {"ids": (0, 511), "user": (0, 999), "q": (0, 30521), "s": (0, 1)}
+    expected = {"ids": (0, 511), "user": (0, 999), "q": (0, 30521), "s": (0, 1), "pair": (0, 999)}
+    assert index_ranges(lookup()) == expected
     assert index_ranges(doubler()) == {}
+    damaged = lookup()
+    for node in damaged.graph.node:
+        node.attribute.append(helper.make_attribute("axis", 7))
+        del node.input[1:]
+    assert index_ranges(damaged) == {}
 
 
 # -- a repository -------------------------------------------------------------------------------------------------
@@ -331,7 +347,7 @@ def test_a_config_without_tensors_gets_the_batches_of_the_graph(tmp_path: Path) 
         read = partial(read_repository_model, tmp_path, gpu=False, largest_batch=32, is_embedded=is_embedded)
         assert [read(name).config.max_batch_size for name in ("bare", "full", "single")] == [32, 0, 0]
         assert read("single").batch_obstacle == "the first dimension of 'x' is fixed"
-        assert read("bare").batch_obstacle == ""
+        assert (read("bare").batch_obstacle, read("full").batch_obstacle) == (None, "")
 
 
 def test_the_rows_of_a_table_are_read_for_every_server(tmp_path: Path) -> None:
