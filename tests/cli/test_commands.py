@@ -320,10 +320,12 @@ def test_doctor_reports_an_unusable_cache(name: str, reason: str, called_tune: T
 
 
 def test_doctor_reports_missing_files_of_an_unpacked_server(called_tune: Tune, sandbox: Sandbox) -> None:
-    """Files are missing, for example because the disk was full."""
+    """Files are missing or incomplete, for example because of a fault of the disk."""
     real = runtime.ensure(print)
     cache = sandbox.root / "cache"
     spoilt = runtime.Runtime(cache / real.root.name)
+    spoilt.tritonserver.parent.mkdir(parents=True)
+    spoilt.tritonserver.touch()
     spoilt.pinned_perf_analyzer.parent.mkdir(parents=True)
     spoilt.pinned_perf_analyzer.symlink_to(real.pinned_perf_analyzer)
     spoilt.perf_analyzer_libraries.mkdir()
@@ -339,6 +341,9 @@ def test_doctor_reports_missing_files_of_an_unpacked_server(called_tune: Tune, s
     assert "libcudart.so.12" in checks["perf_analyzer"][1]
     assert "tune setup" in checks["perf_analyzer"][2]
     assert shown.stdout.splitlines()[-1].startswith("3 to fix")
+    spoilt.tritonserver.unlink()
+    state, _, fix = findings(called_tune("doctor", env={"TRITUNE_CACHE": cache}).stdout)["tritonserver"]
+    assert (state, fix) == ("warn", "tune setup (a run does it too)"), "without its program it is unpacked again"
 
 
 def test_doctor_reports_a_missing_libpython_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
