@@ -61,7 +61,7 @@ class RepositoryCopy(ABC):
                 self._add_model(name, ensemble=config.HasField("ensemble_scheduling"))
                 self.write_config(name, config)
             for entry in source.repository.iterdir():
-                if not (entry.name.startswith(".") or is_model_folder(entry)):
+                if not (entry.name.startswith(".") or entry.name in source.models or is_model_folder(entry)):
                     self._share(entry, self.repository / entry.name)
 
     @property
