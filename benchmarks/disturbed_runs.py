@@ -1,13 +1,20 @@
 """Compare recommendations of runs next to programs that take CPU time irregularly with the best possible ones.
 
     python benchmarks/disturbed_runs.py [--seeds 8] [--first-seed 0] [--disturbed 0 0.1 0.25 0.5] [--slowness 1.5]
-        [--background] [--start-seconds 2.5] [--rows FILE]
+        [--background] [--start-seconds 2.5] [--server-noise 0.05] [--rows FILE] [--verify]
 
 Searches simulated servers (simulated_tables.py) and confirms the best configurations with the functions of a real
 run, by a virtual clock, with the default budget. Other programs take one of two cores in bursts of 1 to 8 s;
 everything takes ``--slowness`` times as long then, the speed probe too. With ``--background`` others also take all
 CPU time that the server leaves idle, which slows nothing. ``--start-seconds`` is the time of the start of a fresh
-server, as in containers or on a busy machine. Servers and windows differ by 5 % each.
+server, as in containers or on a busy machine. Servers differ by ``--server-noise`` (standard deviation of the log),
+and windows by 5 %.
+
+With ``--verify``, the runs are those of ``tune verify --fresh``, with the functions that test and judge. Three
+configurations served the same in the search, so that a false alarm is as likely as it can be. Since then the
+recommendation, or everything, takes longer, or nothing has changed. The p95 of the search is inside its bound by the
+margin of a first load, or by far.
+
 Prints Markdown; progress goes to standard error.
 """
 
@@ -15,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -23,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,10 +53,12 @@ from lib.simulated_stack import (
 )
 from lib.simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from objectives import batch_stats
+from objectives.load_sequence import MARGIN
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
 from objectives.sla import Sla, Verdict
 from optimizer.config.problem import Problem
+from optimizer.config.search_space import SearchSpace
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.confirmation.verdicts import judge_confirmations
@@ -56,20 +67,22 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import LoadPoint
+from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import DiscardingRecord
 from optimizer.results.progress_observers import QuietObserver
+from optimizer.results.verification import Verification, judge_verification, verification_candidates
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines
+from optimizer.study.fresh_verification import TIME_FACTOR, expected_seconds
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
 
 BUDGET_SECONDS = 180.0
 WINDOW_SECONDS = 0.5
 SEARCH_WINDOWS = 3  # windows of a measurement of the search
-SERVER_NOISE, WINDOW_NOISE = 0.05, 0.05  # standard deviations of logs
+WINDOW_NOISE, SERVER_NOISE = 0.05, 0.05  # standard deviations of logs
 FEASIBLE_SHARE = 0.7  # of all configurations and loads within the bound
 CPUS = 2
 CORE_SHARE = 0.5  # of the CPUs, which a burst takes
@@ -92,17 +105,50 @@ COLUMNS = (
     "search s",
     "confirmation s",
 )
+VERIFIED = tuple(Candidate(64, dynamic_batching=True, instance_count=count) for count in (1, 2, 3))
+VERIFIED_LOAD, VERIFIED_PER_SECOND, VERIFIED_SIGMA = LoadPoint(1, 16), 4000.0, 0.3
+FAR_INSIDE = 0.5  # log of the bound over the p95 with which a slower recommendation still meets the bound
+CHANGES = (  # what takes longer since the search, and which share of the throughput is lost
+    ("nothing", (), 0.0),
+    *(
+        (name, slower, loss)
+        for name, slower in (("recommendation", VERIFIED[:1]), ("all", VERIFIED))
+        for loss in (0.1, 0.2)
+    ),
+)
+VERIFY_COLUMNS = ("slower", "loss", "inside", "disturbed", "holds", "UNDECIDED", "does not hold", "by the ranking")
+
+
+@dataclass(frozen=True)
+class VerifiedStack:
+    """A stack whose configurations have lognormal latencies, and serve the same except for ``factors``.
+
+    A factor is the time that everything takes in a configuration over that in the search.
+    """
+
+    factors: dict[Candidate, float] = field(default_factory=dict)
+
+    def deploy(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+        return contextlib.nullcontext(Endpoint("verified", candidate))
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        mean_ms = 1e3 * load.concurrency / VERIFIED_PER_SECOND
+        sigmas = {"p50": 0.0, "p90": 1.2816, "p95": 1.6449, "p99": 2.3263}
+        values: Any = {f"latency_{name}_ms": mean_ms * math.exp(VERIFIED_SIGMA * z) for name, z in sigmas.items()}
+        measured = Measurement(VERIFIED_PER_SECOND, mean_ms, **values, stable=True)
+        return slowed(measured, math.log(self.factors.get(endpoint.candidate, 1.0)))
 
 
 @dataclass
 class DisturbedServer:
     """A simulated server that other programs disturb: target, load generator, telemetry, probe and clock."""
 
-    stack: SimulatedStack
+    stack: SimulatedStack | VerifiedStack
     disturbed: float
     slowness: float
     background: bool
     start_seconds: float
+    server_noise: float
     seed: int
     seconds: float = 0.0
     cpu_intervals: list[CpuInterval] = field(default_factory=list)  # of each window
@@ -133,7 +179,7 @@ class DisturbedServer:
     def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with self.stack.deploy(candidate) as endpoint:
             self.seconds += self.start_seconds if fresh else DEPLOY_SECONDS
-            self.server = self.noise.normal(0, SERVER_NOISE)
+            self.server = self.noise.normal(0, self.server_noise)
             yield endpoint
 
     def close(self) -> None: ...
@@ -191,6 +237,7 @@ class DisturbedRunJob:
     slowness: float
     background: bool
     start_seconds: float
+    server_noise: float
     server: str
     seed: int
 
@@ -239,7 +286,7 @@ def run(job: DisturbedRunJob) -> DisturbedRunResult:
         sla=Sla.from_bounds({"p95": bound_ms}),
         cpu_count=CPUS,
     )
-    server = DisturbedServer(stack, job.disturbed, job.slowness, job.background, job.start_seconds, job.seed)
+    server = _server(stack, job)
     measurer = Measurer(
         server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed_probe=server.probe
     )
@@ -278,6 +325,49 @@ def run(job: DisturbedRunJob) -> DisturbedRunResult:
             for entry in judged
         ),
     )
+
+
+@dataclass(frozen=True)
+class VerifyJob:
+    """A verification; ``inside`` is the log of the bound over the p95 of the search."""
+
+    slower: tuple[Candidate, ...]
+    loss: float
+    inside: float
+    disturbed: float
+    slowness: float
+    background: bool
+    start_seconds: float
+    server_noise: float
+    seed: int
+
+
+def verify(job: VerifyJob) -> Verification:
+    """Return how one verification ended."""
+    searched = VerifiedStack()
+    p95_ms = searched.measure(Endpoint("verified", VERIFIED[0]), VERIFIED_LOAD).latency_p95_ms or math.nan
+    space = SearchSpace(max_batch_size=(64,), instance_count=(1, 2, 3))
+    sla = Sla.from_bounds({"p95": p95_ms * math.exp(job.inside)})
+    problem = Problem("verified", space, 1, MAX_CONCURRENCY, sla=sla, cpu_count=CPUS)
+    trials = [
+        Trial(number, candidate, ((VERIFIED_LOAD, searched.measure(Endpoint("verified", candidate), VERIFIED_LOAD)),))
+        for number, candidate in enumerate(VERIFIED)
+    ]
+    stack = VerifiedStack(dict.fromkeys(job.slower, 1 / (1 - job.loss)))
+    server = _server(stack, job)
+    measurer = Measurer(
+        server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed_probe=server.probe
+    )
+    recommended = trials[0].point(*trials[0].measurements[0])
+    plans = verification_candidates(recommended, trials, problem, is_cross_checked=True)
+    budget = Budget(TIME_FACTOR * expected_seconds(plans), clock=server.clock)
+    measured = Confirmer(problem, server, measurer, budget, trials).test_recommendation(recommended, plans[1:])
+    return judge_verification(measured, plans, problem)
+
+
+def _server(stack: SimulatedStack | VerifiedStack, job: DisturbedRunJob | VerifyJob) -> DisturbedServer:
+    machine = job.slowness, job.background, job.start_seconds, job.server_noise
+    return DisturbedServer(stack, job.disturbed, *machine, job.seed)
 
 
 def _used_share(measurement: Measurement) -> float:
@@ -330,11 +420,19 @@ def main() -> None:
         metavar="SECONDS",
         help=f"the time of the start of a fresh server ({START_SECONDS:g})",
     )
+    parser.add_argument(
+        "--server-noise", type=float, default=SERVER_NOISE, help=f"how much servers differ ({SERVER_NOISE})"
+    )
+    parser.add_argument("--verify", action="store_true", help="simulate tune verify --fresh instead of whole runs")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write each run to FILE")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
+    if arguments.verify:
+        _print_verifications(arguments)
+        return
+    machine = arguments.slowness, arguments.background, arguments.start_seconds, arguments.server_noise
     jobs = [
-        DisturbedRunJob(disturbed, arguments.slowness, arguments.background, arguments.start_seconds, server, seed)
+        DisturbedRunJob(disturbed, *machine, server, seed)
         for disturbed in arguments.disturbed
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         for server in SERVERS
@@ -349,6 +447,30 @@ def main() -> None:
         own = [result for job, result in zip(jobs, results, strict=True) if job.disturbed == disturbed]
         print(row(f"{disturbed:.0%}", *_cells(own)))
     print(f"\n{measured_on(f'{len(SERVERS) * arguments.seeds} runs a row')}")
+
+
+def _print_verifications(arguments: argparse.Namespace) -> None:
+    print(f"{command()}\n")
+    print_head(*VERIFY_COLUMNS)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    machine = arguments.slowness, arguments.background, arguments.start_seconds, arguments.server_noise
+    cells = itertools.product(CHANGES, (MARGIN, FAR_INSIDE), arguments.disturbed)
+    kinds = [
+        (name, inside, VerifyJob(slower, loss, inside, share, *machine, 0))
+        for (name, slower, loss), inside, share in cells
+    ]
+    jobs = [replace(job, seed=seed) for *_, job in kinds for seed in seeds]
+    results = list(run_jobs(verify, jobs, arguments.processes, lambda job, ended: ended.verdict.value))
+    for number, (name, inside, job) in enumerate(kinds):
+        own = results[number * len(seeds) : (number + 1) * len(seeds)]
+        counts = [
+            sum(ended.verdict is verdict for ended in own)
+            for verdict in (Verdict.PASS, Verdict.UNDECIDED, Verdict.FAIL)
+        ]
+        counts.append(sum(ended.ranking_holds is False for ended in own))
+        shares = [f"{count / len(own):.1%}" for count in counts]
+        print(row(name, f"{job.loss:.0%}", f"{inside:g}", f"{job.disturbed:.0%}", *shares))
+    print(f"\n{measured_on(f'{len(seeds)} verifications a row')}")
 
 
 def _cells(results: Sequence[DisturbedRunResult]) -> list[str]:

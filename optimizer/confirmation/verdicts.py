@@ -237,17 +237,23 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem, latency_rise
 
 
 def compare_metric(
-    ours: ConfirmedLoad, theirs: ConfirmedLoad, trials: Sequence[Trial], problem: Problem, metric: str
+    ours: ConfirmedLoad,
+    theirs: ConfirmedLoad,
+    trials: Sequence[Trial],
+    problem: Problem,
+    metric: str,
+    comparisons: int = 1,
 ) -> GainRatio | None:
     """Return how many times better ``metric`` is at ``ours`` than at ``theirs``, both confirmed in ``trials``.
 
-    It is None if ratios of the metric have no meaning, or if one of them served nothing.
+    It is None if ratios of the metric have no meaning, or if one of them served nothing. The error of the run is
+    divided by the number of ``comparisons`` that are made together (Bonferroni).
     """
     if not METRICS[metric].has_ratio:
         return None
     windows = windows_of(ours.point, trials), windows_of(theirs.point, trials)
     spread = confirmed_spreads(trials, problem, [*windows[0], *windows[1]], metric)[metric]
-    return gain_ratio(*windows, metric, spread, problem.confidence)
+    return gain_ratio(*windows, metric, spread, 1 - (1 - problem.confidence) / comparisons)
 
 
 def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> ConfirmedLoad:

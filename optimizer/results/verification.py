@@ -119,7 +119,7 @@ def judge_verification(trials: Sequence[Trial], plans: Sequence[ServerPlan], pro
     recommended, *runners_up = measured
     judged = recommended.judged
     verdict_holds = judged.verdict is Verdict.PASS
-    better = [runner_up for runner_up in runners_up if _is_better(runner_up, recommended, trials, problem)]
+    better = [other for other in runners_up if _is_better(other, recommended, trials, problem, len(runners_up))]
     reasons = [] if verdict_holds else [_why_it_did_not_pass(recommended)]
     advantage = formatting.advantage(problem.objectives[0])
     reasons += [f"trial {runner_up.point.trial} now has {advantage} within the SLA" for runner_up in better]
@@ -153,11 +153,16 @@ def _may_pass(recommended: ConfirmedLoad, problem: Problem) -> bool:
     return intervals_reach_bounds(recommended, problem.sla)
 
 
-def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, trials: Sequence[Trial], problem: Problem) -> bool:
-    """Return True if ``other`` meets the SLA and is better by the first objective, by more than chance."""
+def _is_better(
+    other: ConfirmedLoad, recommended: ConfirmedLoad, trials: Sequence[Trial], problem: Problem, comparisons: int
+) -> bool:
+    """Return True if ``other``, one of ``comparisons``, meets the SLA and is better by more than chance.
+
+    It is compared by the first objective.
+    """
     if not problem.sla.is_met(other.point.measurement) or other.judged.verdict is Verdict.FAIL:
         return False
-    ratio = compare_metric(other, recommended, trials, problem, problem.objectives[0].name)
+    ratio = compare_metric(other, recommended, trials, problem, problem.objectives[0].name, comparisons)
     return ratio is not None and ratio.interval.low > 1
 
 

@@ -67,7 +67,7 @@ def verify_fresh(
     folder = RunFolder.create(str(run.path), verification.FOLDER)
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
-    budget = Budget(TIME_FACTOR * _expected_seconds(server_plans) if seconds is None else seconds)
+    budget = Budget(TIME_FACTOR * expected_seconds(server_plans) if seconds is None else seconds)
     progress.on_progress(start_line(RunMode.CONFIRM, 0.0, problem, options, budget.seconds, folder.path))
     fingerprint = environment.fingerprint(task)
     table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
@@ -87,7 +87,7 @@ def verify_fresh(
     shown = present(
         [environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows), *other_runs]
     )
-    repetition = repetition_of(run, options, max(budget.seconds, _expected_seconds(server_plans)))
+    repetition = repetition_of(run, options, max(budget.seconds, expected_seconds(server_plans)))
     result = VerificationResult(verified, before, problem, run, folder, repetition, shown)
     write_json(folder.path / verification.FILE, result.document())
     return result
@@ -131,7 +131,7 @@ def _read_trials(run: RunFolder, task: Task, *, has_same_files: bool) -> list[Tr
     return trials
 
 
-def _expected_seconds(server_plans: Sequence[ServerPlan]) -> float:
+def expected_seconds(server_plans: Sequence[ServerPlan]) -> float:
     """Return the expected time of a verification; the first plan is that of the recommendation."""
     tested, *compared = server_plans
     return LOOKS[1] * tested.server_seconds + COMPARED_SERVERS * sum(plan.server_seconds for plan in compared)

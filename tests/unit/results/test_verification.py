@@ -187,7 +187,6 @@ def test_the_capacity_is_that_of_the_machine_that_is_tested(problem: Problem, tm
 
 def test_the_best_so_far_is_one_that_is_measured_now(problem: Problem, tmp_path: Path) -> None:
     """The recommendation misses its bound now, so a runner-up is the best, and before it nothing is."""
-
     before, recommended = with_recommendation(problem)
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
     now, observer = RandomServer(slow={FASTER: (9.0,)}), BestPointObserver()
@@ -221,6 +220,15 @@ def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_p
     assert verification.reason == "trial 1 now has more throughput within the SLA"
     assert verification.verdict is Verdict.FAIL
     assert next_steps(verification, problem) == SEARCH
+
+
+@pytest.mark.parametrize(("served", "holds"), [(1300.0, True), (1340.0, False)])
+def test_the_comparisons_with_the_runners_up_share_the_error(
+    problem: Problem, tmp_path: Path, served: float, holds: bool
+) -> None:
+    """The interval of a single comparison would begin at 1.003 times the recommendation, at 1,300 requests/s."""
+    verification = verified(tmp_path, problem, served={BASELINE: 300.0, FAST: served, FASTER: 1200.0})
+    assert verification.ranking_holds is holds
 
 
 def test_a_runner_up_with_a_better_first_objective_breaks_the_ranking(problem: Problem, tmp_path: Path) -> None:
