@@ -478,7 +478,7 @@ def assert_the_printed_profile_is_the_same(example: Example, mapped: ModelAnalyz
 
 
 def test_the_task_is_that_of_the_printed_profile() -> None:
-    """Return the task and the command line in the text's first comments."""
+    """The command is the one in the first comments of the profile."""
     text = EXAMPLES["flags of perf_analyzer"].text.replace("        - INPUT:1:16,4\n", "")
     read(f"{text}constraints: {{perf_latency_p95: {{max: 20}}, perf_throughput: {{min: 10}}}}\n")
     values = read_run_arguments(["--from-model-analyzer", "ma.yaml", "--print-profile", "--budget", "1m"])
@@ -794,7 +794,6 @@ def group(text: str) -> str:
         (HEAD, "ma.yaml: names no model; add MODEL"),
         (f"{HEAD}profile_models: [../m]\n", "ma.yaml:2: profile_models: '../m' has a separator"),
         (f"{HEAD}profile_models: [m, m]\n", "ma.yaml:2: profile_models: m is given twice"),
-        (f"{HEAD}profile_models: [[m]]\n", ""),
         (
             f"{HEAD}profile_models:\n  m: {{}}\n  m: {{}}\n",
             "ma.yaml:4: profile_models.m: set twice (first on line 3)",
@@ -829,14 +828,16 @@ def group(text: str) -> str:
 )
 def test_a_fault_is_reported_on_one_line(text: str, line: str) -> None:
     Path("ma.yaml").write_text(text)
-    if not line:
-        assert prepared("--from-model-analyzer", "ma.yaml").source.name == "m"
-        return
     with pytest.raises(BadInputError) as raised:
         prepared("--from-model-analyzer", "ma.yaml")
     assert line in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
     assert str(raised.value).startswith("ma.yaml:")
+
+
+def test_a_model_in_a_list_of_lists_is_read() -> None:
+    read(f"{HEAD}profile_models: [[m]]\n")
+    assert prepared("--from-model-analyzer", "ma.yaml").source.name == "m"
 
 
 def test_a_model_that_the_file_does_not_have_is_refused() -> None:
