@@ -21,12 +21,13 @@ from optimizer.core.measurement_windows import MIN_WINDOWS, REQUESTS_PER_WINDOW
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
+from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.combined_load import ConcurrentLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.explained_failures import RefusedRequestsLoadGenerator
 from optimizer.measure.load_client.client_process import SCRATCH
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.model.requests import RequestBatching, RequestOptions, prepare_requests
 from optimizer.options.run_options import RunOptions
@@ -247,3 +248,27 @@ def test_a_perf_analyzer_for_each_server_process_checks_the_own_client(folder: R
 def test_perf_analyzers_of_several_servers_would_share_memory_regions(folder: RunFolder) -> None:
     made = make(replace(OPTIONS, shared_memory="system"), task_with(server_processes=2), folder)
     assert made.cross_checking is None
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        (RunOptions("m", measurement_interval_ms=700.0), BUS_ORDER),
+        (RunOptions("m", measurement_interval_ms=700.0, target="remote", url="triton:8001"), {}),
+    ],
+    ids=["a server that tune starts", "the server of the user"],
+)
+def test_perf_analyzer_measures_like_the_own_client(
+    options: RunOptions, variables: dict[str, str], folder: RunFolder
+) -> None:
+    """It sees the GPUs in the order of the server that tune starts."""
+    made = make(options, task_with(), folder)
+    assert isinstance(made.search, RefusedRequestsLoadGenerator)
+    checker, own_client = made.search.load_generator, made.confirmation
+    assert isinstance(checker, PerfAnalyzer)
+    assert isinstance(own_client, ClosedLoopGenerator)
+    for generator in (checker, own_client):
+        assert (generator.window_ms, generator.latency_bound_ms) == (700, 20.0)
+        assert (generator.input_data, generator.cpus) == (REQUESTS, frozenset({0}))
+    assert isinstance(checker.runner, LocalRunner)
+    assert checker.runner.variables == variables
