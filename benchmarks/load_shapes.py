@@ -34,10 +34,10 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generators import OpenLoopGenerator
-from optimizer.measure.load_search import LoadSearchRules, RateSearch
+from optimizer.measure.load_search import FIRST_RATE, LoadSearchRules, RateSearch
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.speed_correction import is_comparable
-from optimizer.study.scheduler import FIRST_RATE, MAX_COMPARED_RATES
+from optimizer.study.scheduler import MAX_COMPARED_RATES
 from optimizer.study.task import Task
 
 COLUMNS = ("distribution", "highest mean req/s", "95 % interval", "of Poisson", "peak req/s", "p95 ms")

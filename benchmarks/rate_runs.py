@@ -70,6 +70,7 @@ POISSON = "poisson"
 ALLOWED = 0.05  # p95
 TRUE_REQUESTS = 2_000_000  # requests of the simulation that decides whether the bound is met
 BEST_REQUESTS = 200_000  # of each simulation that searches the best rate
+ALONE_REQUESTS, ALONE_SECONDS = 3, 1e3  # requests that are sent alone, and the time between them
 BEST_STEPS = 7  # halvings of the interval of the best rate
 BATCHED_SPACE = SearchSpace((4, 32), ("off", 0, 2000), ("none",), (1, 2), request_batch_size=REQUEST_BATCH_SIZE)
 COLUMNS = (
@@ -212,7 +213,16 @@ class RateServer:
 
     def close(self) -> None: ...
 
-    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Return the throughput with one request in flight; None at a request rate."""
+        if load.request_rate:
+            return None
+        arrivals_s = ALONE_SECONDS * np.arange(ALONE_REQUESTS, dtype=np.float64)
+        latencies_s, _ = simulated_latencies(
+            self.server, endpoint.candidate, arrivals_s, self.slowness, int(self.random.integers(2**31))
+        )
+        self.seconds += float(latencies_s.sum())
+        return Measurement(REQUEST_BATCH_SIZE / float(latencies_s.mean()))
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         spread_limit = MAX_SPREAD if seconds is None else math.inf

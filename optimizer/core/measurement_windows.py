@@ -13,6 +13,8 @@ MIN_WINDOW_MS = 50
 WINDOW_STRETCH = 1.2  # actual length of a perf_analyzer window as a multiple of the requested one
 MAX_WINDOW_MS = 15_000  # longer for a model that may take longer for a request
 REQUESTS_PER_WINDOW = 60
+# a window of a request rate that would be longer has fewer requests, but at least these
+LONG_RATE_WINDOW_MS, FEWEST_REQUESTS_PER_WINDOW = 3_000, 10
 MAX_SPREAD = 0.35  # (max - min) / median of the windows' throughputs, and of their latencies
 
 

@@ -35,7 +35,7 @@ class LoadSearchRules:
         request_batch_size: Samples per request.
         max_concurrency: The highest concurrency to try.
         sla: The bounds on latencies and on the error rate.
-        first_load: The first load to try: a concurrency, or in the open loop a rate in requests/s.
+        first_load: The first load to try: a concurrency, or in the open loop a rate in requests/s (0: unknown).
         open_loop: Whether loads are request rates.
         max_loads: The number of different loads to measure at most.
         to_beat: A throughput in infer/s, at the reference speed of ``speed``. The search gives up a deployment that
@@ -276,6 +276,8 @@ class ConcurrencySearch:
 RATE_RESOLUTION = 0.05  # stop if the bracket is narrower than this (relative)
 # factors of a step up; it may be large, because an overload is detected soon and shows the capacity
 MAX_STEP, MIN_STEP = 4.0, 1.5
+# the first rate in requests/s, and its largest factor on the rate of one request at a time
+FIRST_RATE, FIRST_FACTOR = 100.0, 3.0
 ANSWERED_SHARE = 0.97  # share of the sent requests: a server that answers fewer is overloaded
 CAPACITY_SHARE = 0.9  # share of the capacity: random arrivals need headroom
 RATE_MARGIN_FACTOR = 1.1  # on the throughput floor; a test of four fresh servers with random arrivals needs it
@@ -290,6 +292,17 @@ def first_rate(best: float) -> float:
     """
     shortest = 1000 * REQUESTS_PER_WINDOW / (WINDOW_STRETCH * RATE_WINDOW_MS)  # where a measurement takes least time
     return max(best, min(MAX_STEP * best, shortest))
+
+
+def with_first_rate(rules: LoadSearchRules, alone: Measurement | None) -> LoadSearchRules:
+    """Return ``rules`` whose first rate is at most FIRST_FACTOR times that of ``alone``, with one request in flight.
+
+    An overload shows the capacity soon. But a slow server would need minutes to answer the requests of a higher rate.
+    """
+    if alone is None or not alone.throughput_infer_per_sec:
+        return rules
+    rate = FIRST_FACTOR * alone.throughput_infer_per_sec / rules.request_batch_size
+    return replace(rules, first_load=min(FIRST_RATE, rate))
 
 
 @dataclass(frozen=True)
@@ -310,7 +323,7 @@ class RateSearch:
         if rules.finds_lowest_load:
             return self._raise_to_floor()
         if not latest:
-            return self._load(float(rules.first_load))
+            return self._load(float(rules.first_load or FIRST_RATE))
         if len(latest) >= rules.max_loads:
             return None
         met = [rate for rate, m in latest.items() if is_comparable(m) and rules.sla.is_met(m)]
@@ -347,7 +360,7 @@ class RateSearch:
         rules, latest = self.rules, self.latest
         floor = rules.throughput_floor / rules.request_batch_size
         if not latest:
-            return self._load(RATE_MARGIN_FACTOR * floor or float(rules.first_load))
+            return self._load(RATE_MARGIN_FACTOR * floor or float(rules.first_load or FIRST_RATE))
         top = max(latest)
         newest, answered = latest[top], self._answered_rate(top)
         if newest.overloaded:

@@ -65,7 +65,7 @@ class OtherWorkers:
 
 
 SearchEnd = Literal["converged", "budget", "exhausted", "interrupted"]
-FIRST_CONCURRENCY, FIRST_RATE = 4, 100  # first load of a trial while none has been measured
+FIRST_CONCURRENCY = 4  # of a trial while none has been measured
 MAX_LOADS, MAX_COMPARED_LOADS = 3, 5  # loads of a searched deployment, and of a baseline
 MAX_REFINED_SHARE = 0.1  # of the budget: ``LoadSearchRules.max_seconds``
 MAX_RATES, MAX_COMPARED_RATES = 5, 9  # the same at request rates: an overload says less about the best load
@@ -253,7 +253,7 @@ class Scheduler:
         elif expected is None:  # the searcher did not suggest this trial
             only_concurrencies = self._control_loads(candidate, speed)
         if problem.open_loop:
-            first_load = first_rate(best.load.request_rate) if best else FIRST_RATE
+            first_load = first_rate(best.load.request_rate if best else 0.0)
             max_loads = MAX_RATES if stops_if_worse else MAX_COMPARED_RATES
         else:
             first_load = expected or (best.load.concurrency if best else FIRST_CONCURRENCY)

@@ -14,7 +14,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import LoadPoint, Trial, TrialRole
-from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
+from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load, with_first_rate
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.measure.server_errors import is_refused_by_queue
 from optimizer.study.scheduler import Scheduler
@@ -46,11 +46,17 @@ class _TrialSteps:
     served_nothing: bool = False
 
     def prepare(self, endpoint: Endpoint) -> None:
-        """Check a deployment before its first load. That of the baseline gives the reference outputs if needed."""
+        """Check a deployment before its first load. That of the baseline gives the reference outputs if needed.
+
+        While no rate of another trial is known, a warm-up with one request at a time shows where to begin.
+        """
         if self.is_baseline and self.measurer.output_check.needs_reference:
             with self.measurer.stopwatch.count("server"):
                 self.measurer.output_check.record_reference(endpoint)
         self.measurer.check_deployment(endpoint)
+        if self.rules.open_loop and not self.rules.first_load:
+            one_at_a_time = LoadPoint(self.rules.request_batch_size, concurrency=1)
+            self.rules = with_first_rate(self.rules, self.measurer.warm_up(endpoint, one_at_a_time))
 
     def next_load(self, trial: Trial) -> LoadPoint | None:
         """Return the next load of the load search; None if it is complete or its time is over."""

@@ -129,6 +129,22 @@ class AnsweredRequests:
         ]
 
 
+def summarize_answers(
+    record: SendRecord, planned: PlannedLoad, spread_limit: float, parts: int = 1
+) -> list[Measurement]:
+    """Return one measurement of all answers, without a lead-in, also of those after the planned time.
+
+    So a request counts even if it takes longer than this time. The model must not stream. Raises RequestFailed if a
+    request failed.
+    """
+    if record.error or record.failures:
+        raise RequestFailed(f"a request failed at {planned.load}: {why_request_failed(record.error)}")
+    latencies_ms, sizes = (record.answered_ns - record.sent_ns) / 1e6, np.resize(planned.sizes, len(record.sent_ns))
+    begin_ns, end_ns = float(record.sent_ns.min()), float(record.answered_ns.max())
+    requests = AnsweredRequests(record.answered_ns, latencies_ms, sizes, begin_ns, end_ns)
+    return [make_measurement(requests, sizes, requests.seconds, planned.sla, "", None)]
+
+
 def summarize_closed_loop(
     record: SendRecord, planned: PlannedLoad, spread_limit: float, parts: int = 1
 ) -> list[Measurement]:

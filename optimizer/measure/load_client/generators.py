@@ -10,7 +10,9 @@ from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import (
+    FEWEST_REQUESTS_PER_WINDOW,
     FIRST_WINDOW_MS,
+    LONG_RATE_WINDOW_MS,
     MAX_WINDOW_MS,
     MIN_WINDOWS,
     RATE_WINDOW_MS,
@@ -30,6 +32,7 @@ from optimizer.measure.load_client.client_files import MAX_LEAD_IN_SECONDS
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     NoAnswersError,
+    summarize_answers,
     summarize_closed_loop,
 )
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
@@ -53,15 +56,24 @@ class OpenLoopGenerator(LoadClientGenerator):
     window_ms: int = RATE_WINDOW_MS
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
-        """Return a short measurement; None if it would show a part of a period, whose lead-in warms the server up."""
-        if self.arrivals.times.period_at(load.request_rate) > WARM_UP_SECONDS:
+        """Return a short measurement; None if it would show a part of a period, whose lead-in warms the server up.
+
+        A load without a rate is a closed loop with its concurrency.
+        """
+        if load.request_rate and self.arrivals.times.period_at(load.request_rate) > WARM_UP_SECONDS:
             return None
         return super().warm_up(endpoint, load)
 
     def _seconds(self, load: LoadPoint) -> float:
-        """Return the duration of a measurement with at least REQUESTS_PER_WINDOW requests per window and model."""
+        """Return the duration of a measurement with REQUESTS_PER_WINDOW requests per window and model, or more.
+
+        At a low rate there are fewer, because the search needs time for other configurations too.
+        """
         lowest_rate = self.lowest_share * load.request_rate
-        window_ms = max(WINDOW_STRETCH * self.window_ms, 1000 * REQUESTS_PER_WINDOW / lowest_rate)
+        enough_ms, least_ms = (
+            1000 * requests / lowest_rate for requests in (REQUESTS_PER_WINDOW, FEWEST_REQUESTS_PER_WINDOW)
+        )
+        window_ms = max(WINDOW_STRETCH * self.window_ms, min(enough_ms, LONG_RATE_WINDOW_MS), least_ms)
         seconds = min(window_ms, MAX_WINDOW_MS) / 1000
         return MIN_WINDOWS * self.arrivals.times.whole_periods(seconds, load.request_rate)
 
@@ -69,6 +81,9 @@ class OpenLoopGenerator(LoadClientGenerator):
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
         """Measure whole periods of the arrivals, at most MAX_PLANNED requests in all."""
+        if not load.request_rate:
+            schedule = Schedule(seconds=seconds, concurrency=round(load.concurrency), parts=parts)
+            return self._launch(endpoint, load, schedule, summarize_answers, spread_limit)
         period_seconds = self.arrivals.times.period_at(load.request_rate)
         window_seconds = self.arrivals.times.whole_periods(seconds / parts, load.request_rate)
         lead_in_seconds = max(LEAD_IN_SECONDS, self.arrivals.times.lead_in_at(load.request_rate))

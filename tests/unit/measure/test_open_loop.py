@@ -316,6 +316,20 @@ def test_a_pause_is_no_overload_if_the_largest_bound_permits_it(
     assert result.latency_p99_ms > 500
 
 
+@pytest.mark.parametrize("seconds", [0.001, 0.5])
+def test_a_warm_up_without_a_rate_has_one_request_in_flight(
+    seconds: float, random_requests: Path, tmp_path: Path
+) -> None:
+    """A request counts even if it takes longer than the warm-up."""
+    client = SimulatedClient(lambda arrived_seconds: arrived_seconds + seconds)
+    generator = OpenLoopGenerator(log=tmp_path / "log", input_data=random_requests, run_client=client)
+    with FakeInferenceServer(lambda feeds: feeds).serving() as endpoint:
+        result = generator.warm_up(endpoint, LoadPoint(4, concurrency=1))
+    assert result is not None
+    assert result.throughput_infer_per_sec == pytest.approx(4 / seconds, rel=0.01)
+    assert result.latency_p95_ms == pytest.approx(1000 * seconds, rel=0.01)
+
+
 def test_a_record_is_divided_into_windows_in_order() -> None:
     growing = np.concatenate([np.zeros(200), np.repeat([5.0, 10.0, 15.0, 20.0], 500)])
     windows = summarize_open_loop(

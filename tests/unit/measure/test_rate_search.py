@@ -24,6 +24,8 @@ from optimizer.core.measurement_windows import (
 )
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import (
+    FIRST_FACTOR,
+    FIRST_RATE,
     MAX_STEP,
     MIN_RATE,
     MIN_REQUESTS,
@@ -33,6 +35,7 @@ from optimizer.measure.load_search import (
     LoadSearchRules,
     RateSearch,
     first_rate,
+    with_first_rate,
 )
 
 BOUND_MS = 20.0
@@ -163,6 +166,16 @@ def test_another_configuration_begins_where_a_measurement_takes_least_time() -> 
     assert first_rate(shortest / 2) == pytest.approx(shortest)
     assert first_rate(shortest / 20) == MAX_STEP * shortest / 20
     assert first_rate(0.0) == 0
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(0.5, FIRST_FACTOR / 0.5), (0.001, FIRST_RATE)])
+def test_the_first_rate_of_a_slow_model_follows_from_one_request_at_a_time(seconds: float, first: float) -> None:
+    """It would need minutes for the requests of a fixed rate."""
+    unknown = LoadSearchRules(4, 256, Sla.from_bounds({"p95": BOUND_MS}), first_load=0, open_loop=True)
+    rules = with_first_rate(unknown, Measurement(4 / seconds))
+    assert RateSearch((), rules).next_load() == LoadPoint(4, request_rate=first)
+    for nothing in (None, Measurement(0.0)):
+        assert RateSearch((), with_first_rate(unknown, nothing)).next_load() == LoadPoint(4, request_rate=FIRST_RATE)
 
 
 FLOOR = LoadSearchRules(4, 64, Sla(), first_load=100, open_loop=True, finds_lowest_load=True, throughput_floor=2000.0)

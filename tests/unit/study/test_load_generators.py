@@ -185,6 +185,13 @@ def test_each_model_has_an_open_loop_of_its_own(folder: RunFolder) -> None:
     assert [task.plan.seconds for task in tasks] == pytest.approx([seconds] * 2), "both take the same time"
 
 
+@pytest.mark.parametrize(("rate", "requests"), [(50.0, 60), (20.0, 60), (10.0, 30), (5.0, 15), (2.0, 10), (0.2, 3)])
+def test_windows_at_a_low_rate_have_fewer_requests(folder: RunFolder, rate: float, requests: int) -> None:
+    """180 requests take 36 s at 5 requests/s, and a run of three minutes would measure a configuration or two."""
+    generator = OpenLoopGenerator(log=folder.path / "log", input_data=REQUESTS)
+    assert generator._seconds(LoadPoint(1, request_rate=rate)) == pytest.approx(MIN_WINDOWS * requests / rate)
+
+
 def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
     task = task_with(sequence_length=parse_size_distribution("5"))
     assert choose_clients(OPTIONS, task).own_client_searches

@@ -193,6 +193,11 @@ def test_load_searches_at_low_rates_take_a_limited_share_of_the_time() -> None:
     assert rules.first_load == first_rate(5.0) > 5
 
 
+def test_the_first_rate_of_a_run_is_left_to_its_warm_up() -> None:
+    rules = make_scheduler("random", replace(PROBLEM, open_loop=True)).rules(COMPARISONS[0][1])
+    assert rules.first_load == 0
+
+
 def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_requests() -> None:
     sla = Sla.from_bounds({"p95": 20.0, "error-rate": 0.1, "throughput": 5.0})
     scheduler = make_scheduler("random", replace(PROBLEM, objectives=(METRICS["goodput"],), sla=sla))

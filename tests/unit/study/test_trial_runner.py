@@ -22,6 +22,7 @@ from optimizer.core.notes import ServedOnCpu
 from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point, Trial, TrialRole
+from optimizer.measure.load_search import FIRST_FACTOR, FIRST_RATE
 from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.search import make_searcher
@@ -431,6 +432,27 @@ def test_a_hopeless_deployment_ends_after_its_warm_up_window(study: Session, kno
     assert all(m.stable for trial in trials[:2] for _, m in trial.measurements)
     stored = TrialsTable(study.folder / "trials.csv", "known", {}).read()
     assert [t.measurements for t in stored] == [t.measurements for t in trials]
+
+
+@pytest.mark.parametrize("alone", [None, Measurement(4.0)])
+def test_the_first_rate_of_a_run_follows_from_one_request_at_a_time(
+    study: Session, known_table: list[Trial], alone: Measurement | None
+) -> None:
+    """A recorded table has no such warm-up. Later configurations begin at the best rate."""
+
+    class RateServer(RecordedServer):
+        def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:  # type: ignore[override]
+            return alone if load.concurrency == 1 else None
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            p95_ms = 1.0 if load.request_rate <= 200 else 900.0
+            return Measurement(load.request_rate, latency_p95_ms=p95_ms, requests=900, stable=True)
+
+    study.load_generator, study.search = RateServer(known_table), "random"
+    study.problem = replace(study.problem, open_loop=True)
+    first, second = study.new_search(max_trials=2).run()
+    assert first.measurements[0][0].request_rate == (FIRST_FACTOR * 4 if alone else FIRST_RATE)
+    assert second.measurements[0][0].request_rate > 100
 
 
 def test_the_time_of_the_search_is_recorded(study: Session, known_table: list[Trial]) -> None:
