@@ -96,7 +96,7 @@ def autoscaling_notes(server: ProductionServer) -> Iterator[str]:
     if others := recommendation.run.concurrent_models:
         yield (
             f"NOTE: replicas are scaled by the requests to {recommendation.model} alone; they are too few if "
-            f"{', '.join(others)} get a larger part of the requests than measured"
+            f"a larger part of the requests than measured is for {', '.join(others)}"
         )
 
 

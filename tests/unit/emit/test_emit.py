@@ -784,7 +784,7 @@ def test_a_model_next_to_others_is_scaled_by_its_own_load(tmp_path: Path) -> Non
             header(recommendation_of(run))
         )
     (manifest,) = emitted(run, tmp_path / "kubernetes", *in_production("s3://b/m", "kubernetes")).values()
-    assert "scaled by the requests to doubler alone; they are too few if other, third get a larger part" in manifest
+    assert "scaled by the requests to doubler alone; they are too few if a larger part of the requests" in manifest
     (service,) = emitted(run, tmp_path / "kserve", *in_production("s3://b/m", "kserve")).values()
     predictor = yaml.safe_load(service)["spec"]["predictor"]
     assert (predictor["scaleTarget"], predictor["containerConcurrency"]) == (80, 80), "Knative counts all requests"
