@@ -31,6 +31,7 @@ from optimizer.simulator.fitted_parameters import (
     DEFAULT_GAP_S,
     FITTED_POINTS,
     MIN_TIME_S,
+    NETWORK_QUANTILE,
     ExecutionSettings,
     FittedOverheads,
     estimate_network_s,
@@ -259,7 +260,8 @@ def fit(
     if not points:
         raise ValueError("no measured points to fit the simulator to")
     groups = _observations(points, problem, open_loop=open_loop)
-    network_s = estimate_network_s([point for point in points if observe_point(point)])
+    reported = [point for point in points if observe_point(point)]
+    network_s = estimate_network_s(reported, 0.5 if open_loop else NETWORK_QUANTILE)
     if network_s is None:
         return _BlackBox(points, problem, latency, seed).fit()
     service = fit_service_times(groups, problem, largest_batch(points, problem))

@@ -323,13 +323,14 @@ class FittedOverheads:
         )
 
 
-def estimate_network_s(points: Sequence[Point]) -> float | None:
+def estimate_network_s(points: Sequence[Point], quantile: float = NETWORK_QUANTILE) -> float | None:
     """Return the network time of a request in seconds, or None if no point has the server's statistics.
 
-    It is a low quantile, because in slower points requests wait for each other on the network, which gaps model.
+    It is a low quantile, because in slower points requests wait for each other on the network, which gaps model. At
+    random arrivals they hardly do, and ``quantile`` is 0.5.
     """
     times_s = [network_s for point in points if (network_s := _network_s(point)) is not None]
-    return float(np.quantile(times_s, NETWORK_QUANTILE)) if times_s else None
+    return float(np.quantile(times_s, quantile)) if times_s else None
 
 
 def longest_gap_s(points: Sequence[Point]) -> float:

@@ -250,6 +250,20 @@ def test_fewer_requests_than_one_in_flight_count_as_one_with_the_same_latencies(
     assert seen.measurement.latency_p95_ms == point.measurement.latency_p95_ms
 
 
+def test_the_network_time_of_random_arrivals_is_that_of_most_points() -> None:
+    """Two of three measurements spend 2 ms more in the network than the model in simulation."""
+    points = as_closed_loop([at_rate(candidate(False, 1, "off", 1), rate) for rate in (30, 40, 50)], OPEN_LOOP)
+    slower = [points[0]]
+    for point in points[1:]:
+        own = {
+            name: replace(values, latency_avg_ms=(values.latency_avg_ms or 0.0) + 2)
+            for name, values in model_stats.from_text(point.measurement.by_model).items()
+        }
+        slower.append(replace(point, measurement=replace(point.measurement, by_model=model_stats.to_text(own))))
+    before, after = (fit(own, OPEN_LOOP, P95).models[0].overheads.network_s for own in (points, slower))
+    assert after > 2 * before
+
+
 def test_requests_that_arrive_at_random_wait_at_low_rates_too() -> None:
     """No request would wait in a closed loop with one request in flight to each model."""
     points = as_closed_loop([at_rate(candidate(False, 1, "off", 1), rate) for rate in (30, 50, 60)], OPEN_LOOP)

@@ -69,6 +69,7 @@ def way(load: int, way_ms: float) -> Point:
 def test_the_way_is_that_of_requests_that_do_not_wait_for_each_other() -> None:
     assert estimate_network_s([way(4, 0.9), way(8, 1.3), way(32, 3.7)]) == pytest.approx(1e-3, rel=0.1)
     assert estimate_network_s([way(4, 0.9)]) == pytest.approx(0.9e-3)
+    assert estimate_network_s([way(4, 0.9), way(8, 1.3), way(32, 3.7)], 0.5) == pytest.approx(1.3e-3)
 
 
 def test_the_network_time_is_unknown_without_latencies() -> None:
