@@ -20,7 +20,7 @@ from optimizer.core.trial import LoadPoint, Trial, TrialRole
 from optimizer.measure.load_search import first_rate
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
-from optimizer.study.scheduler import MAX_REFINED_SHARE, OtherWorkers, Scheduler
+from optimizer.study.scheduler import MAX_COMPARED_LOADS, MAX_LOADS, MAX_REFINED_SHARE, OtherWorkers, Scheduler
 
 BASELINE, PLAIN = Candidate(1), Candidate(32, dynamic_batching=True)
 COMPARISONS: list[tuple[TrialRole, Candidate]] = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
@@ -213,3 +213,14 @@ def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_re
     assert rules.to_beat == 70.0
     assert not rules.finds_lowest_load
     assert rules.sla == Sla.from_bounds({"p95": 20.0, "error-rate": 0.1})
+
+
+def test_only_comparisons_are_measured_although_they_serve_less() -> None:
+    scheduler = make_scheduler()
+    best = measured(Trial(0, Candidate(32, dynamic_batching=True, instance_count=4)))
+    scheduler.record_finished(best)
+    throughput = best.measurements[-1][1].throughput_infer_per_sec
+    for candidate, to_beat in ((BASELINE, None), (PLAIN, None), (Candidate(8, dynamic_batching=True), throughput)):
+        rules = scheduler.rules(candidate)
+        assert rules.to_beat == to_beat
+        assert rules.max_loads == (MAX_COMPARED_LOADS if to_beat is None else MAX_LOADS)
