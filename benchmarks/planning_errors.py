@@ -39,9 +39,10 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.load_client import arrivals
-from optimizer.plan.evidence import SAFE, Evidence, Slowdown, collect_evidence
+from optimizer.plan.evidence import Evidence, collect_evidence
 from optimizer.plan.fleet import Fleet, estimate_replicas
 from optimizer.plan.replica import fit_replica
+from optimizer.plan.slowness import SAFE, Slowdown
 from optimizer.plan.traffic import Balancer, PoissonTraffic
 from optimizer.simulator.scenario import OpenLoopLoad, Overheads, Scenario
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many

@@ -51,11 +51,12 @@ from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.load_client.client import WATCH_SECONDS, OverloadDetector
+from optimizer.measure.load_client.client import WATCH_SECONDS
 from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
+from optimizer.measure.load_client.overload import OverloadDetector
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.replay import DiscardingRecord

@@ -17,8 +17,8 @@ from scipy import special
 
 from objectives.arrays import FloatArray
 from optimizer.core.trial import LoadPoint
-from optimizer.plan.evidence import Slowdown
 from optimizer.plan.fleet import ARRIVAL_SEED, Fleet
+from optimizer.plan.slowness import Slowdown
 from optimizer.plan.traffic import HOURS, Day, RecordedTraffic
 from optimizer.results.autoscaling import RATE_WINDOW_SECONDS, ScalingLimits, target_load
 

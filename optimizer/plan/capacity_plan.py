@@ -14,14 +14,7 @@ from objectives.sla import Sla, Verdict
 from objectives.units import parse_rate
 from optimizer.core.errors import BadInputError
 from optimizer.plan.autoscaler import Autoscaler, AutoscalerTest, day_rates, recorded_rates, simulate_autoscaler
-from optimizer.plan.evidence import (
-    EXPECTED,
-    SAFE,
-    ForecastErrors,
-    PlannedConfiguration,
-    Slowdown,
-    choose_configurations,
-)
+from optimizer.plan.evidence import PlannedConfiguration, choose_configurations
 from optimizer.plan.fleet import (
     Cost,
     Fleet,
@@ -35,6 +28,7 @@ from optimizer.plan.fleet import (
 )
 from optimizer.plan.measured_capacity import MeasuredCapacity
 from optimizer.plan.replica import fit_replica
+from optimizer.plan.slowness import EXPECTED, SAFE, ForecastErrors, Slowdown
 from optimizer.plan.traffic import CONSTANT_DAY, HOURS, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.results.finished_run import FinishedRun
 

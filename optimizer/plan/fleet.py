@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from optimizer.core.errors import BadInputError
-from optimizer.plan.evidence import EXPECTED, SAFE, TOO_LOW, Slowdown
 from optimizer.plan.replica import Replica
+from optimizer.plan.slowness import EXPECTED, SAFE, TOO_LOW, Slowdown
 from optimizer.plan.traffic import Balancer, RecordedTraffic, Traffic
 from optimizer.simulator.scenario import SimulationResult
 

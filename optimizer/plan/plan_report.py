@@ -20,9 +20,10 @@ from optimizer.plan.capacity_plan import (
     LoadForecast,
     SimulatedFleet,
 )
-from optimizer.plan.evidence import SAFE, PlannedConfiguration
+from optimizer.plan.evidence import PlannedConfiguration
 from optimizer.plan.fleet import HOURS_A_MONTH, MAX_REPLICAS
 from optimizer.plan.measured_capacity import LengthSummary, MeasuredCapacity
+from optimizer.plan.slowness import SAFE
 from optimizer.plan.traffic import BALANCER_SPLITS, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document

@@ -23,15 +23,8 @@ from optimizer.config.problem import Problem
 from optimizer.config.queue_policy import with_queue
 from optimizer.core.candidate import SERVER_PROCESSES, Candidate
 from optimizer.core.trial import MAX_CONCURRENCY, LoadPoint, Point
-from optimizer.plan.evidence import (
-    Evidence,
-    ForecastErrors,
-    MeasuredServer,
-    Slowdown,
-    SlownessEstimate,
-    estimate_slowness,
-    forecast_errors,
-)
+from optimizer.plan.evidence import Evidence, MeasuredServer
+from optimizer.plan.slowness import ForecastErrors, Slowdown, SlownessEstimate, estimate_slowness, forecast_errors
 from optimizer.search.refusals import RefusalForecast
 from optimizer.simulator.calibration import Observation, observe_point, service_times
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit

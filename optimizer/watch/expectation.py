@@ -30,17 +30,11 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.deploy.target_settings import METRICS_PORT, PORT_STEP
-from optimizer.plan.evidence import (
-    DEVIATIONS,
-    EXPECTED,
-    Slowdown,
-    SlownessEstimate,
-    choose_configurations,
-    forecast_errors,
-)
+from optimizer.plan.evidence import choose_configurations
 from optimizer.plan.fleet import Fleet, estimate_rate
 from optimizer.plan.measured_capacity import derive_capacity
 from optimizer.plan.replica import RATE_REQUESTS, Replica, fit_replica
+from optimizer.plan.slowness import DEVIATIONS, EXPECTED, Slowdown, SlownessEstimate, forecast_errors
 from optimizer.plan.traffic import PoissonTraffic
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun, how_to_finish, nothing_recommended, why_unfinished

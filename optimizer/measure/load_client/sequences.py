@@ -15,7 +15,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from optimizer.measure.load_client.client import WARM_UPS, WATCH_SECONDS, ClosedLoopClient, OverloadDetector, main
+from optimizer.measure.load_client.client import WARM_UPS, WATCH_SECONDS, ClosedLoopClient, main
+from optimizer.measure.load_client.overload import OverloadDetector
 
 MAX_SEQUENCE_ID = 2**31 - 1  # the control input CORRID may be TYPE_INT32
 NANOSECONDS_AN_ID = 10_000  # no client starts 100,000 sequences a second

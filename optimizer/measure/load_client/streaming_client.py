@@ -19,13 +19,11 @@ from typing import Any, BinaryIO
 
 from optimizer.measure.load_client.client import (
     BEHIND_SECONDS,
-    PATIENCE_FACTOR,
     WATCH_SECONDS,
     Channel,
     ClosedLoopClient,
     LoadClient,
     OpenLoopClient,
-    OverloadDetector,
     main,
 )
 from optimizer.measure.load_client.client_files import (
@@ -36,6 +34,7 @@ from optimizer.measure.load_client.client_files import (
     write_response_times,
 )
 from optimizer.measure.load_client.http2 import STREAM_METHOD, StreamingConnection
+from optimizer.measure.load_client.overload import PATIENCE_FACTOR, OverloadDetector
 
 ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse, error_message
 OPEN_LOOP_AWAITED = 10  # requests that have to end before the last ones of the lead-in are sent

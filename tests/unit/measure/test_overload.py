@@ -7,7 +7,7 @@ import pytest
 
 from objectives.arrays import FloatArray
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.load_client.client import OverloadDetector
+from optimizer.measure.load_client.overload import OverloadDetector
 
 PERIOD = 4.0  # seconds of a load shape
 

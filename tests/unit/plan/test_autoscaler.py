@@ -20,9 +20,9 @@ from optimizer.plan.autoscaler import (
     recorded_rates,
     simulate_autoscaler,
 )
-from optimizer.plan.evidence import Slowdown, estimate_slowness
 from optimizer.plan.fleet import Fleet
 from optimizer.plan.replica import Replica
+from optimizer.plan.slowness import Slowdown, estimate_slowness
 from optimizer.plan.traffic import Day, PoissonTraffic, RecordedTraffic
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads

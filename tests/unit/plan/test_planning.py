@@ -16,7 +16,10 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
-from optimizer.plan.evidence import (
+from optimizer.plan.evidence import collect_evidence
+from optimizer.plan.fleet import Cost, Fleet, Power, compute_costs, compute_power, estimate_rate, estimate_replicas
+from optimizer.plan.replica import PlausibleTimes, Replica
+from optimizer.plan.slowness import (
     EXPECTED,
     PRIOR_DEVIATION,
     PRIOR_DEVIATION_FACTOR,
@@ -26,12 +29,9 @@ from optimizer.plan.evidence import (
     ForecastErrors,
     Slowdown,
     SlownessEstimate,
-    collect_evidence,
     estimate_slowness,
     forecast_errors,
 )
-from optimizer.plan.fleet import Cost, Fleet, Power, compute_costs, compute_power, estimate_rate, estimate_replicas
-from optimizer.plan.replica import PlausibleTimes, Replica
 from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads

@@ -17,8 +17,9 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import INSTANCE_GPUS, SERVER_PROCESSES, Candidate
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
-from optimizer.plan.evidence import Slowdown, collect_evidence
+from optimizer.plan.evidence import collect_evidence
 from optimizer.plan.replica import FIXED_SHARE, PlausibleTimes, Replica, fit_replica, plausible_times
+from optimizer.plan.slowness import Slowdown
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads

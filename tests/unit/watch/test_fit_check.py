@@ -18,8 +18,8 @@ from objectives.sla import Sla, Verdict
 from optimizer.core.candidate import SERVER_PROCESSES
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.plan.evidence import estimate_slowness
 from optimizer.plan.replica import Replica
+from optimizer.plan.slowness import estimate_slowness
 from optimizer.results.finished_run import read_run
 from optimizer.watch.expectation import (
     Expectation,

@@ -22,8 +22,8 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.config.problem import ModelKind
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.options.option_reader import run_options
-from optimizer.plan.evidence import EXPECTED
 from optimizer.plan.replica import Replica
+from optimizer.plan.slowness import EXPECTED
 from optimizer.results import formatting
 from optimizer.results.summary import NextStep
 from optimizer.simulator.scenario import SimulationResult
