@@ -276,13 +276,11 @@ def main(argv: list[str]) -> int:
             "note: the plan simulates no refused requests, and docs/plan.md says why: with a limited queue, fewer "
             "requests may be served than it expects"
         )
-    if arguments.as_json:
-        from optimizer.plan.plan_report import document
+    from optimizer.plan.plan_report import document, print_plan
 
+    if arguments.as_json:
         print_json(document(capacity))
     else:
-        from optimizer.plan.plan_report import print_plan
-
         print_plan(open_console(), capacity)
     return EXIT_CODES[capacity.verdict]
 

@@ -191,7 +191,8 @@ def move_options(folder: Path, options: RunOptions) -> RunOptions:
 
 def _parse(option: Option, value: object) -> Any:
     """Return the value of the option's field. Raises OptionError."""
-    if option.type is None:
+    kind = option.type
+    if kind is None:
         if value is not True:
             raise option_fault(option.name, f"{quote(str(value))} is neither true nor false")
         return value
@@ -199,17 +200,13 @@ def _parse(option: Option, value: object) -> Any:
     for element in elements:
         if isinstance(element, bool) or not isinstance(element, (str, int, float, Path)):
             raise option_fault(option.name, f"{type(element).__name__} is not text, a number or a list of them")
-    if option.repeatable:
-        return tuple(_parse_text(option, str(element)) for element in elements)
-    return _parse_text(option, ",".join(map(str, elements)))
-
-
-def _parse_text(option: Option, text: str) -> Any:
-    assert option.type is not None
-    try:
-        return option.type.parse(text)
-    except ValueError as error:
-        raise option_fault(option.name, str(error), option.redact(text)) from None
+    parsed = []
+    for text in map(str, elements) if option.repeatable else [",".join(map(str, elements))]:
+        try:
+            parsed.append(kind.parse(text))
+        except ValueError as error:
+            raise option_fault(option.name, str(error), option.redact(text)) from None
+    return tuple(parsed) if option.repeatable else parsed[0]
 
 
 def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:

@@ -176,8 +176,12 @@ class RecordedArrivals:
         return cls(np.append(intervals, intervals.mean()), classes, show_path(path))
 
     def classes_of(self, count: int, seed: int) -> IntArray:
-        """Return the number of the class of each of the ``count`` requests that ``plan`` returns for ``seed``."""
-        assert self.classes is not None
+        """Return the number of the class of each of the ``count`` requests that ``plan`` returns for ``seed``.
+
+        The result is empty if all requests are alike.
+        """
+        if self.classes is None:
+            return np.empty(0, dtype=np.int64)
         return self.classes.numbers[(self._start(seed) + np.arange(count)) % len(self.intervals)]
 
     def _start(self, seed: int) -> int:

@@ -23,6 +23,7 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals, RecordedClasses
 from optimizer.measure.load_client.base_generator import (
+    IN_TURN,
     WARM_UP_SECONDS,
     LoadClientGenerator,
     RequestClasses,
@@ -104,10 +105,9 @@ class OpenLoopGenerator(LoadClientGenerator):
             seconds += lead_in_seconds
 
         planned_ns = self._plan(load, seconds, int(seeds[0]))
-        numbers = np.empty(0, dtype=np.int64)
-        if self._recorded_classes:
-            assert isinstance(self.arrivals, RecordedArrivals)
-            numbers = self.arrivals.classes_of(len(planned_ns), int(seeds[0]))
+        classes = IN_TURN
+        if isinstance(self.arrivals, RecordedArrivals):
+            classes = self.arrivals.classes_of(len(planned_ns), int(seeds[0]))
         schedule = Schedule(
             seconds=seconds,
             lead_in_seconds=lead_in_seconds,
@@ -115,7 +115,7 @@ class OpenLoopGenerator(LoadClientGenerator):
             lead_in_requests=len(lead_in_ns),
             parts=parts,
             period_seconds=period_seconds,
-            classes=numbers,
+            classes=classes,
         )
         return self._launch(endpoint, load, schedule, summarize_open_loop, spread_limit)
 

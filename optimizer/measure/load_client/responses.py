@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -130,13 +130,7 @@ class StreamTimes:
 
     def take(self, selection: Selection) -> StreamTimes:
         """Return the times of the selected requests."""
-        return StreamTimes(
-            self.ttft_ms[selection],
-            self.itl_ms[selection],
-            self.responses[selection],
-            self.tokens[selection],
-            self.arrivals_ms[selection],
-        )
+        return StreamTimes(*(getattr(self, column.name)[selection] for column in fields(self)))
 
     def by_timing(self) -> dict[Timing, FloatArray]:
         """Return the times of all requests in ms, by their kind."""
