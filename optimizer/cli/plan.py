@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from textwrap import fill
 
 from objectives.sla import Sla
@@ -67,30 +66,11 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class PlanArguments:
-    """The command line of ``tune plan``.
+def read_question(arguments: Namespace) -> CapacityQuestion:
+    """Return the question of a parsed command line.
 
-    Attributes:
-        names: Models or runs.
-        results: The folder of the runs.
-        question: The question to answer.
-        as_json: Print one JSON document.
-        sla: The latency bounds as option values by name.
-        names_traffic: Whether --traffic or --trace names the traffic; otherwise it is Poisson.
+    Raises BadInputError naming the flag, its value and the allowed values.
     """
-
-    names: tuple[str, ...]
-    results: str
-    question: CapacityQuestion
-    as_json: bool
-    sla: Mapping[str, object]
-    names_traffic: bool
-
-
-def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
-    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = build_parser().read(list(argv))
     _check_combination(arguments)
     autoscaler = _autoscaler(arguments)
     costs = _hour_costs(arguments.gpu_hour_cost or [])
@@ -99,9 +79,8 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
     peak = parse_optional("--peak-factor", arguments.peak_factor, PEAK_FACTOR, DEFAULT_PEAK_FACTOR)
     trace_file = parse_optional("--trace", arguments.trace, parse_path)
     trace = None if trace_file is None else read_trace(named_file("--trace", trace_file, "a CSV file of timestamps"))
-    sla = values_of(arguments, SLA_OPTIONS)
     synthetic = ConstantTraffic() if arguments.traffic == "constant" else PoissonTraffic()
-    question = CapacityQuestion(
+    return CapacityQuestion(
         traffic=trace or synthetic,
         balancer=arguments.balancer,
         day=Day(peak) if arguments.traffic == "diurnal" else CONSTANT_DAY,
@@ -110,11 +89,9 @@ def read_plan_arguments(argv: Sequence[str]) -> PlanArguments:
         devices=parse_optional("--gpus", arguments.gpus, whole_number(1, MAX_REPLICAS)),
         max_cost=parse_optional("--max-cost", arguments.max_cost, AMOUNT),
         hour_costs=costs,
-        sla=Sla.from_bounds(latency_bounds_ms(sla)),
+        sla=Sla.from_bounds(latency_bounds_ms(values_of(arguments, SLA_OPTIONS))),
         autoscaler=autoscaler,
     )
-    names_traffic = arguments.traffic is not None or arguments.trace is not None
-    return PlanArguments(tuple(arguments.names), arguments.results, question, arguments.json, sla, names_traffic)
 
 
 def _check_combination(arguments: Namespace) -> None:
@@ -248,9 +225,10 @@ def _hour_costs(texts: Sequence[str]) -> dict[str, float]:
 
 def main(argv: list[str]) -> int:
     """Run ``tune plan`` and return its exit code. Raises TuneError."""
-    arguments = read_plan_arguments(argv)
-    runs = PlannedRuns(arguments.results, arguments.sla, print_message, progress_on_terminal).find(arguments.names)
-    if not arguments.names_traffic:
+    arguments = build_parser().read(argv)
+    question, sla = read_question(arguments), values_of(arguments, SLA_OPTIONS)
+    runs = PlannedRuns(arguments.results, sla, print_message, progress_on_terminal).find(arguments.names)
+    if arguments.traffic is None and arguments.trace is None:
         _refuse_shapes(runs)
     if any(run.problem.priorities for run in runs):
         print_message(
@@ -258,12 +236,12 @@ def main(argv: list[str]) -> int:
         )
     if any(run.concurrent_models for run in runs):
         print_message("note: the rates are those of all models together, as in the run (--concurrent-models)")
-    if note := arguments.question.traffic.note:
+    if note := question.traffic.note:
         print_message(f"note: {note}")
     with busy("simulating replicas"):
-        capacity = _plan(arguments.question, runs)
+        capacity = _plan(question, runs)
     hardware = {fleet.configuration.hardware for fleet in capacity.answers}
-    for name, cost in arguments.question.hour_costs.items():
+    for name, cost in question.hour_costs.items():
         if all(hour_cost_of({name: cost}, device) is None for device in hardware):
             print_message(
                 f"note: --gpu-hour-cost {quote(name)}: this price is not used, because the name is no part of "
@@ -278,7 +256,7 @@ def main(argv: list[str]) -> int:
         )
     from optimizer.plan.plan_report import document, print_plan
 
-    if arguments.as_json:
+    if arguments.json:
         print_json(document(capacity))
     else:
         print_plan(open_console(), capacity)

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from optimizer.cli.plan import main, read_plan_arguments
+from optimizer.cli.plan import build_parser, main, read_question
 from optimizer.core.candidate import SETTING_COLUMNS
 from optimizer.core.errors import BadInputError
 from optimizer.emit.kubernetes import target_load
 from optimizer.emit.production import ProductionServer, read_repository
 from optimizer.emit.recommended import read_recommendation
-from optimizer.plan.capacity_plan import CapacityPlan, FleetPlan, plan_by_simulation
+from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, FleetPlan, plan_by_simulation
 from optimizer.plan.plan_report import document, headline, print_plan
 from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
@@ -46,10 +46,14 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 
     return result
 
 
+def question_of(*words: str | Path) -> CapacityQuestion:
+    return read_question(build_parser().read([*map(str, words)]))
+
+
 def plan_of(*words: str | Path) -> tuple[dict[str, Any], str]:
     """Return the document and the text of one plan."""
-    arguments = read_plan_arguments([*map(str, words)])
-    capacity = plan_by_simulation(arguments.question, [read_run(name) for name in arguments.names])
+    names = build_parser().read([*map(str, words)]).names
+    capacity = plan_by_simulation(question_of(*words), [read_run(name) for name in names])
     text = io.StringIO()
     print_plan(Console(file=text, width=80), capacity)
     return json.loads(json.dumps(document(capacity))), text.getvalue()
@@ -217,7 +221,7 @@ def test_replicas_serve_the_same_peak_on_a_day_and_half_of_it_on_average() -> No
     day = ("--traffic", "diurnal", "--peak-factor", "2")
 
     def answer(*words: str) -> FleetPlan:
-        question = read_plan_arguments([str(SAMPLE), "--gpus", "3", "--gpu-hour-cost", "1", *words]).question
+        question = question_of(SAMPLE, "--gpus", "3", "--gpu-hour-cost", "1", *words)
         without_test = replace(question, autoscaler=None)  # its simulation of a day takes a second
         (answer,) = plan_by_simulation(without_test, [read_run(SAMPLE)]).answers
         return answer
@@ -318,7 +322,7 @@ def test_one_replica_serves_a_rate(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_fewer_gpus_than_a_replica_has_are_named(run: Path) -> None:
-    question = read_plan_arguments([str(run), "--gpus", "1"]).question
+    question = question_of(run, "--gpus", "1")
     (answer,) = plan_by_simulation(question, [read_run(run)]).answers
     two_gpus = replace(answer.configuration, gpus=2)
     none = replace(answer, configuration=two_gpus, replicas=0, rate=0.0, sustainable_rate=None, simulated=None)
@@ -326,7 +330,7 @@ def test_fewer_gpus_than_a_replica_has_are_named(run: Path) -> None:
 
 
 def test_a_latency_within_the_bound_is_not_given_as_the_reason_for_missing_it(run: Path) -> None:
-    question = read_plan_arguments([str(run), "--rate", "1000/s"]).question
+    question = question_of(run, "--rate", "1000/s")
     found = plan_by_simulation(question, [read_run(run)])
     unsafe = replace(found.answers[0], count=None, replicas=0, simulated=None, unloaded_latency_ms=5.0)
     assert headline(found, unsafe).endswith(

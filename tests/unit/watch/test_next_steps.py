@@ -16,8 +16,8 @@ from rich.console import Console
 
 from objectives.sla import Sla, Verdict
 from optimizer.cli import verify
+from optimizer.cli.plan import build_parser, read_question
 from optimizer.cli.plan import main as plan
-from optimizer.cli.plan import read_plan_arguments
 from optimizer.cli.run import read_run_arguments
 from optimizer.config.problem import ModelKind
 from optimizer.core.load_shapes import RequestTimes
@@ -299,7 +299,7 @@ def test_tune_takes_each_proposed_command(
         program, *words = shlex.split(command)
         assert program == "tune"
         if words[0] == "plan":
-            read_plan_arguments(words[1:])
+            read_question(build_parser().read(words[1:]))
         elif words[0] == "verify":
             verify.build_parser().read(words[1:])
         else:
