@@ -70,16 +70,15 @@ def _check_mount_points(recommendation: Recommendation, repository: ModelReposit
 
 def _flags(server: ProductionServer) -> Iterator[str]:
     """Yield the options of ``docker run``, quoted for a shell."""
-    limits = server.limits()
     yield from ("--rm", f"--name={quote(server.name)}", f"--stop-timeout={production.STOP_SECONDS}")
     yield from (f'--publish="{BIND}:{port}:{port}"' for port in (HTTP_PORT, GRPC_PORT, METRICS_PORT))
-    if limits.gpus:
-        yield f"--gpus={limits.gpus}"
-    if limits.cpus is not None:
-        yield f"--cpus={production.cpu_amount(limits.cpus)}"
-    if limits.memory_bytes is not None:
-        yield f"--memory={mebibytes(limits.memory_bytes)}"
-    yield f"--shm-size={mebibytes(limits.shared_memory_bytes)}"
+    if server.gpus:
+        yield f"--gpus={server.gpus}"
+    if server.cpus is not None:
+        yield f"--cpus={production.cpu_amount(server.cpus)}"
+    if server.memory_bytes is not None:
+        yield f"--memory={mebibytes(server.memory_bytes)}"
+    yield f"--shm-size={mebibytes(server.shared_memory_bytes)}"
     measured = ContainerSettings(
         binds=server.recommendation.mounts,
         ulimits=_ulimits(server.recommendation),
@@ -164,7 +163,7 @@ def _service(server: ProductionServer, configs: dict[str, str], port_offset: int
             "retries": 3,
             "start_period": f"{server.start_seconds()}s",
         },
-        "shm_size": mebibytes(server.limits().shared_memory_bytes),
+        "shm_size": mebibytes(server.shared_memory_bytes),
         "ulimits": {
             limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in _ulimits(server.recommendation)
         },
@@ -193,15 +192,14 @@ def _volume(mount: Bind) -> dict[str, Any]:
 
 
 def _resources(server: ProductionServer) -> dict[str, Any]:
-    limits = server.limits()
     maximum: dict[str, Any] = {}
-    if limits.cpus is not None:
-        maximum["cpus"] = production.cpu_amount(limits.cpus)
-    if limits.memory_bytes is not None:
-        maximum["memory"] = mebibytes(limits.memory_bytes)
+    if server.cpus is not None:
+        maximum["cpus"] = production.cpu_amount(server.cpus)
+    if server.memory_bytes is not None:
+        maximum["memory"] = mebibytes(server.memory_bytes)
     resources: dict[str, Any] = {"limits": maximum} if maximum else {}
-    if limits.gpus:
-        gpu = {"driver": "nvidia", "count": limits.gpus, "capabilities": ["gpu"]}
+    if server.gpus:
+        gpu = {"driver": "nvidia", "count": server.gpus, "capabilities": ["gpu"]}
         resources["reservations"] = {"devices": [gpu]}
     return resources
 

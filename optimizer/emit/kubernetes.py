@@ -293,20 +293,19 @@ def probes(server: ProductionServer, port: str | int) -> dict[str, Any]:
 
 def resources(server: ProductionServer) -> dict[str, Any]:
     """Return resource requests equal to the limits, which reserves the measured resources for the pod."""
-    limits = server.limits()
     amounts: dict[str, Any] = {}
-    if limits.cpus is not None:
-        amounts["cpu"] = str(production.cpu_amount(limits.cpus))
-    if limits.memory_bytes is not None:
-        amounts["memory"] = f"{limits.memory_bytes // MEBIBYTE}Mi"
-    if limits.gpus:
-        amounts["nvidia.com/gpu"] = str(limits.gpus)
+    if server.cpus is not None:
+        amounts["cpu"] = str(production.cpu_amount(server.cpus))
+    if server.memory_bytes is not None:
+        amounts["memory"] = f"{server.memory_bytes // MEBIBYTE}Mi"
+    if server.gpus:
+        amounts["nvidia.com/gpu"] = str(server.gpus)
     return {"requests": amounts, "limits": dict(amounts)} if amounts else {}
 
 
 def shared_memory(server: ProductionServer) -> dict[str, Any]:
     """Return the volume for shared memory, through which Python models exchange tensors."""
-    size = -(-server.limits().shared_memory_bytes // MEBIBYTE)
+    size = -(-server.shared_memory_bytes // MEBIBYTE)
     return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size}Mi"}}
 
 

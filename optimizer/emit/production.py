@@ -62,19 +62,6 @@ STOP_SECONDS = 60  # until a server that stops is killed: Triton itself waits 30
 
 
 @dataclass(frozen=True)
-class ResourceLimits:
-    """CPUs, memory and GPUs of a replica; None if the run did not measure them.
-
-    ``shared_memory_bytes`` is the size of /dev/shm, which is a part of the memory.
-    """
-
-    cpus: float | None
-    memory_bytes: int | None
-    gpus: int
-    shared_memory_bytes: int
-
-
-@dataclass(frozen=True)
 class ProductionServer:
     """A server that serves a recommendation in production, with the settings of the user.
 
@@ -97,23 +84,29 @@ class ProductionServer:
     def is_autoscaled(self) -> bool:
         return self.max_replicas > self.min_replicas
 
-    def limits(self) -> ResourceLimits:
-        """Return the CPUs and GPUs of the measured server, and its memory with MEMORY_HEADROOM.
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of a replica; several server processes share those of the measured device."""
+        return self.recommendation.gpus
 
-        Several server processes divide the CPUs and the memory, and share the GPUs. Shared memory is limited by the
-        memory, which it counts against; the measured memory includes the shared memory in use.
-        """
-        measured = self.recommendation
-        memory, cpus, processes = measured.memory_bytes, measured.cpus, measured.server_processes
-        memory_limit = None
-        if memory is not None:
-            memory_limit = ceil(memory / processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
-        return ResourceLimits(
-            cpus=None if cpus is None else cpus / processes,
-            memory_bytes=memory_limit,
-            gpus=measured.gpus,
-            shared_memory_bytes=int(min(measured.shared_memory_bytes, memory_limit or inf)),
-        )
+    @property
+    def cpus(self) -> float | None:
+        """The CPUs of a replica: its part of the measured server processes' CPUs; None if they are unknown."""
+        cpus = self.recommendation.cpus
+        return None if cpus is None else cpus / self.recommendation.server_processes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The limit of a replica's memory: the measured one with MEMORY_HEADROOM; None if it was not measured."""
+        memory = self.recommendation.memory_bytes
+        if memory is None:
+            return None
+        return ceil(memory / self.recommendation.server_processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """The size of /dev/shm. It counts against the memory, and the measured memory includes the part in use."""
+        return int(min(self.recommendation.shared_memory_bytes, self.memory_bytes or inf))
 
     def arguments(self) -> list[str]:
         """Return the options of tritonserver except the model repository."""
