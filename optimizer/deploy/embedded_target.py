@@ -19,6 +19,7 @@ from optimizer.deploy.installed_server import (
     WITHOUT_TELEMETRY,
     Installation,
     InstalledTarget,
+    user_python_path,
 )
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import temporary_parent
@@ -62,14 +63,9 @@ def server_environment(installed: Runtime, library_folders: Sequence[str | Path]
         **own_python,
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, (installed.libraries, libpython, *cuda_folders()))),
         # the stub embeds this Python and finds the packages of this environment by PYTHONPATH and PATH
-        "PYTHONPATH": os.pathsep.join([*packages, *_user_python_path()]),
+        "PYTHONPATH": os.pathsep.join([*packages, *user_python_path()]),
         "PATH": search_path,
     }
-
-
-def _user_python_path() -> list[str]:
-    """Return the folders of the user's ``PYTHONPATH``, absolute because the server runs in another folder."""
-    return [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def address_space_problem() -> str:

@@ -6,6 +6,7 @@ It also completes a model configuration that leaves inputs and outputs to Triton
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shlex
 import shutil
@@ -80,7 +81,8 @@ class ServerFolder(RepositoryCopy):
     def packages(self) -> Path:
         """The working directory of the server, which is first on the stub's search path for packages.
 
-        It holds the packages of which the stub needs another version than this environment has, and no user files.
+        It links the packages of which the stub needs another version than this environment has, and those in the
+        folders of the user's PYTHONPATH, which the stub ignores.
         """
         return self.path / "packages"
 
@@ -103,9 +105,16 @@ class ServerFolder(RepositoryCopy):
             self.backends.joinpath("onnxruntime", "openvino").symlink_to(openvino)
 
     def _link_packages(self, runtime: Runtime) -> None:
-        folder = runtime.stub_packages
-        for package in folder.iterdir() if folder else ():
-            self.packages.joinpath(package.name).symlink_to(package)
+        folders = [*filter(None, [runtime.stub_packages]), *filter(Path.is_dir, map(Path, user_python_path()))]
+        for package in (package for folder in folders for package in folder.iterdir()):
+            if not package.name.startswith("."):
+                with contextlib.suppress(FileExistsError):  # the first one counts
+                    self.packages.joinpath(package.name).symlink_to(package)
+
+
+def user_python_path() -> list[str]:
+    """Return the folders of the user's ``PYTHONPATH``, absolute because the server runs in another folder."""
+    return [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 class TritonServer(Server):

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from optimizer.config import model_config
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
+from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Run, Sandbox, assert_search_ended, run_tune
-from tests.repositories import doubler, onnx_model, serialized, write_model
+from tests.repositories import (
+    doubler,
+    onnx_model,
+    serialized,
+    skip_without_python_models,
+    sleeper_program,
+    write_model,
+    write_python_model,
+)
 
 SLA_MS = 500.0
 UNBATCHED = """\
@@ -92,3 +106,17 @@ def test_model_folder_without_batches_is_tuned_and_unchanged(sandbox: Sandbox) -
     assert {(row["max_batch_size"], row["dynamic_batching"]) for row in run.rows()} == {("0", "false")}
     assert run.info()["problem"]["space"]["max_batch_size"] == [0]
     assert f"tune {' '.join(arguments[1:])} --seed 0 models/m" in run.ended.stdout
+
+
+def test_a_python_model_imports_from_the_folders_of_the_users_python_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without_python_models()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "helpers.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'lib'}:{tmp_path / 'gone'}")
+    write_python_model(tmp_path / "models", "sleeper", f"import helpers\n{sleeper_program(0)}")
+    source = read_repository_model(tmp_path / "models", "sleeper", gpu=False)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
+    with contextlib.closing(target), target.deploy(model_config.candidate_of(source.config)) as endpoint:
+        assert endpoint.model == "sleeper"
