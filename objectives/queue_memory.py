@@ -64,8 +64,17 @@ class QueuedLoad:
         return float(relaxation_seconds(tail_ms, self.headroom))
 
     def overdispersion(self, allowed: float, tail_ms: float) -> float:
-        """Return ``queue_overdispersion`` of this load. ``tail_ms`` is that of ``relaxation_seconds``."""
-        return float(queue_overdispersion(allowed, self.request_rate, self.memory_seconds(tail_ms)))
+        """Return ``queue_overdispersion`` of this load. ``tail_ms`` is that of ``relaxation_seconds``.
+
+        If the rate changes, it is at least that of independent periods with such a queue. A few periods often show
+        less, because most of the slow requests are in few of them.
+        """
+        by_memory = float(queue_overdispersion(allowed, self.request_rate, self.memory_seconds(tail_ms)))
+        if self.period is None or tail_ms <= 0:
+            return by_memory
+        length = np.array([1e3 * self.period_seconds / (tail_ms * self.headroom)])
+        variance = periodic_queue(self.period, allowed).variance(np.array([1 - self.headroom]), length)[0]
+        return max(by_memory, 1 + self.request_rate * self.period_seconds * float(variance))
 
 
 def headroom(request_rate: FloatArray | float, capacity: FloatArray | float) -> FloatArray:
