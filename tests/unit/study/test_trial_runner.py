@@ -383,6 +383,25 @@ def test_a_crash_at_the_end_of_the_budget_keeps_the_measurements(study: Session,
     assert trials[1].measurements
 
 
+def test_the_baseline_is_measured_after_a_crash_even_if_the_time_is_over(
+    study: Session, known_table: list[Trial]
+) -> None:
+    class Crashing(RecordedServer):
+        has_crashed = False
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if not self.has_crashed:
+                self.has_crashed, search.scheduler.budget.seconds = True, 0
+                raise ServerCrashed("tritonserver died (SIGSEGV) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    study.target = study.load_generator = study.telemetry = Crashing(known_table)
+    search = study.new_search()
+    (baseline,) = search.run()
+    assert (baseline.candidate, baseline.status, len(baseline.crashes)) == (BASELINE, "ok", 1)
+    assert baseline.measurements, "all others are compared with it"
+
+
 def test_telemetry_is_part_of_the_measurement(study: Session, known_table: list[Trial]) -> None:
     class Metered(RecordedServer):
         @contextlib.contextmanager
