@@ -57,6 +57,8 @@ def _run(argv: list[str]) -> int:
         interrupts.install()
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed TLS handshake prints a line
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime sends telemetry, also in files
+        if os.environ.get("COLUMNS", "").strip("0") == "":
+            os.environ.pop("COLUMNS", None)  # some terminals set 0 for an unknown width, and rich takes it literally
         return _dispatch(argv)
     except KeyboardInterrupt:
         interrupts.acknowledge()

@@ -237,3 +237,8 @@ def test_a_command_ends_without_a_search_for_garbage() -> None:
         check=False,
     )
     assert ended.stdout.splitlines()[-1] == b"True"
+
+
+def test_an_unknown_width_of_the_terminal_is_no_width_of_zero(called_tune: Tune) -> None:
+    shown = called_tune("--sla-p95", "20ms", "mlp", "--dry-run", env={"COLUMNS": "0"})
+    assert (shown.code, shown.errors) == (0, [])
