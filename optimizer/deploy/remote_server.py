@@ -127,7 +127,6 @@ def unrestored_servers(folder: Path) -> list[str]:
     return addresses
 
 
-UNLOAD_SECONDS = 30.0
 UNLOAD_POLL_SECONDS = 0.05
 OBSERVED_SECONDS = 1.0  # the time in which requests of other clients are counted
 ROUNDS = 3  # attempts to load: an ensemble may fail while a step still has its old batch size
@@ -150,8 +149,9 @@ class LoadedModel:
 class RemoteServer:
     """A tritonserver in explicit mode, whose models can be loaded with other configurations and restored.
 
-    ``timeout_seconds`` limits a load. Every method raises EnvironmentFault if the server cannot be used, ServerFault
-    if it no longer responds, DeploymentError if a load takes too long, and ModelRefused if it refuses a request.
+    ``timeout_seconds`` limits a load and an unload. Every method raises EnvironmentFault if the server cannot be
+    used, and ModelRefused if it refuses a request. A server that no longer responds, or an unload that takes too
+    long, raises ServerFault. A load that takes too long raises DeploymentError.
     """
 
     def __init__(self, connection: Connection, timeout_seconds: float = CALL_SECONDS) -> None:
@@ -234,14 +234,21 @@ class RemoteServer:
             self._client.load(model, override, self._timeout_seconds, files)
 
     def unload(self, model: str) -> None:
-        """Unload ``model`` and wait until it is unloaded."""
+        """Unload ``model`` and wait until it is unloaded.
+
+        The server completes the requests in the queue of the model first, even if their client has gone. After an
+        overload they may take minutes.
+        """
         self._loaded.pop(model, None)
-        deadline = time.monotonic() + UNLOAD_SECONDS
+        deadline = time.monotonic() + self._timeout_seconds
         with self._calling():
             self._client.unload(model)
             while self._client.holds(model):
                 if time.monotonic() > deadline:
-                    raise ServerFault(f"{model} on {self.address} was not unloaded within {UNLOAD_SECONDS:g} s")
+                    raise ServerFault(
+                        f"{model} on {self.address} was not unloaded within {self._timeout_seconds:g} s; if it still "
+                        "answers requests in its queue, wait until it has, otherwise start the server again"
+                    )
                 time.sleep(UNLOAD_POLL_SECONDS)
 
     def serve(self, configs: Mapping[str, ModelConfig], files: Mapping[str, Mapping[str, bytes]]) -> None:

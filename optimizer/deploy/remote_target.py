@@ -35,7 +35,7 @@ class RemoteTarget:
     load request sends all files of the version folder as ``source`` has them, with the changed one. ``state_folder``
     has the saved states; ``on_progress`` gets a line if a killed process left one for this server, and if other
     clients use the server. ``metrics`` is the address of the server's metrics, empty if it has none.
-    ``load_timeout_seconds`` limits the loading of a model, also when the models are restored.
+    ``load_timeout_seconds`` limits the loading and the unloading of a model, also when the models are restored.
 
     Raises EnvironmentFault if the server does not answer, denies a request, lacks a model or cannot load it, manages
     its models itself, or if another process tunes on it. Then nothing is changed on the server.

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from optimizer.core.endpoint import Connection
+from optimizer.core.errors import ServerFault
 from optimizer.deploy.remote_address import SERVER_PROGRAM, is_tunnel, listener_pid, other_machine_address
 from optimizer.deploy.remote_server import OBSERVED_SECONDS, RemoteServer
 from optimizer.options.run_options import RunOptions
@@ -50,12 +51,18 @@ def serve_counted_requests(
     }
     if not gives_statistics:
         del methods["ModelStatistics"]
+    with serve(methods) as connection, contextlib.closing(RemoteServer(connection)) as remote:
+        yield remote
+
+
+@contextlib.contextmanager
+def serve(methods: Mapping[str, grpc.RpcMethodHandler]) -> Iterator[Connection]:
+    """Serve ``methods`` of Triton's gRPC service."""
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with contextlib.closing(RemoteServer(Connection(f"127.0.0.1:{port}"))) as remote:
-        yield remote
+    yield Connection(f"127.0.0.1:{port}")
     server.stop(None).wait()
 
 
@@ -72,6 +79,32 @@ def test_requests_of_other_clients_are_noticed() -> None:
 def test_an_unused_server_has_no_rate(step: int, is_ready: bool, gives_statistics: bool) -> None:
     with serve_counted_requests(step, is_ready=is_ready, gives_statistics=gives_statistics) as server:
         assert server.requests_per_second(["m"]) == 0
+
+
+def test_a_model_may_answer_the_requests_in_its_queue_as_long_as_a_load_may_take() -> None:
+    """The server has a model that is UNLOADING until its requests are answered."""
+    answering = messages.RepositoryIndexResponse()
+    answering.models.add(name="m", state="UNLOADING")
+    methods = {
+        "RepositoryModelUnload": grpc.unary_unary_rpc_method_handler(
+            lambda *_: messages.RepositoryModelUnloadResponse(),
+            messages.RepositoryModelUnloadRequest.FromString,
+            messages.RepositoryModelUnloadResponse.SerializeToString,
+        ),
+        "RepositoryIndex": grpc.unary_unary_rpc_method_handler(
+            lambda *_: answering,
+            messages.RepositoryIndexRequest.FromString,
+            messages.RepositoryIndexResponse.SerializeToString,
+        ),
+    }
+    load_seconds = 0.5
+    with serve(methods) as connection, contextlib.closing(RemoteServer(connection, load_seconds)) as remote:
+        began = time.monotonic()
+        with pytest.raises(
+            ServerFault, match=rf"m on {connection.address} was not unloaded within 0\.5 s; if it still"
+        ):
+            remote.unload("m")
+        assert time.monotonic() - began >= load_seconds
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
