@@ -105,11 +105,19 @@ class ServerFolder(RepositoryCopy):
             self.backends.joinpath("onnxruntime", "openvino").symlink_to(openvino)
 
     def _link_packages(self, runtime: Runtime) -> None:
-        folders = [*filter(None, [runtime.stub_packages]), *filter(Path.is_dir, map(Path, user_python_path()))]
-        for package in (package for folder in folders for package in folder.iterdir()):
+        folders = [*filter(None, [runtime.stub_packages]), *map(Path, user_python_path())]
+        for package in (package for folder in folders for package in _entries(folder)):
             if not package.name.startswith("."):
                 with contextlib.suppress(FileExistsError):  # the first one counts
                     self.packages.joinpath(package.name).symlink_to(package)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the entries of ``folder``; none if it cannot be read: Python skips such a folder of PYTHONPATH too."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def user_python_path() -> list[str]:

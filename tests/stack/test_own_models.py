@@ -114,7 +114,8 @@ def test_a_python_model_imports_from_the_folders_of_the_users_python_path(
     skip_without_python_models()
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "helpers.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'lib'}:{tmp_path / 'gone'}")
+    unreadable = tmp_path / (300 * "a")  # as a folder without permission, it cannot even be looked up
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'lib'}:{tmp_path / 'gone'}:{unreadable}")
     write_python_model(tmp_path / "models", "sleeper", f"import helpers\n{sleeper_program(0)}")
     source = read_repository_model(tmp_path / "models", "sleeper", gpu=False)
     target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
