@@ -408,10 +408,15 @@ class _Inputs:
         return samples
 
     def _bounds_of(self, tensor: InputTensor) -> ValueRange | None:
-        bounds = self.bounds.get(tensor.name) or self.index_ranges.get(tensor.name)
-        if bounds and tensor.name not in self.bounds and tensor.dtype.kind in "iu":
-            return bounds[0], min(bounds[1], np.iinfo(tensor.dtype).max)
-        return bounds
+        """Return the range of random values; that of the rows of a table is limited to values of the type."""
+        rows, kind = self.index_ranges.get(tensor.name), tensor.dtype.kind
+        if tensor.name in self.bounds or rows is None:
+            return self.bounds.get(tensor.name)
+        if kind in "iu":
+            return rows[0], min(rows[1], np.iinfo(tensor.dtype).max)
+        if kind == "f":
+            return rows[0], min(rows[1], float(np.finfo(tensor.dtype).max))
+        return None if kind == "b" else rows
 
     def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
         """Return the shape of each input for ``count`` requests; inputs named together get the same shape."""

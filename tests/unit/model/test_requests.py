@@ -234,6 +234,16 @@ def test_row_numbers_are_valid_unless_the_user_gives_a_range(tmp_path: Path) -> 
     assert {int(value) for item in data.parse_entries(result.input_data, TENSORS) for value in item["ids"]} == {7, 8}
 
 
+@pytest.mark.parametrize(("datatype", "mean"), [("BOOL", 0.5), ("FP16", 32752)])
+def test_row_numbers_of_a_long_table_are_values_of_the_type(datatype: str, mean: float, tmp_path: Path) -> None:
+    """The graph converts them to row numbers."""
+    tensor = InputTensor("x", datatype, (1000,), has_batch=False)
+    text = f'name: "m" input {{ name: "x" data_type: TYPE_{datatype} dims: 1000 }}'
+    result = prepare_requests(RequestOptions(), config(text), ONE, tmp_path, index_ranges={"x": (0, 99_999)})
+    drawn = np.concatenate([sample["x"] for sample in data.parse_entries(result.input_data, [tensor])])
+    assert drawn.astype(float).mean() == pytest.approx(mean, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "lengths"),
     [
