@@ -319,7 +319,7 @@ def test_a_dead_model_process_is_a_crash(folder: Path, living: Endpoint) -> None
     program = "echo \"Thread [0] had error: Stub process 'm_0_0' is not healthy.\"; exit 99"
     error = failure(folder, program, living)
     assert isinstance(error, ServerCrashed)
-    assert str(error) == "perf_analyzer ended with exit code 99: Stub process 'm_0_0' is not healthy."
+    assert str(error) == "perf_analyzer ended with exit code 99: Stub process 'm_0_0' is not healthy"
     assert len(launches(folder)) == 1
 
 
