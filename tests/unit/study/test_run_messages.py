@@ -204,7 +204,10 @@ def test_a_verdict_on_the_usual_states_is_noted(shares: tuple[float, ...], is_no
     trial = Trial(1, FASTER, search, confirmations=windows)
     notes = outcome_notes([trial], problem)
     assert [type(note) for note in notes] == ([UsualStatesJudged] if is_noted else [])
-    assert all("so latencies are judged as " in str(note) for note in notes)
+    for note in notes:
+        assert isinstance(note, UsualStatesJudged)
+        assert "so latencies are judged as " in str(note)
+        assert note.latency_rise > 0
 
 
 def test_the_speed_is_compared_over_all_sessions() -> None:
