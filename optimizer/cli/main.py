@@ -62,7 +62,7 @@ def _run(argv: list[str]) -> int:
         return _dispatch(argv)
     except KeyboardInterrupt:
         interrupts.acknowledge()
-        # OpenBLAS raises SIGINT if its threads cannot start, as one for each CPU may not under a limit
+        # OpenBLAS starts a thread for each CPU, and raises SIGINT if a limit does not permit that
         from optimizer.machine.hardware import MORE_THREADS, thread_problem
 
         if problem := thread_problem(1):

@@ -164,10 +164,10 @@ class Explanation:
     """Explanation of ``run``, whose outcome is ``outcome``.
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``binding`` is the constraint that binds
-    the recommendation, None without either. ``changes`` is None if no measurement
-    has both a throughput and every predicted latency. ``shared_memory`` is its measured effect, None if none is
-    known. ``step_advice`` names the step that limits the throughput of several models, None if their times were not
-    recorded.
+    the recommendation, None if there is no recommendation or if no constraint binds it. ``changes`` is None if no
+    measurement has both a throughput and every predicted latency. ``shared_memory`` is its measured effect, None if
+    none is known. ``step_advice`` names the step that limits the throughput of several models, None if their times
+    were not recorded.
     """
 
     run: FinishedRun

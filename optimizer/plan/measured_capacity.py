@@ -211,7 +211,7 @@ def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
 
 
 def _middle(confirmed: ConfirmedLoad) -> float:
-    """Return the throughput: the mean of all windows, which is not that of the servers, within its interval."""
+    """Return the mean of all windows, limited to the interval: that is one of servers, whose means may differ."""
     return min(max(confirmed.point.throughput_infer_per_sec, confirmed.throughput.low), confirmed.throughput.high)
 
 
