@@ -219,7 +219,8 @@ class Scheduler:
         if trials and all(trial.status == "failed" for trial in trials):
             advice = ""
             if len(trials) < HOPELESS_DEPLOYMENTS and self.search_ended == "budget":
-                advice = f"; only {len(trials)} were tried, and a larger --budget or --max-trials tries others"
+                tried = "one was" if len(trials) == 1 else f"{len(trials)} were"
+                advice = f"; only {tried} tried, and a larger --budget or --max-trials tries others"
             raise ServerFault(f"no configuration can be deployed: {trials[-1].reason}{advice}", log=self._failure_log)
 
     def with_forecast(self, candidate: Candidate, load: LoadPoint, measurement: Measurement) -> Measurement:
