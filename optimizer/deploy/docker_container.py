@@ -19,7 +19,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import expand_home
 from optimizer.core.process import FinishedProcess, log_command, wait_and_stop
 from optimizer.core.process_owner import this_process
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import exists, one_line
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors
 from optimizer.deploy.server_process import temporary_folder
 from optimizer.deploy.target_settings import LOOPBACK
@@ -41,11 +41,15 @@ GPU_VARIABLES = (VISIBLE_DEVICES, "NVIDIA_VISIBLE_DEVICES")  # they would hide G
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A file or folder ``source`` of this machine, visible at ``at`` in the container."""
+    """A file or folder ``source`` of this machine, visible at ``at`` in the container.
+
+    One that ``may_vanish`` is left out of a container that starts after that.
+    """
 
     source: Path
     at: str
     read_only: bool = True
+    may_vanish: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ class ContainerSettings:
 
         request = {"count": -1} if self.gpus == (ALL_GPUS,) else {"device_ids": list(self.gpus)}
         mounts = [
-            types.Mount(bind.at, str(bind.source), type="bind", read_only=bind.read_only) for bind in self.binds
+            types.Mount(bind.at, str(bind.source), type="bind", read_only=bind.read_only)
+            for bind in self._binds_now()
         ]
         arguments: dict[str, Any] = {
             "mounts": mounts,
@@ -100,7 +105,7 @@ class ContainerSettings:
 
     def flags(self) -> list[str]:
         """Return the same settings as flags of ``docker run``."""
-        flags = [f"--volume={bind.source}:{bind.at}{':ro' if bind.read_only else ''}" for bind in self.binds]
+        flags = [f"--volume={bind.source}:{bind.at}{':ro' if bind.read_only else ''}" for bind in self._binds_now()]
         flags += [f"--publish={LOOPBACK}::{port}" for port in self.ports]
         if self.gpus:
             ids = ",".join(self.gpus)
@@ -110,6 +115,10 @@ class ContainerSettings:
         ]
         flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in self.ulimits]
         return flags + [f"--{name}={value}" for name, value in self._texts().items() if value]
+
+    def _binds_now(self) -> list[Bind]:
+        """Return the binds without those that have vanished, for which the engine would refuse the container."""
+        return [bind for bind in self.binds if not bind.may_vanish or exists(bind.source)]
 
     def _texts(self) -> dict[str, str]:
         """Return the settings that are one text by their flag of ``docker run``; empty if they are not set."""

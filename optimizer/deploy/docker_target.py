@@ -50,8 +50,10 @@ REPOSITORY = "/models"  # path of the repository in the container
 class MountedCopy(RepositoryCopy):
     """A copy of the model repository for a container: its shared files are mounted below ``/models`` by ``binds``.
 
-    They cannot be links, because a container does not see the paths of this machine. Links in the original
-    repository work, because their targets are mounted where they point to.
+    They cannot be links, because a container does not see the paths of this machine. Links in the folders of models
+    work, because their targets are mounted where they point to. What is next to the models may belong to anything,
+    such as a virtual environment whose links lead to programs that the container has too. So their targets are not
+    mounted, and it may vanish while the models are served.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -76,20 +78,26 @@ class MountedCopy(RepositoryCopy):
             at.mkdir()
         else:
             at.touch()
-        self._shared.append(Bind(source, f"{REPOSITORY}/{at.relative_to(self.repository).as_posix()}"))
+        place = f"{REPOSITORY}/{at.relative_to(self.repository).as_posix()}"
+        self._shared.append(Bind(source, place, may_vanish=at.parent == self.repository))
 
     def _mount_link_targets(self) -> None:
-        """Mount the targets of the links in the shared files where the links lead to in the container."""
-        for bind in tuple(self._shared):
+        """Mount the targets of the links in the folders of models."""
+        for bind in [bind for bind in self._shared if not bind.may_vanish]:
             for link in filter(Path.exists, _links(bind.source)):
-                folder = Path(bind.at, link.relative_to(bind.source)).parent
-                leads_to = Path(os.path.normpath(folder / link.readlink()))
-                if any(leads_to.is_relative_to(other.at) for other in self._shared):
-                    continue
-                if not leads_to.is_relative_to(REPOSITORY):
-                    self._shared.append(Bind(link.resolve(), str(leads_to)))
-                elif not (at := self.repository / leads_to.relative_to(REPOSITORY)).exists():
-                    self._mount(link.resolve(), at)
+                self._mount_link_target(link, Path(bind.at, link.relative_to(bind.source)))
+
+    def _mount_link_target(self, link: Path, at: Path) -> None:
+        """Mount the target of ``link``, which the container sees at ``at``, where the link leads to there."""
+        leads_to = Path(os.path.normpath(at.parent / link.readlink()))
+        if around := [bind for bind in self._shared if leads_to.is_relative_to(bind.at)]:
+            target = around[0].source / leads_to.relative_to(around[0].at)
+            if around[0].may_vanish and target.is_symlink():  # the links of other folders are not mounted
+                self._mount_link_target(target, leads_to)
+        elif not leads_to.is_relative_to(REPOSITORY):
+            self._shared.append(Bind(link.resolve(), str(leads_to)))
+        elif not (inside := self.repository / leads_to.relative_to(REPOSITORY)).exists():
+            self._mount(link.resolve(), inside)
 
 
 def _links(folder: Path) -> Iterator[Path]:

@@ -25,6 +25,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
+from optimizer.core.safe_text import exists
 from optimizer.deploy.server_process import (
     Server,
     dead_model_processes,
@@ -61,7 +62,8 @@ class RepositoryCopy(ABC):
                 self._add_model(name, ensemble=config.HasField("ensemble_scheduling"))
                 self.write_config(name, config)
             for entry in source.repository.iterdir():
-                if not (entry.name.startswith(".") or entry.name in source.models or is_model_folder(entry)):
+                is_other = not (entry.name.startswith(".") or entry.name in source.models or is_model_folder(entry))
+                if is_other and exists(entry):  # else a link that leads nowhere, see ``forget_vanished``
                     self._share(entry, self.repository / entry.name)
 
     @property
@@ -78,6 +80,13 @@ class RepositoryCopy(ABC):
         with _disk_errors():
             for path, content in files.items():
                 self.repository.joinpath(model, path).write_bytes(content)
+
+    def forget_vanished(self) -> None:
+        """Remove links to files and folders that were removed: Triton cannot list a repository with one of them."""
+        with _disk_errors():
+            for entry in self.repository.iterdir():
+                if not exists(entry):
+                    entry.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the folder; no effect if it does not exist."""
@@ -174,6 +183,7 @@ class ModelLoader:
 
     def _load_all(self, models: ServedModels, client: ServerClient, *, from_files: bool) -> dict[str, ModelConfig]:
         self._server.log.mark()
+        self._folder.forget_vanished()
         for name in [name for name in self._loaded if name not in models.configs]:
             self._unload(name, client)
         configs = {name: model_config.without_response_cache(config) for name, config in models.configs.items()}

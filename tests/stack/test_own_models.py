@@ -14,6 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config import model_config
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
+from optimizer.measure.server_calls import open_client
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Run, Sandbox, assert_search_ended, run_tune
 from tests.repositories import (
@@ -24,6 +25,7 @@ from tests.repositories import (
     sleeper_program,
     write_model,
     write_python_model,
+    write_sleeper,
 )
 
 SLA_MS = 500.0
@@ -121,3 +123,19 @@ def test_a_python_model_imports_from_the_folders_of_the_users_python_path(
     target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target), target.deploy(model_config.candidate_of(source.config)) as endpoint:
         assert endpoint.model == "sleeper"
+
+
+def test_the_server_can_list_its_models_although_a_file_next_to_them_vanished(tmp_path: Path) -> None:
+    """It lists them to see whether an unload has ended."""
+    skip_without_python_models()
+    models = tmp_path / "models"
+    write_sleeper(models, milliseconds=0)
+    (models / "gone").symlink_to("nowhere")
+    (models / "draft.txt").write_text("")
+    source = read_repository_model(models, "sleeper", gpu=False)
+    candidate = model_config.candidate_of(source.config)
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))) as target:
+        for _ in range(2):
+            with target.deploy(candidate) as endpoint, contextlib.closing(open_client(endpoint.connection)) as client:
+                assert client.index()["sleeper"]
+            (models / "draft.txt").unlink(missing_ok=True)

@@ -259,6 +259,31 @@ def test_what_is_next_to_the_models_is_mounted_but_no_other_model(tmp_path: Path
         assert mounted == {"a/1", "common", "README.md"}
 
 
+def test_what_is_next_to_the_models_may_be_of_other_programs_and_vanish(tmp_path: Path) -> None:
+    """Targets of links in a virtual environment would replace programs of the container."""
+    models = tmp_path / "models"
+    folder = write_model(models, "a", CONFIG, doubler())
+    for name in ("venv", "weights"):
+        models.joinpath(name).mkdir()
+    (models / "venv" / "python").symlink_to(sys.executable)
+    (models / "gone").symlink_to("nowhere")
+    (models / "draft.txt").write_text("")
+    blob = tmp_path / "blob"
+    (folder / "1" / "model.onnx").rename(blob)
+    (models / "weights" / "a.onnx").symlink_to(blob)
+    (folder / "1" / "model.onnx").symlink_to("../../weights/a.onnx")
+    with contextlib.ExitStack() as undo:
+        repository = MountedCopy(stored(models)("a"))
+        undo.callback(repository.remove)
+        assert file_in_container("/models/a/1/model.onnx", repository.binds).read_bytes() == serialized(doubler())
+        settings = ContainerSettings(binds=repository.binds[1:])
+        expected = ["/models/a/1", "/models/draft.txt", "/models/venv", "/models/weights", str(blob)]
+        assert sorted(bind.at for bind in settings.binds) == sorted(expected)
+        (models / "draft.txt").unlink()
+        mounted = [flag.split(":")[1] for flag in settings.flags()]
+        assert sorted(mounted) == sorted(set(expected) - {"/models/draft.txt"})
+
+
 def test_link_targets_in_models_that_are_not_served_are_mounted(tmp_path: Path) -> None:
     """The version folder of ``b`` is a link into a cache whose files are links, as in the Hugging Face cache."""
     write_model(tmp_path / "models", "a", CONFIG, doubler())
