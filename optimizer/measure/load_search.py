@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from objectives import model_stats
 from objectives.metrics import Measurement, Metric
 from objectives.sla import Sla
 from optimizer.core.measurement_windows import MAX_WINDOW_MS, RATE_WINDOW_MS, REQUESTS_PER_WINDOW, WINDOW_STRETCH
@@ -48,6 +49,7 @@ class LoadSearchRules:
         max_seconds: The duration of the measurements after which the highest request rate is not narrowed down.
         speed: Correction of measurements for the speed of the machine, so that a slow minute neither lowers the loads
             nor ends the search of a deployment.
+        other_shares: The rate of each other model under load, by name, as a multiple of that of the tuned model.
     """
 
     request_batch_size: float
@@ -64,6 +66,7 @@ class LoadSearchRules:
     goal: Metric | None = None
     max_seconds: float = math.inf
     speed: SpeedCorrection = field(default_factory=SpeedCorrection)
+    other_shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSearchRules) -> LoadPoint | None:
@@ -298,10 +301,16 @@ def with_first_rate(rules: LoadSearchRules, alone: Measurement | None) -> LoadSe
     """Return ``rules`` whose first rate is at most FIRST_FACTOR times that of ``alone``, with one request in flight.
 
     An overload shows the capacity soon. But a slow server would need minutes to answer the requests of a higher rate.
+    Of several models, each with one request in flight, the one that can serve its part of the lowest rate counts.
     """
     if alone is None or not alone.throughput_infer_per_sec:
         return rules
-    rate = FIRST_FACTOR * alone.throughput_infer_per_sec / rules.request_batch_size
+    whole = 1 + sum(rules.other_shares.values())
+    throughputs = [
+        whole / rules.other_shares.get(name, 1.0) * (own.throughput_infer_per_sec or 0.0)
+        for name, own in model_stats.from_text(alone.by_model).items()
+    ]
+    rate = FIRST_FACTOR * min(throughputs, default=alone.throughput_infer_per_sec) / rules.request_batch_size
     return replace(rules, first_load=min(FIRST_RATE, rate))
 
 

@@ -277,6 +277,7 @@ class Scheduler:
             max_loads=max_loads,
             only_concurrencies=only_concurrencies,
             speed=speed,
+            other_shares={other.name: other.share for other in problem.concurrent},
         )
 
     def _control(self, running: Sequence[Trial]) -> Candidate | None:

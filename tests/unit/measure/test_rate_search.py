@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectives import model_stats
 from objectives.confidence import SequentialTest
 from objectives.metrics import METRICS, Measurement
 from objectives.server_spread import server_spreads
@@ -176,6 +177,16 @@ def test_the_first_rate_of_a_slow_model_follows_from_one_request_at_a_time(secon
     assert RateSearch((), rules).next_load() == LoadPoint(4, request_rate=first)
     for nothing in (None, Measurement(0.0)):
         assert RateSearch((), with_first_rate(unknown, nothing)).next_load() == LoadPoint(4, request_rate=FIRST_RATE)
+
+
+def test_the_first_rate_of_several_models_is_that_of_the_slowest_for_its_part() -> None:
+    """At 30 requests/s to both, the second one would get a third of them, and answer 2 of 10."""
+    unknown = LoadSearchRules(
+        4, 256, Sla.from_bounds({"p95": BOUND_MS}), first_load=0, open_loop=True, other_shares={"slow": 0.5}
+    )
+    by_model = model_stats.to_text({"m": Measurement(4 * 1000.0), "slow": Measurement(4 * 2.0)})
+    rules = with_first_rate(unknown, Measurement(4 * 1002.0, by_model=by_model))
+    assert rules.first_load == pytest.approx(FIRST_FACTOR * 2.0 / (0.5 / 1.5))
 
 
 FLOOR = LoadSearchRules(4, 64, Sla(), first_load=100, open_loop=True, finds_lowest_load=True, throughput_floor=2000.0)

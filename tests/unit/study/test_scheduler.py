@@ -10,7 +10,7 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.problem import ModelKind, Problem
+from optimizer.config.problem import ConcurrentModel, ModelKind, Problem
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
@@ -196,8 +196,9 @@ def test_load_searches_at_low_rates_take_a_limited_share_of_the_time() -> None:
 
 
 def test_the_first_rate_of_a_run_is_left_to_its_warm_up() -> None:
-    rules = make_scheduler("random", replace(PROBLEM, open_loop=True)).rules(COMPARISONS[0][1])
-    assert rules.first_load == 0
+    problem = replace(PROBLEM, open_loop=True, concurrent=(ConcurrentModel("other", 0.5, Candidate(8)),))
+    rules = make_scheduler("random", problem).rules(COMPARISONS[0][1])
+    assert (rules.first_load, rules.other_shares) == (0, {"other": 0.5})
 
 
 def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_requests() -> None:
