@@ -192,6 +192,14 @@ def exists(path: Path) -> bool:
     return _is_true(path.exists)
 
 
+def readable_entries(folder: Path) -> list[Path]:
+    """Return the entries of ``folder``; none if it cannot be read or does not exist."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
 def _is_true(check: Callable[[], bool]) -> bool:
     try:
         return check()

@@ -51,9 +51,9 @@ class MountedCopy(RepositoryCopy):
     """A copy of the model repository for a container: its shared files are mounted below ``/models`` by ``binds``.
 
     They cannot be links, because a container does not see the paths of this machine. Links in the folders of models
-    work, because their targets are mounted where they point to. What is next to the models may belong to anything,
-    such as a virtual environment whose links lead to programs that the container has too. So their targets are not
-    mounted, and it may vanish while the models are served.
+    work, because their targets are mounted where they point to. Files and folders next to the models may belong to
+    other programs, such as a virtual environment whose links lead to programs that the container has too. So the
+    targets of their links are not mounted, and they may vanish while the models are served.
     """
 
     def __init__(self, source: ModelSource) -> None:

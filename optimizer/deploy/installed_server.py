@@ -20,6 +20,7 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, ServerFault
 from optimizer.core.process import SupervisedProcess
+from optimizer.core.safe_text import readable_entries
 from optimizer.deploy import runtime
 from optimizer.deploy.managed_target import (
     ManagedTarget,
@@ -106,18 +107,10 @@ class ServerFolder(RepositoryCopy):
 
     def _link_packages(self, runtime: Runtime) -> None:
         folders = [*filter(None, [runtime.stub_packages]), *map(Path, user_python_path())]
-        for package in (package for folder in folders for package in _entries(folder)):
+        for package in (package for folder in folders for package in readable_entries(folder)):
             if not package.name.startswith("."):
                 with contextlib.suppress(FileExistsError):  # the first one counts
                     self.packages.joinpath(package.name).symlink_to(package)
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Return the entries of ``folder``; none if it cannot be read: Python skips such a folder of PYTHONPATH too."""
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def user_python_path() -> list[str]:

@@ -25,7 +25,7 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
-from optimizer.core.safe_text import exists
+from optimizer.core.safe_text import exists, readable_entries
 from optimizer.deploy.server_process import (
     Server,
     dead_model_processes,
@@ -61,7 +61,7 @@ class RepositoryCopy(ABC):
             for name, config in source.models.items():
                 self._add_model(name, ensemble=config.HasField("ensemble_scheduling"))
                 self.write_config(name, config)
-            for entry in source.repository.iterdir():
+            for entry in readable_entries(source.repository):
                 is_other = not (entry.name.startswith(".") or entry.name in source.models or is_model_folder(entry))
                 if is_other and exists(entry):  # else a link that leads nowhere, see ``forget_vanished``
                     self._share(entry, self.repository / entry.name)

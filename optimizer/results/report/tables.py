@@ -200,7 +200,10 @@ def front(outcome: Outcome) -> ReportTable:
 
 
 def _why_not_taken(point: Point, outcome: Outcome) -> str:
-    """Return why ``point`` of the front is not recommended; empty without more throughput and a better objective."""
+    """Return why ``point`` of the front is not recommended.
+
+    The text is empty if it has neither more throughput nor a better objective than the recommendation.
+    """
     best = outcome.recommended
     is_better = best is not None and outcome.objective.is_better(point.measurement, best.measurement)
     if best is None or (not is_better and point.throughput_infer_per_sec <= best.throughput_infer_per_sec):
