@@ -180,7 +180,7 @@ def test_the_first_rate_of_a_slow_model_follows_from_one_request_at_a_time(secon
 
 
 def test_the_first_rate_of_several_models_is_that_of_the_slowest_for_its_part() -> None:
-    """At 30 requests/s, the second model would get 10 and could answer 2."""
+    """The second model would get 10 of 30 requests/s, and could answer 2."""
     unknown = LoadSearchRules(
         4, 256, Sla.from_bounds({"p95": BOUND_MS}), first_load=0, open_loop=True, other_shares={"slow": 0.5}
     )
