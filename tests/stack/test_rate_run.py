@@ -82,6 +82,7 @@ def test_without_dynamic_batching_each_execution_has_one_request(rate_run: Run) 
         assert float(row["mean_batch_size"]) == pytest.approx(SAMPLES, rel=0.3)
 
 
+@pytest.mark.alone  # other tests would disturb all windows, and the verdict would be UNDECIDED
 def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verification(
     rate_run: Run, tmp_path: Path
 ) -> None:
