@@ -479,7 +479,9 @@ def test_a_run_without_a_recommendation_is_explained(folder: Path) -> None:
     assert "p95 <= 2 ms is missed" in shown
     assert "no load is expected to meet the bound" in shown
     assert "The lowest measured p95 is 4.15 ms: 4,783 infer/s, p95 4.15 ms, concurrency 4; trial 0" in shown
-    json.dumps(document(explanation), allow_nan=False)
+    written = document(explanation)
+    json.dumps(written, allow_nan=False)
+    assert (written["binding"]["constraint"], written["binding"]["beyond"]) == ("p95 <= 2 ms", None)
 
 
 def test_a_run_without_a_bound_is_explained(folder: Path) -> None:

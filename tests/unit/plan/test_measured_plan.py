@@ -297,6 +297,8 @@ def test_the_rate_is_proportional_to_the_number_of_replicas(
     )
     paid = planned(capsys, streaming, "--max-cost", "9", "--gpu-hour-cost", "2.2")
     assert (paid["replicas"], paid["rate_requests_per_sec"]) == (4, four_replicas["rate_requests_per_sec"])
+    unpaid = planned(capsys, streaming, "--max-cost", "1", "--gpu-hour-cost", "2.2", code=1)
+    assert (unpaid["replicas"], unpaid["sustainable_requests_per_sec"]) == (0, None)
 
 
 def test_the_text_names_the_measurements_the_lengths_and_the_assumptions(

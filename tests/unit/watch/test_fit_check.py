@@ -355,6 +355,12 @@ def test_the_output_has_no_trailing_blanks_and_one_block_of_differences(width: i
     assert lines[labels[0] - 1] == ""
 
 
+@pytest.mark.parametrize(("compute_ms", "text"), [(20, "executions take longer"), (0.1, "executions take less time")])
+def test_the_direction_of_another_execution_time_is_named(compute_ms: float, text: str) -> None:
+    _, checks = judged(loads(RATE, compute_ms=compute_ms * RATE * SECONDS))
+    assert checks[CheckKind.EXECUTION_TIME].explanation.startswith(text)
+
+
 def test_intervals_without_requests_lower_the_rate_and_say_nothing_about_a_request() -> None:
     idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
     busy = loads(RATE, compute_ms=20 * RATE * SECONDS, queue_ms=30 * RATE * SECONDS)
