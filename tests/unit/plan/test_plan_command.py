@@ -216,6 +216,12 @@ def test_a_day_is_planned_for_its_peak(day: tuple[dict[str, Any], str]) -> None:
     assert answer["cost"]["scaled_per_hour"] < answer["cost"]["per_hour"]
 
 
+def test_a_minimum_above_the_default_maximum_is_the_maximum_too() -> None:
+    autoscaler = question_of(SAMPLE, "--rate", "9/s", "--traffic", "diurnal", "--min-replicas", "12").autoscaler
+    assert autoscaler is not None
+    assert (autoscaler.min_replicas, autoscaler.max_replicas) == (12, 12)
+
+
 def test_replicas_serve_the_same_peak_on_a_day_and_half_of_it_on_average() -> None:
     """The rate of a question is the mean of the day, and the bound of its answer holds at the peak."""
     day = ("--traffic", "diurnal", "--peak-factor", "2")
