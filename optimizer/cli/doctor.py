@@ -241,13 +241,14 @@ def check_cpu() -> Finding:
 
 def check_other_runs() -> Finding:
     """Name the runs that measure on this machine now, of all users, and the processes that killed runs left."""
+    found = [f"process {run.pid} measures for {run.folder}" for run in other_runs()]
+    fixes = ["wait until they end: they change what another run measures"] if found else []
     if left := orphans():
-        fix = f"kill -9 {' '.join(map(str, left))} (the next run does it too)"
-        return Finding("warn", f"a killed run left {len(left)} of its server's processes", fix)
-    runs = "; ".join(f"process {run.pid} measures for {run.folder}" for run in other_runs())
-    if not runs:
+        found.append(f"a killed run left {len(left)} of its server's processes")
+        fixes.append(f"kill -9 {' '.join(map(str, left))} (the next run does it too)")
+    if not found:
         return Finding("ok", "no tune run measures on this machine")
-    return Finding("warn", runs, "wait until they end: they change what another run measures")
+    return Finding("warn", "; ".join(found), "; ".join(fixes))
 
 
 def check_ports() -> Finding:

@@ -18,6 +18,7 @@ from optimizer.cli.doctor import check_other_runs
 from optimizer.core.process_owner import Owner, is_alive, this_process
 from optimizer.deploy.server_process import new_folder, orphans, remove_leftovers, shared_memory_prefix
 from tests.command_fixtures import eventually
+from tests.measuring_process import measuring
 
 
 @pytest.fixture(autouse=True)
@@ -114,9 +115,13 @@ def test_processes_are_ended_whose_tune_and_supervisor_were_killed(
     assert is_alive(stub), "a shell in the folder is no leftover"
     os.kill(supervisor, signal.SIGKILL)
     assert eventually(lambda: stub in orphans(), 60)
-    finding = check_other_runs()  # it names those of other tests that run now, too
+    with measuring("/results/dlrm/20261130-081015") as running:
+        finding = check_other_runs()  # it names those of other tests that run now, too
     assert finding.state == "warn"
-    assert re.fullmatch(rf"kill -9 (\d+ )*{stub} (\d+ )*\(the next run does it too\)", finding.fix), finding.fix
+    assert f"process {running} measures for /results/dlrm/20261130-081015" in finding.detail
+    wait, _, kill = finding.fix.partition("; ")
+    assert wait.startswith("wait until they end")
+    assert re.fullmatch(rf"kill -9 (\d+ )*{stub} (\d+ )*\(the next run does it too\)", kill), finding.fix
     remove_leftovers()
     assert eventually(lambda: not is_alive(stub), 60)
     assert stub not in orphans()
