@@ -18,7 +18,7 @@ from tests.command_fixtures import Run, open_sandbox, run_tune
 from tests.remote_server import RunningServer
 from tests.repositories import skip_without_python_models, write_sleeper
 
-BATCH_MS = 8
+BATCH_MS = 25
 SLA_MS = 100.0
 SAMPLES = 1.5  # of a request, on average
 MIN_REQUESTS = 100  # fewer may have more samples on average
@@ -38,7 +38,7 @@ def rate_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with open_sandbox(tmp_path_factory.mktemp("rate")) as sandbox:
         write_sleeper(sandbox.working_folder / "models", milliseconds=BATCH_MS)
         (sandbox.working_folder / "steady.yaml").write_text(PROFILE)
-        arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "40s", "--max-trials", "2"]
+        arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "30s", "--max-trials", "2"]
         arguments += ["--measurement-interval", "100ms", "--confidence", "80%", "--request-distribution", "constant"]
         yield Run(sandbox, run_tune(sandbox, *arguments, "--json", "steady.yaml"))
 
@@ -98,6 +98,8 @@ def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verifica
             rate_run.sandbox,
             "verify",
             "--fresh",
+            "--budget",
+            "50s",
             "--json",
             "--target",
             "remote",
