@@ -38,7 +38,7 @@ def rate_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with open_sandbox(tmp_path_factory.mktemp("rate")) as sandbox:
         write_sleeper(sandbox.working_folder / "models", milliseconds=BATCH_MS)
         (sandbox.working_folder / "steady.yaml").write_text(PROFILE)
-        arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "30s", "--max-trials", "2"]
+        arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "40s", "--max-trials", "2"]
         arguments += ["--measurement-interval", "100ms", "--confidence", "80%", "--request-distribution", "constant"]
         yield Run(sandbox, run_tune(sandbox, *arguments, "--json", "steady.yaml"))
 
