@@ -428,6 +428,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
     if arguments.verify:
+        if arguments.rows:
+            parser.error("--rows writes whole runs, which --verify does not simulate")
         _print_verifications(arguments)
         return
     machine = arguments.slowness, arguments.background, arguments.start_seconds, arguments.server_noise
