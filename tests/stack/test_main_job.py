@@ -402,6 +402,7 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
 # -- none -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone  # next to other tests, one request at a time may take longer than four
 def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(sandbox: Sandbox) -> None:
     """The load goes over HTTP and the result is text."""
     arguments = ["-v", "--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http"]
