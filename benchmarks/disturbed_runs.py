@@ -1,7 +1,6 @@
 """Compare recommendations of runs next to programs that take CPU time irregularly with the best possible ones.
 
-    python benchmarks/disturbed_runs.py [--seeds 8] [--first-seed 0] [--disturbed 0 0.1 0.25 0.5] [--slowness 1.5]
-        [--background] [--start-seconds 2.5] [--server-noise 0.05] [--rows FILE] [--verify]
+    python benchmarks/disturbed_runs.py [--disturbed 0 0.1 0.25 0.5] [--slowness 1.5] [--background] [--verify]
 
 Searches simulated servers (simulated_tables.py) and confirms the best configurations with the functions of a real
 run, by a virtual clock, with the default budget. Other programs take one of two cores in bursts of 1 to 8 s;
@@ -139,16 +138,23 @@ class VerifiedStack:
         return slowed(measured, math.log(self.factors.get(endpoint.candidate, 1.0)))
 
 
-@dataclass
-class DisturbedServer:
-    """A simulated server that other programs disturb: target, load generator, telemetry, probe and clock."""
+@dataclass(frozen=True)
+class DisturbedMachine:
+    """A machine that other programs disturb for the share ``disturbed`` of the time; options of the command."""
 
-    stack: SimulatedStack | VerifiedStack
     disturbed: float
     slowness: float
     background: bool
     start_seconds: float
     server_noise: float
+
+
+@dataclass
+class DisturbedServer:
+    """A simulated server that other programs disturb: target, load generator, telemetry, probe and clock."""
+
+    stack: SimulatedStack | VerifiedStack
+    machine: DisturbedMachine
     seed: int
     seconds: float = 0.0
     cpu_intervals: list[CpuInterval] = field(default_factory=list)  # of each window
@@ -158,8 +164,8 @@ class DisturbedServer:
     def __post_init__(self) -> None:
         times, self.noise, self.probe_noise = (np.random.default_rng((self.seed, part)) for part in range(3))
         end = -float(times.uniform(0, BURST_SECONDS[1]))
-        while self.disturbed and end < 4 * BUDGET_SECONDS:
-            begin = end + float(times.uniform(*BURST_SECONDS)) * (1 / self.disturbed - 1)
+        while self.machine.disturbed and end < 4 * BUDGET_SECONDS:
+            begin = end + float(times.uniform(*BURST_SECONDS)) * (1 / self.machine.disturbed - 1)
             end = begin + float(times.uniform(*BURST_SECONDS))
             self.bursts.append((begin, end))
 
@@ -172,14 +178,14 @@ class DisturbedServer:
         return filled / (end - begin) if end > begin else 0.0
 
     def probe(self) -> float:
-        slowness = math.log(self.slowness) * self.disturbed_share(self.seconds - PROBE_SECONDS, self.seconds)
+        slowness = math.log(self.machine.slowness) * self.disturbed_share(self.seconds - PROBE_SECONDS, self.seconds)
         return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, PROBE_NOISE))
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate, *, fresh: bool = False) -> Iterator[Endpoint]:
         with self.stack.deploy(candidate) as endpoint:
-            self.seconds += self.start_seconds if fresh else DEPLOY_SECONDS
-            self.server = self.noise.normal(0, self.server_noise)
+            self.seconds += self.machine.start_seconds if fresh else DEPLOY_SECONDS
+            self.server = self.noise.normal(0, self.machine.server_noise)
             yield endpoint
 
     def close(self) -> None: ...
@@ -207,10 +213,10 @@ class DisturbedServer:
     def _window(self, endpoint: Endpoint, load: LoadPoint, seconds: float) -> Measurement:
         begin, self.seconds = self.seconds, self.seconds + seconds
         slowness = self.server + self.noise.normal(0, WINDOW_NOISE)
-        slowness += math.log(self.slowness) * self.disturbed_share(begin, self.seconds)
+        slowness += math.log(self.machine.slowness) * self.disturbed_share(begin, self.seconds)
         measured = self.stack.measure(endpoint, load)
         other_share = CORE_SHARE * self.disturbed_share(begin, self.seconds)
-        if self.background:
+        if self.machine.background:
             other_share += (1 - other_share) * (1 - _used_share(measured))
         cpu_seconds = CPUS * seconds
         self.cpu_intervals.append(CpuInterval(begin, self.seconds, cpu_seconds, other_share * cpu_seconds))
@@ -233,11 +239,7 @@ class DisturbedServer:
 
 @dataclass(frozen=True)
 class DisturbedRunJob:
-    disturbed: float
-    slowness: float
-    background: bool
-    start_seconds: float
-    server_noise: float
+    machine: DisturbedMachine
     server: str
     seed: int
 
@@ -286,7 +288,7 @@ def run(job: DisturbedRunJob) -> DisturbedRunResult:
         sla=Sla.from_bounds({"p95": bound_ms}),
         cpu_count=CPUS,
     )
-    server = _server(stack, job)
+    server = DisturbedServer(stack, job.machine, job.seed)
     measurer = Measurer(
         server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed_probe=server.probe
     )
@@ -301,7 +303,7 @@ def run(job: DisturbedRunJob) -> DisturbedRunResult:
     judged = [entry for entry in judge_confirmations(trials, problem) if entry.error]
     state = round(STATES * server.disturbed_share(begin, server.seconds)) / STATES
     passed = [entry.point for entry in judged if entry.judged.verdict is Verdict.PASS]
-    curves = _curves(job.server, state, job.slowness)
+    curves = _curves(job.server, state, job.machine.slowness)
     highest = {candidate: highest_throughput(curve, bound_ms) for candidate, curve in curves.items()}
     best = max(highest.values())
     served = [
@@ -334,11 +336,7 @@ class VerifyJob:
     slower: tuple[Candidate, ...]
     loss: float
     inside: float
-    disturbed: float
-    slowness: float
-    background: bool
-    start_seconds: float
-    server_noise: float
+    machine: DisturbedMachine
     seed: int
 
 
@@ -354,7 +352,7 @@ def verify(job: VerifyJob) -> Verification:
         for number, candidate in enumerate(VERIFIED)
     ]
     stack = VerifiedStack(dict.fromkeys(job.slower, 1 / (1 - job.loss)))
-    server = _server(stack, job)
+    server = DisturbedServer(stack, job.machine, job.seed)
     measurer = Measurer(
         server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed_probe=server.probe
     )
@@ -363,11 +361,6 @@ def verify(job: VerifyJob) -> Verification:
     budget = Budget(TIME_FACTOR * expected_seconds(plans), clock=server.clock)
     measured = Confirmer(problem, server, measurer, budget, trials).test_recommendation(recommended, plans[1:])
     return judge_verification(measured, plans, problem)
-
-
-def _server(stack: SimulatedStack | VerifiedStack, job: DisturbedRunJob | VerifyJob) -> DisturbedServer:
-    machine = job.slowness, job.background, job.start_seconds, job.server_noise
-    return DisturbedServer(stack, job.disturbed, *machine, job.seed)
 
 
 def _used_share(measurement: Measurement) -> float:
@@ -432,10 +425,10 @@ def main() -> None:
             parser.error("--rows writes whole runs, which --verify does not simulate")
         _print_verifications(arguments)
         return
-    machine = arguments.slowness, arguments.background, arguments.start_seconds, arguments.server_noise
+    machines = _machines(arguments)
     jobs = [
-        DisturbedRunJob(disturbed, *machine, server, seed)
-        for disturbed in arguments.disturbed
+        DisturbedRunJob(machine, server, seed)
+        for machine in machines
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         for server in SERVERS
     ]
@@ -445,21 +438,24 @@ def main() -> None:
         arguments.rows.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     print(f"{command()}\n")
     print_head(*COLUMNS, text=0)
-    for disturbed in arguments.disturbed:
-        own = [result for job, result in zip(jobs, results, strict=True) if job.disturbed == disturbed]
-        print(row(f"{disturbed:.0%}", *_cells(own)))
+    for machine in machines:
+        own = [result for job, result in zip(jobs, results, strict=True) if job.machine == machine]
+        print(row(f"{machine.disturbed:.0%}", *_cells(own)))
     print(f"\n{measured_on(f'{len(SERVERS) * arguments.seeds} runs a row')}")
+
+
+def _machines(arguments: argparse.Namespace) -> list[DisturbedMachine]:
+    others = arguments.slowness, arguments.background, arguments.start_seconds, arguments.server_noise
+    return [DisturbedMachine(disturbed, *others) for disturbed in arguments.disturbed]
 
 
 def _print_verifications(arguments: argparse.Namespace) -> None:
     print(f"{command()}\n")
     print_head(*VERIFY_COLUMNS)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    machine = arguments.slowness, arguments.background, arguments.start_seconds, arguments.server_noise
-    cells = itertools.product(CHANGES, (MARGIN, FAR_INSIDE), arguments.disturbed)
+    cells = itertools.product(CHANGES, (MARGIN, FAR_INSIDE), _machines(arguments))
     kinds = [
-        (name, inside, VerifyJob(slower, loss, inside, share, *machine, 0))
-        for (name, slower, loss), inside, share in cells
+        (name, inside, VerifyJob(slower, loss, inside, machine, 0)) for (name, slower, loss), inside, machine in cells
     ]
     jobs = [replace(job, seed=seed) for *_, job in kinds for seed in seeds]
     results = list(run_jobs(verify, jobs, arguments.processes, lambda job, ended: ended.verdict.value))
@@ -471,7 +467,7 @@ def _print_verifications(arguments: argparse.Namespace) -> None:
         ]
         counts.append(sum(ended.ranking_holds is False for ended in own))
         shares = [f"{count / len(own):.1%}" for count in counts]
-        print(row(name, f"{job.loss:.0%}", f"{inside:g}", f"{job.disturbed:.0%}", *shares))
+        print(row(name, f"{job.loss:.0%}", f"{inside:g}", f"{job.machine.disturbed:.0%}", *shares))
     print(f"\n{measured_on(f'{len(seeds)} verifications a row')}")
 
 

@@ -70,8 +70,7 @@ def forecast_rates(points: Sequence[Point], problem: Problem) -> RateForecast | 
     That is so without a request rate, for models that stream or keep state, and for a mean latency. It is also None
     if no latency is bounded.
     """
-    has_times = problem.open_loop and problem.request_times is not None
-    if not has_times or not problem.is_simulated or not problem.sla.latencies:
+    if problem.request_times is None or not (problem.open_loop and problem.is_simulated and problem.sla.latencies):
         return None
     queues = list[ModelQueue]()
     for share, own_points in _by_model(points):

@@ -57,7 +57,7 @@ def find_run(run: str, out: str, flag: str = "--resume", *, or_batch: bool = Fal
         return found
     if run != LATEST and (sweep := find_recorded(run, out, SWEEP_FILE)) is not None:
         raise _sweep_error(sweep.path, flag, run)
-    raise _not_found(run, out, flag, RUN_FILE, or_batch=or_batch)
+    raise not_found_error(run, out, flag, RUN_FILE, or_batch=or_batch)
 
 
 def find_sweep(sweep: str, out: str, flag: str = "--resume") -> RunFolder:
@@ -72,10 +72,10 @@ def find_sweep(sweep: str, out: str, flag: str = "--resume") -> RunFolder:
             f"{flag} {quote(sweep)}: is a run{_where(run.path, sweep)} and no sweep; `tune --resume "
             f"{shlex.quote(show_path(run.path))}` continues it"
         )
-    raise _not_found(sweep, out, flag, SWEEP_FILE)
+    raise not_found_error(sweep, out, flag, SWEEP_FILE)
 
 
-def _not_found(name: str, out: str, flag: str, record: str, *, or_batch: bool = False) -> BadInputError:
+def not_found_error(name: str, out: str, flag: str, record: str, *, or_batch: bool = False) -> BadInputError:
     """Return the error for a ``name`` that stands for no run, or for no sweep if ``record`` is ``SWEEP_FILE``."""
     noun, results, shown = _KINDS[record], one_line(out, MAX_NAME_LENGTH), list_command(out)
     if name == LATEST:

@@ -14,7 +14,7 @@ from optimizer.options.option_reader import run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
-from optimizer.store.run_lookup import LATEST, find_run, folder_of_runs_error, newest_run, runs_in
+from optimizer.store.run_lookup import LATEST, folder_of_runs_error, newest_run, not_found_error, runs_in
 
 if TYPE_CHECKING:
     from optimizer.results.progress_observers import Progress
@@ -67,7 +67,7 @@ class PlannedRuns:
             if error := folder_of_runs_error(name, "run", RUN_FILE):
                 raise error
             if not name.strip() or _is_run_name(name, self.results):
-                find_run(name, self.results, "run")  # it raises the error
+                raise not_found_error(name, self.results, "run", RUN_FILE)
         newest: FinishedRun | None = None
         model, profile = _model_and_profile(name, self.results)
         for folder in runs_in(self.results, model):

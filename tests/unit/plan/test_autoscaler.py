@@ -163,9 +163,9 @@ def test_replicas_that_start_count_as_in_kubernetes() -> None:
 
 
 def test_a_queue_delays_requests_until_it_has_been_served() -> None:
-    """In each step the queue grows by one second of work at 120 requests per second, and shrinks by 2.5 s at 50.
+    """At 120 requests per second the queue grows by one second of work in each step. At 50 it shrinks by 2.5 s.
 
-    The requests of six steps miss the bound with it. In the first of these steps, the wait alone is below the bound.
+    Because of the queue, the requests of six steps miss the bound. In the first of these, the wait alone does not.
     """
     rates = np.array([50.0] * 3 + [120.0] * 8 + [50.0] * 5)
     result = outcome(Autoscaler(max_replicas=1), rates, bounds_ms={"p95": 4100.0})
