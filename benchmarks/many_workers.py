@@ -9,18 +9,16 @@ suggestion is measured and delays the workers that wait for it.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from lib.output import head, measured_on, print_title, row
-from lib.process_pool import run_jobs
+from lib.process_pool import run_missing_jobs
 from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
 from lib.simulated_tables import SERVERS, SimulatedServer, hidden_server
 from lib.virtual_workers import BOUND_MS, DEPLOY_SECONDS, MEASURE_SECONDS, WORKERS, History, problem_of, search
@@ -131,14 +129,17 @@ def best_of(server: SimulatedServer, space: str) -> float:
 
 def main() -> None:
     arguments = _arguments()
-    kept = Kept(arguments.json, arguments.processes)
     each = [(one, seed) for one in arguments.servers for seed in range(arguments.seeds)]
-    kept.add([WorkerSearch(SPACE, one, seed, count) for count in arguments.workers for one, seed in each])
-    most = {(one, seed): kept.most(one, seed) for one, seed in each}
-    kept.add([WorkerSearch(SPACE, *one, 1, "one by one", most[one]) for one in each])
+    outcomes = _run(
+        [WorkerSearch(SPACE, one, seed, count) for count in arguments.workers for one, seed in each], arguments
+    )
+    most = dict.fromkeys(each, 0)  # trials of the longest search
+    for job, outcome in outcomes.items():
+        most[job.server, job.seed] = max(most[job.server, job.seed], outcome.trials)
+    outcomes |= _run([WorkerSearch(SPACE, *one, 1, "one by one", most[one]) for one in each], arguments)
     print_title("A search by many workers: latest measurement")
     print(INTRODUCTION)
-    print(_table(kept.outcomes))
+    print(_table(outcomes))
     print(measured_on(f"load {os.getloadavg()[2]:.1f}"))
 
 
@@ -156,45 +157,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Kept:
-    """Finished searches, also stored in ``path``, one a line."""
-
-    def __init__(self, path: Path | None, processes: int) -> None:
-        self._path, self._processes = path, processes
-        self.bests: dict[str, float] = {}
-        self.outcomes: dict[WorkerSearch, SearchOutcome] = {}
-        for line in path.read_text().splitlines() if path and path.exists() else []:
-            document = json.loads(line)
-            values: dict[str, Any] = document["outcome"]
-            values = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
-            self.outcomes[WorkerSearch(**document["job"])] = SearchOutcome(**values)
-
-    def most(self, server: str, seed: int) -> int:
-        """Return the number of trials of the longest search."""
-        return max(
-            outcome.trials
-            for job, outcome in self.outcomes.items()
-            if (job.server, job.seed, job.kind) == (server, seed, "together")
-        )
-
-    def add(self, jobs: Sequence[WorkerSearch]) -> None:
-        missing = [job for job in jobs if job not in self.outcomes]
-        servers = list({job.server for job in missing} - self.bests.keys())
-        self.bests.update(zip(servers, run_jobs(_best, servers, self._processes), strict=True))
-        outcomes = run_jobs(partial(_search, bests=self.bests), missing, self._processes, lambda job, _: str(job))
-        for job, outcome in zip(missing, outcomes, strict=True):
-            self.outcomes[job] = outcome
-            if self._path:
-                with self._path.open("a") as file:
-                    file.write(json.dumps({"job": asdict(job), "outcome": asdict(outcome)}) + "\n")
+def _run(jobs: Sequence[WorkerSearch], arguments: argparse.Namespace) -> dict[WorkerSearch, SearchOutcome]:
+    return run_missing_jobs(
+        _search, jobs, arguments.processes, arguments.json, SearchOutcome, asdict, lambda job, _: str(job)
+    )
 
 
+def _search(job: WorkerSearch) -> SearchOutcome:
+    return searched(job, SimulatedStack(hidden_server(job.server)), _best(job.server))
+
+
+@lru_cache
 def _best(server: str) -> float:
     return best_of(hidden_server(server), SPACE)
-
-
-def _search(job: WorkerSearch, bests: Mapping[str, float]) -> SearchOutcome:
-    return searched(job, SimulatedStack(hidden_server(job.server)), bests[job.server])
 
 
 # -- output -----------------------------------------------------------------------------------------------------

@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from lib.output import judged, measured_on, print_title
-from lib.process_pool import run_jobs
-from lib.records import Records
+from lib.output import judged, measured_on, print_head, print_title, row
+from lib.process_pool import run_missing_jobs
 from lib.simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 from objectives import batch_stats
 from objectives.confidence import clopper_pearson_bounds
@@ -37,14 +36,13 @@ from optimizer.config.problem import Problem
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
-from optimizer.machine import hardware
 from optimizer.measure.load_client import arrivals
 from optimizer.plan.evidence import Evidence, collect_evidence
 from optimizer.plan.fleet import Fleet, estimate_replicas
 from optimizer.plan.replica import fit_replica
 from optimizer.plan.slowness import SAFE, Slowdown
 from optimizer.plan.traffic import Balancer, PoissonTraffic
-from optimizer.simulator.scenario import OpenLoopLoad, Overheads, Scenario
+from optimizer.simulator.scenario import OpenLoopLoad
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many
 
 MOST_REPLICAS = 40
@@ -59,7 +57,10 @@ SLOWER = (*(f"latency_{name}_ms" for name in STATISTICS), "network_ms", "queue_m
 WINDOWS, WINDOW_NOISE = 4, 0.02  # windows on each fresh server, and their relative standard deviation
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COUNTS = ((1, 1), (2, 4), (5, 9), (10, 19), (20, MOST_REPLICAS + 1))
-
+COLUMNS = (
+    *("", "cases", "safe is right", "likely is right", "within the interval"),
+    *("safe is too low", "upper bound", "safe / true"),
+)
 NOISES = (0.03, 0.10)  # relative standard deviations between deployments
 INTRODUCTION = f"""\
 Each server is simulated. The plan sees measurements of deployments that differ by 3 to 10 % (relative standard
@@ -124,16 +125,6 @@ class PlanningCase:
     likely: int
     safe: int
     at_quantiles: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class ServerCases:
-    """The cases of server ``number`` of ``seed``, as a row of the file that a second call continues."""
-
-    machine: str
-    seed: int
-    number: int
-    cases: tuple[PlanningCase, ...]
 
 
 def drawn(rng: np.random.Generator) -> Hidden:
@@ -213,10 +204,7 @@ class Truth:
     def meets(self, rate: float, replicas: int, requests: int = TRUE_REQUESTS) -> bool:
         server, candidate = self.hidden.server, self.hidden.candidate
         load = OpenLoopLoad(PoissonTraffic().replica_arrivals_s(rate, replicas, self.policy, requests, seed=77))
-        service = server._service(candidate.max_batch_size, candidate.instance_count, ())
-        overheads = Overheads(server.network_s / 2, server.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
-        scenario = Scenario(candidate, load, service, overheads, REQUEST_BATCH_SIZE)
-        (result,) = simulate_many([scenario], jitter=lognormal_jitter(server.jitter, 99))
+        (result,) = simulate_many([server.scenario(candidate, load)], jitter=lognormal_jitter(server.jitter, 99))
         return not result.overloaded and 1e3 * result.latency_p95_s <= self.hidden.bound_ms
 
     def smallest(self, rate: float, guess: int) -> int:
@@ -324,14 +312,17 @@ def _all_cases(
     arguments: argparse.Namespace, servers: int, seed: int, name: str, ways: Mapping[str, Way]
 ) -> list[PlanningCase]:
     """Return the cases of all servers; those that an earlier call has finished are read from its file."""
-    machine, records = str(hardware.detect()), Records(arguments.work / f"{name}.jsonl", ServerCases)
-    finished = {row.number: row for row in records.read(machine) if row.seed == seed}
-    missing = [number for number in range(servers) if number not in finished]
-    run = partial(cases, seed=seed, ways=ways)
-    for number, own in zip(missing, run_jobs(run, missing, arguments.processes, lambda *_: name), strict=True):
-        finished[number] = ServerCases(machine, seed, number, own)
-        records.append(finished[number])
-    return [case for number in range(servers) for case in finished[number].cases]
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    by_server = run_missing_jobs(
+        partial(cases, seed=seed, ways=ways),
+        range(servers),
+        arguments.processes,
+        arguments.work / f"{name}.jsonl",
+        tuple[PlanningCase, ...],
+        key=lambda number: [seed, number],
+        describe=lambda *_: name,
+    )
+    return [case for own in by_server.values() for case in own]
 
 
 def _targets(cases: Sequence[PlanningCase]) -> str:
@@ -358,13 +349,12 @@ def too_few_bound(few: int, cases: int) -> float:
 
 
 def _print_curve(cases: Sequence[PlanningCase]) -> None:
-    print("| quantile | safe is too low | upper bound | safe / true |")
-    print("| --: | --: | --: | --: |")
+    print_head("quantile", "safe is too low", "upper bound", "safe / true", text=0)
     for number, quantile in enumerate(QUANTILES):
         few = sum(case.at_quantiles[number] < case.true for case in cases)
         ratio = float(np.mean([case.at_quantiles[number] / case.true for case in cases]))
         bound = too_few_bound(few, len(cases))
-        print(f"| {quantile:g} | {few / len(cases):.2%} | {bound:.2%} | {ratio:.3f} |")
+        print(row(f"{quantile:g}", f"{few / len(cases):.2%}", f"{bound:.2%}", f"{ratio:.3f}"))
 
 
 def _groups(cases: Sequence[PlanningCase]) -> dict[str, list[PlanningCase]]:
@@ -382,18 +372,14 @@ def _groups(cases: Sequence[PlanningCase]) -> dict[str, list[PlanningCase]]:
 
 
 def _print_table(groups: dict[str, list[PlanningCase]]) -> None:
-    print(
-        "| | cases | safe is right | likely is right | within the interval | safe is too low | upper bound "
-        "| safe / true |"
-    )
-    print("| --- | --: | --: | --: | --: | --: | --: | --: |")
+    print_head(*COLUMNS)
     for name, members in groups.items():
         if not members:
             continue
         ratio = float(np.mean([case.safe / case.true for case in members]))
-        shares = " | ".join(_share(members, one) for one in (_exact, _likely, _covered, _too_few))
+        shares = [_share(members, one) for one in (_exact, _likely, _covered, _too_few)]
         bound = too_few_bound(sum(map(_too_few, members)), len(members))
-        print(f"| {name} | {len(members):,} | {shares} | {bound:.1%} | {ratio:.2f} |")
+        print(row(name, f"{len(members):,}", *shares, f"{bound:.1%}", f"{ratio:.2f}"))
 
 
 def _share(cases: Sequence[PlanningCase], is_so: Callable[[PlanningCase], bool]) -> str:

@@ -9,17 +9,14 @@ in ``suggest`` counts. Each search has its own process.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import resource
 import statistics
-import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-from lib.output import measured_on, print_head, print_title, row
+from lib.output import measured_on, print_head, print_progress, print_title, row
+from lib.process_pool import run_in_own_process
 from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
 from lib.simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 from objectives.metrics import Forecast
@@ -49,6 +46,7 @@ MOST_GROWTH = 1.5
 SUGGESTIONS = 8  # timed suggestions after the first one, which ranks the space
 MAX_TRIALS = 40
 BOUND_MS = 20.0
+COST_SERVER = "threads"
 COST_COLUMNS = ("space", "configurations", "ranking s", "next: median s", "next: slowest s", "peak MB")
 
 
@@ -66,14 +64,11 @@ class SearchCost:
 
 def main() -> None:
     arguments = _arguments()
-    if arguments.child:
-        print(json.dumps(asdict(_search(*arguments.child))))
-        return
     print_title("The cost of the simulated search: latest measurement")
     if arguments.part in ("cost", "both"):
-        _print_cost(arguments.server)
+        _print_cost()
     if arguments.part in ("growth", "both"):
-        _print_growth(arguments.servers, arguments.seeds)
+        _print_growth(arguments.seeds)
     print(measured_on())
 
 
@@ -81,18 +76,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("cost", "growth", "both"), default="both")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="use seeds 0 to N-1 for the growth (1)")
-    parser.add_argument("--server", choices=SERVERS, default="threads", help="server for the cost (threads)")
-    parser.add_argument(
-        "--servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="servers for the growth (all)"
-    )
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)  # space, server, seed, trials
     return parser.parse_args()
 
 
 # -- output -----------------------------------------------------------------------------------------------------
 
 
-def _print_cost(server: str) -> None:
+def _print_cost() -> None:
     print("## Time and memory\n")
     print("**Ranking** is the creation of the searcher and its first suggestion after the two baselines. It")
     print(
@@ -100,7 +90,7 @@ def _print_cost(server: str) -> None:
     )
     print_head(*COST_COLUMNS)
     for name, most_s in (("dlrm", MOST_RANKING_S), ("large", MOST_LARGE_RANKING_S)):
-        result = _in_own_process(name, server, 0, 2 + 1 + SUGGESTIONS)
+        result = _in_own_process(name, COST_SERVER, 0, 2 + 1 + SUGGESTIONS)
         ranking_s, later_s = result.making_s + result.suggestion_s[0], result.suggestion_s[1:] or (math.nan,)
         judged = (
             (ranking_s, most_s, "{:.1f}"),
@@ -113,7 +103,7 @@ def _print_cost(server: str) -> None:
     print()
 
 
-def _print_growth(servers: list[str], seeds: int) -> None:
+def _print_growth(seeds: int) -> None:
     """Print the deployments in a space and in one ten times as large that contains it."""
     print("## Deployments in a space that is ten times larger\n")
     print(
@@ -122,7 +112,7 @@ def _print_growth(servers: list[str], seeds: int) -> None:
     )
     print_head("server", "small space", "large space", "ratio", "infer/s small", "infer/s large")
     totals: dict[str, list[int]] = {"small": [], "tenfold": []}
-    for server in servers:
+    for server in SERVERS:
         runs = {name: [_in_own_process(name, server, seed, MAX_TRIALS) for seed in range(seeds)] for name in totals}
         counts = {name: [run.deployments for run in own] for name, own in runs.items()}
         for name, own in counts.items():
@@ -153,25 +143,18 @@ def _verdict(figure: float, most: float) -> str:
 
 
 def _in_own_process(space: str, server: str, seed: int, max_trials: int) -> SearchCost:
-    print(f"{space}, {server}, seed {seed}", file=sys.stderr, flush=True)
-    words = [space, server, str(seed), str(max_trials)]
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", *words], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"the search {' '.join(words)} ended with exit code {done.returncode}")
-    values = json.loads(done.stdout)
-    return SearchCost(**{**values, "suggestion_s": tuple(values["suggestion_s"])})
+    print_progress(f"{space}, {server}, seed {seed}")
+    return run_in_own_process(_search, space, server, seed, max_trials)
 
 
-def _search(space: str, server: str, seed: str, max_trials: str) -> SearchCost:
+def _search(space: str, server: str, seed: int, max_trials: int) -> SearchCost:
     problem = _problem(space)
     stack = SimulatedStack(hidden_server(server))
     stack.measure(Endpoint("", Candidate(REQUEST_BATCH_SIZE)), LoadPoint(REQUEST_BATCH_SIZE, 1))  # compiles
     started = time.perf_counter()
-    searcher = _Timed(make_searcher("simulated", problem, int(seed)))
+    searcher = _Timed(make_searcher("simulated", problem, seed))
     making_s = time.perf_counter() - started
-    budget = Budget(math.inf, int(max_trials))
+    budget = Budget(math.inf, max_trials)
     scheduler = Scheduler(problem, searcher, budget, Stopwatch(), baselines(problem.space))
     trials = run_trials(scheduler, stack, Measurer(stack, stack, DiscardingRecord(), QuietObserver()))
     best = scheduler.best()
@@ -240,7 +223,7 @@ class _Timed:
 
 
 LABELS = {
-    "dlrm": f"`{Path('configs') / 'dlrm.yaml'}` as it is",
+    "dlrm": "`configs/dlrm.yaml` as it is",
     "large": f"{len(CONCURRENCIES)} loads",
 }
 

@@ -10,19 +10,18 @@ the share of the CPUs that other processes used.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import resource
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lib.measured_model import write_requests
 from lib.output import measured_on, print_head, print_title, row
+from lib.process_pool import run_in_own_process
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.core.endpoint import Endpoint
@@ -76,11 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="profiles to build (all)")
     parser.add_argument("--build-only", action="store_true", help="build the models without serving them")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # profile, cache
     arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(asdict(_build(load_profile(find_profile(arguments.child[0])), Path(arguments.child[1])))))
-        return
     print_title("The reference models: latest measurement")
     print(f"Limits of a build: {MOST_SECONDS:.0f} s, {MOST_BYTES / 1e6:,.0f} MB of memory, the same on disk.\n")
     print_head(*COLUMNS)
@@ -88,7 +83,7 @@ def main() -> None:
     for name in arguments.only or list_profiles():
         profile = load_profile(find_profile(name))
         with tempfile.TemporaryDirectory() as cache:
-            built = _in_own_process(name, Path(cache))
+            built = run_in_own_process(_build, profile, Path(cache))
             all_met &= built.seconds <= MOST_SECONDS and max(built.peak_bytes, built.disk_bytes) <= MOST_BYTES
             served = "" if arguments.build_only else _served(profile, Path(cache))
         bound = ", ".join(map(str, Sla.from_bounds(profile.sla.latency_bounds_ms())))
@@ -96,11 +91,6 @@ def main() -> None:
         counts = (f"{built.parameters:,}", PUBLISHED.get(name, ""))
         print(row(name, f"{built.seconds:.1f}", *sizes, *counts, served, bound), flush=True)
     print(f"\n{measured_on('All limits are met' if all_met else 'A limit is MISSED')}")
-
-
-def _in_own_process(name: str, cache: Path) -> Built:
-    command = [sys.executable, __file__, "--child", name, str(cache)]
-    return Built(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
 
 
 def _build(profile: Profile, cache: Path) -> Built:

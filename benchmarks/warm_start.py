@@ -12,21 +12,19 @@ progress goes to standard error. With --runs it can be interrupted: searches in 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from lib.bounded_tables import bound_ms, feasible_shares
 from lib.derived_tables import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
 from lib.output import measured_on, print_head, print_title, row
-from lib.process_pool import run_jobs
+from lib.process_pool import run_missing_jobs
 from lib.recordings import TABLES
 from lib.search_report import as_count, as_percent
 from optimizer.config.problem import Problem
@@ -101,18 +99,12 @@ def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as scratch:
         jobs = list(_jobs(arguments.names, Path(scratch), arguments.seeds))
-        kept = _read(arguments.runs)
-        runs = {job: kept[_key(job)] for job in jobs if _key(job) in kept}
-        missing = [job for job in jobs if job not in runs]
-        for job, result in zip(missing, run_jobs(_run, missing, arguments.processes, _describe), strict=True):
-            runs[job] = result
-            _keep(arguments.runs, job, result)
+        runs = run_missing_jobs(_run, jobs, arguments.processes, arguments.runs, DeploymentCounts, _key, _describe)
         _print(runs, arguments)
 
 
 def _print(runs: Runs, arguments: argparse.Namespace) -> None:
-    words_given = [word for word in sys.argv[1:] if not word.startswith("--runs") and word != str(arguments.runs)]
-    print_title("Warm start from another machine's study: latest measurement", words_given)
+    print_title("Warm start from another machine's study: latest measurement")
     print(INTRODUCTION, end="\n\n")
     _print_table(runs)
     print("\n## Targets\n")
@@ -194,19 +186,6 @@ def _problem(path: Path, share: float) -> tuple[Recording, Problem]:
 
 def _key(job: TransferJob) -> tuple[str, str, str, int]:
     return job.table.stem, job.sla, job.begun_with, job.seed
-
-
-def _keep(file: Path | None, job: TransferJob, result: DeploymentCounts) -> None:
-    if file is not None:
-        with file.open("a") as opened:
-            opened.write(json.dumps([_key(job), asdict(result)]) + "\n")
-
-
-def _read(file: Path | None) -> dict[tuple[str, str, str, int], DeploymentCounts]:
-    if file is None or not file.exists():
-        return {}
-    entries = map(json.loads, file.read_text().splitlines())
-    return {(table, sla, begun, seed): DeploymentCounts(**result) for (table, sla, begun, seed), result in entries}
 
 
 # -- output ------------------------------------------------------------------------------------------------------

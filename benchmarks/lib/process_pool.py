@@ -1,14 +1,18 @@
-"""Run the jobs of a benchmark in several processes, and count the CPU time of processes."""
+"""Run the jobs of a benchmark in several processes, keep their results, and count the CPU time of processes."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 JobT = TypeVar("JobT")
 ResultT = TypeVar("ResultT")
@@ -31,6 +35,37 @@ def run_jobs(
             took = f"{number} of {len(jobs)}, {time.monotonic() - started:.0f} s"
             print(f"{took}: {describe(job, result)}", file=sys.stderr, flush=True)
             yield result
+
+
+def run_missing_jobs(
+    run: Callable[[JobT], ResultT],
+    jobs: Sequence[JobT],
+    processes: int,
+    file: Path | None,
+    result_type: type[ResultT],
+    key: Callable[[JobT], object],
+    describe: Callable[[JobT, ResultT], str] = lambda job, result: f"{job}: {result}",
+) -> dict[JobT, ResultT]:
+    """Return the result of each job. Jobs whose result is in ``file`` are not run; other results are added to it.
+
+    Each line of the file has the ``key`` of a job, which is a value of JSON, and its result.
+    """
+    form = TypeAdapter(result_type)
+    lines = file.read_text().splitlines() if file is not None and file.exists() else []
+    kept = {json.dumps(known): form.validate_python(result) for known, result in map(json.loads, lines)}
+    missing = [job for job in jobs if json.dumps(key(job)) not in kept]
+    for job, result in zip(missing, run_jobs(run, missing, processes, describe), strict=True):
+        kept[json.dumps(key(job))] = result
+        if file is not None:
+            with file.open("a") as opened:
+                opened.write(json.dumps([key(job), form.dump_python(result)]) + "\n")
+    return {job: kept[json.dumps(key(job))] for job in jobs}
+
+
+def run_in_own_process(run: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Return ``run(*arguments)`` from a new process, so that its peak memory is that of this call."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, *arguments).result()
 
 
 def children_cpu_seconds() -> float:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from lib.bounded_tables import BoundedTable
 from lib.measurement_noise import Noise, NoisyServer
-from lib.process_pool import run_jobs
+from lib.process_pool import run_missing_jobs
 from objectives.metrics import METRICS
 from optimizer.replay.replay import ReplayResult, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
@@ -29,16 +26,8 @@ class ReplayJob:
     max_trials: int
     noise: Noise | None = None
 
-    @property
-    def key(self) -> str:
-        """Return the key of the job in the file of kept runs."""
-        noise = asdict(self.noise) if self.noise else None
-        case = self.case.table.stem, self.case.sla, self.case.bound_ms
-        return json.dumps([*case, self.method, self.seed, self.max_trials, noise])
-
 
 Runs = dict[ReplayJob, ReplayResult]
-KEPT = TypeAdapter(ReplayResult)
 
 
 def run_all(jobs: Sequence[ReplayJob], processes: int, file: Path | None) -> Runs:
@@ -46,22 +35,12 @@ def run_all(jobs: Sequence[ReplayJob], processes: int, file: Path | None) -> Run
 
     Those in ``file`` are not run again; the others are added to it.
     """
-    kept = _read(file)
-    runs = {job: kept[job.key] for job in jobs if job.key in kept}
-    missing = [job for job in jobs if job not in runs]
-    for job, run in zip(missing, run_jobs(_run, missing, processes, _describe), strict=True):
-        runs[job] = run
-        if file is not None:
-            with file.open("a") as opened:
-                opened.write(json.dumps([job.key, KEPT.dump_python(run)]) + "\n")
-    return {job: runs[job] for job in jobs}
+    return run_missing_jobs(_run, jobs, processes, file, ReplayResult, _key, _describe)
 
 
-def _read(file: Path | None) -> dict[str, ReplayResult]:
-    if file is None or not file.exists():
-        return {}
-    lines = map(json.loads, file.read_text().splitlines())
-    return {key: KEPT.validate_python(run) for key, run in lines}
+def _key(job: ReplayJob) -> list[object]:
+    noise = asdict(job.noise) if job.noise else None
+    return [job.case.table.stem, job.case.sla, job.case.bound_ms, job.method, job.seed, job.max_trials, noise]
 
 
 def _describe(job: ReplayJob, _: ReplayResult) -> str:

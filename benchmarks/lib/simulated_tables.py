@@ -28,6 +28,7 @@ from optimizer.simulator.scenario import (
     Overheads,
     Scenario,
     ServiceTimes,
+    SimulatedLoad,
     SimulationTrace,
 )
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
@@ -112,13 +113,18 @@ class SimulatedServer:
 
     def open_loop(self, candidate: Candidate, arrivals_s: FloatArray, slowness: float, seed: int) -> SimulationTrace:
         """Return a trace of requests that arrive at these times from 0, if all takes ``slowness`` times as long."""
-        (job,) = self._jobs([(candidate, 1)])
+        job = self.scenario(candidate, OpenLoopLoad(arrivals_s))
         service = ServiceTimes(slowness * job.service.seconds, job.service.step)
         return trace(
-            replace(job, load=OpenLoopLoad(arrivals_s), service=service),
+            replace(job, service=service),
             jitter=lognormal_jitter(self.jitter, seed),
             interval=MeasurementInterval(0),
         )
+
+    def scenario(self, candidate: Candidate, load: SimulatedLoad) -> Scenario:
+        """Return the simulation of ``candidate`` under any load."""
+        (closed_loop,) = self._jobs([(candidate, 1)])
+        return replace(closed_loop, load=load)
 
     def _jobs(self, cells: Sequence[tuple[Candidate, int]]) -> list[Scenario]:
         overheads = Overheads(self.network_s / 2, self.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
