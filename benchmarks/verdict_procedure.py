@@ -1,6 +1,6 @@
 """Measure how often the whole confirmation ends with a false PASS, and which throughput it gives up.
 
-    python benchmarks/verdict_procedure.py [--runs 10000] [--only TEXT] [--seconds 110] [--smoke]
+    python benchmarks/verdict_procedure.py [--runs 500] [--only TEXT] [--seconds 110] [--processes 2]
 
 Simulates runs from the end of the search to the verdict, with the functions that decide in a real run. The search
 has measured five configurations with noise (3 %, in the last row 20 %) and recommends one; the confirmation deploys
@@ -31,7 +31,7 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from lib.disturbance import BURST_FACTOR, BURST_SECONDS
-from lib.output import measured_on
+from lib.output import measured_on, print_head, print_title, row
 from objectives.arrays import FloatArray
 from objectives.confidence import MissCounts, SequentialTest, judge_share
 from objectives.load_sequence import (
@@ -83,6 +83,10 @@ SEARCH_NOISE, PREDICTION_NOISE = 0.03, 0.05  # of a throughput in the search, of
 GAP = math.log(1.4)  # between the bound and the latencies in the rows with a gap
 GAP_NOISE = 0.05  # of the log of latency on each side of the gap
 SPEEDS = (1.0, 0.98, 0.95, 0.9, 0.8)  # of the configurations, relative to the best
+COLUMNS = (
+    *("machine", "PASS %", "false PASS %", "throughput given up, median %", "90th percentile %"),
+    *("seconds", "servers"),
+)
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,7 @@ class Server:
 
     Attributes:
         latencies: Logs of latencies, shape [windows, effective requests]; inf if a request failed.
+        log_quantiles: Log of the bounded quantile of the served requests of each window; nan if it served none.
         log_slowness: The machine's states, shape [windows].
         is_disturbed: Whether other programs took much CPU time, shape [windows].
         log_probe: Log of the time of the speed probe.
@@ -153,6 +158,7 @@ class Server:
     """
 
     latencies: FloatArray
+    log_quantiles: FloatArray
     log_slowness: FloatArray
     is_disturbed: NDArray[np.bool_]
     log_probe: float
@@ -164,6 +170,7 @@ class Server:
         return replace(
             self,
             latencies=self.latencies[windows],
+            log_quantiles=self.log_quantiles[windows],
             log_slowness=self.log_slowness[windows],
             is_disturbed=self.is_disturbed[windows],
             other_shares=self.other_shares[windows],
@@ -229,7 +236,16 @@ class Machine:
             latencies[latencies > self.log_bound] = math.inf
         around = self.epoch(np.array([at[0] - MIN_WINDOW_SECONDS, self.seconds]))
         probe = float(around.mean()) + self.random.normal(0, PROBE_NOISE)
-        return Server(latencies, states, filled > BURST_LIMIT, probe, -server - float(states.mean()), filled)
+        speed = -server - float(states.mean())
+        return Server(latencies, _log_quantiles(latencies), states, filled > BURST_LIMIT, probe, speed, filled)
+
+
+def _log_quantiles(latencies: FloatArray) -> FloatArray:
+    """Return the quantile of the served requests of each window; nan if it served none."""
+    if np.isfinite(latencies).all():
+        return np.asarray(np.quantile(latencies, 1 - ALLOWED, axis=1), dtype=np.float64)
+    served = [window[window < math.inf] for window in latencies]
+    return np.array([np.quantile(window, 1 - ALLOWED) if len(window) else math.nan for window in served])
 
 
 @dataclass(frozen=True)
@@ -257,12 +273,6 @@ def counts(servers: list[Server], in_flight: int, log_bound: float) -> MissCount
     )
     other_shares = [server.other_shares for server in servers]
     return MissCounts(requests, misses, tail, slope, float(log_bound - quantile), other_shares)
-
-
-def log_quantiles(server: Server) -> FloatArray:
-    """Return the log of the latency quantile of the served requests in each window that served any."""
-    served = [window[window < math.inf] for window in server.latencies]
-    return np.array([np.quantile(window, 1 - ALLOWED) for window in served if len(window)])
 
 
 def counted(servers: list[Server]) -> list[Server]:
@@ -402,7 +412,7 @@ class SimulatedTests:
         has_disturbed = any(server.is_disturbed.any() for server in own)
         groups = [(counted if has_disturbed else undisturbed)(group) for group in self.confirmation.groups]
         spread = pool_server_spread(
-            [[log_quantiles(server) for server in group] for group in groups],
+            [[server.log_quantiles[~np.isnan(server.log_quantiles)] for server in group] for group in groups],
             [[server.log_probe for server in group] for group in groups],
             [[float(server.other_shares.mean()) for server in group] for group in groups],
         )
@@ -487,44 +497,48 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def main() -> int:
-    """Print the table."""
+    """Print the table, and return the exit code: 1 if a row has too many false PASSes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10_000, help="runs of each row (default: 10000)")
-    parser.add_argument("--only", default="", help="only rows whose name contains this text")
+    parser.add_argument("--runs", type=int, default=500, metavar="N", help="runs of each row (500)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
     parser.add_argument(
         "--seconds",
         type=float,
         default=CONFIRMATION_SECONDS,
-        help=f"time of the confirmation (default: {CONFIRMATION_SECONDS:g})",
+        metavar="S",
+        help=f"time of the confirmation ({CONFIRMATION_SECONDS:g})",
     )
-    parser.add_argument("--smoke", action="store_true", help="200 runs of each row, a few minutes")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
-    runs = 200 if arguments.smoke else arguments.runs
-    print("# How often the whole confirmation is wrong\n")
-    print(f"`python {' '.join(sys.argv)}`\n")
-    print(
-        "| machine | PASS % | false PASS % | throughput given up, median % | 90th percentile % | seconds | servers |"
-    )
-    print("| --- | --: | --: | --: | --: | --: | --: |")
+    print_title("How often the whole confirmation is wrong: latest measurement")
+    print_head(*COLUMNS)
     is_wrong = False
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(arguments.processes) as pool:
         for scenario in scenarios():
-            if arguments.only not in str(scenario):
-                continue
-            ended = list(pool.map(partial(simulate, scenario, arguments.seconds), range(runs), chunksize=50))
-            passed = [run for run in ended if run.passed]
-            false = sum(run.is_false for run in ended) / runs
-            is_wrong |= false > 1 - DEFAULT_CONFIDENCE
-            lost = np.array([run.given_up for run in passed] or [math.nan])
-            seconds = np.median([run.seconds for run in ended])
-            servers = np.median([run.servers for run in passed] or [0])
-            print(
-                f"| {scenario} | {len(passed) / runs:.1%} | {false:.2%} | {np.nanmedian(lost):.1%} "
-                f"| {np.nanquantile(lost, 0.9):.1%} | {seconds:.0f} | {servers:.0f} |".replace("%", ""),
-                flush=True,
-            )
-    print("\n" + measured_on(f"{runs:,} runs a row"))
+            if arguments.only in str(scenario):
+                run = partial(simulate, scenario, arguments.seconds)
+                ended = list(pool.map(run, range(arguments.runs), chunksize=50))
+                print(row(str(scenario).replace("%", ""), *_cells(ended)), flush=True)
+                is_wrong |= _false_share(ended) > 1 - DEFAULT_CONFIDENCE
+    print(f"\n{measured_on(f'{arguments.runs:,} runs a row')}")
     return int(is_wrong)
+
+
+def _cells(ended: Sequence[Ended]) -> list[str]:
+    passed = [run for run in ended if run.passed]
+    given_up = [100 * run.given_up for run in passed] or [math.nan]
+    return [
+        f"{100 * len(passed) / len(ended):.1f}",
+        f"{100 * _false_share(ended):.2f}",
+        f"{np.nanmedian(given_up):.1f}",
+        f"{np.nanquantile(given_up, 0.9):.1f}",
+        f"{np.median([run.seconds for run in ended]):.0f}",
+        f"{np.median([run.servers for run in passed] or [0]):.0f}",
+    ]
+
+
+def _false_share(ended: Sequence[Ended]) -> float:
+    return sum(run.is_false for run in ended) / len(ended)
 
 
 if __name__ == "__main__":
