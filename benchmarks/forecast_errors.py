@@ -48,6 +48,7 @@ from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
 
 MODELS = ("dlrm", "mlp", "bert-mini", "minilm-16", "text_recognition-small")
+BUDGET = "3m"  # of a run of each of them
 LEVELS = (0.5, 0.1, 0.9, 0.025, 0.975)  # the median, and the ends of the 80 % and of the 95 % interval
 TARGETS = {"80 %": (0.75, 0.85), "95 %": (0.92, 0.98)}
 PROOF = Path(__file__).with_name("simulator_proof.md")
@@ -91,7 +92,7 @@ def main() -> None:
     arguments = _arguments()
     given = list[Path](arguments.runs)
     folders = [path for path in given if path.suffix != ".csv"]
-    folders += _made_runs(arguments.tune, arguments.budget) if arguments.tune else []
+    folders += _made_runs(arguments.tune) if arguments.tune else []
     searches = [*map(_of_run, folders), *_of_tables(arguments.passes)]
     for table in given:
         if table.suffix == ".csv":
@@ -105,7 +106,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a finished run, or a table")
     parser.add_argument("--tune", type=Path, metavar="FOLDER", help=f"make runs of {', '.join(MODELS)} in it first")
-    parser.add_argument("--budget", default="3m", help="budget of each of these runs (3m)")
     parser.add_argument(
         "--passes", type=int, default=3, metavar="N", help="passes of each recorded table, 0 to 3 (3)"
     )
@@ -115,7 +115,7 @@ def _arguments() -> argparse.Namespace:
 # -- searches -----------------------------------------------------------------------------------------------------
 
 
-def _made_runs(folder: Path, budget: str) -> list[Path]:
+def _made_runs(folder: Path) -> list[Path]:
     """Return the folder of a finished run of each of MODELS; the run is made if there is none."""
     runs = []
     for model in MODELS:
@@ -124,7 +124,7 @@ def _made_runs(folder: Path, budget: str) -> list[Path]:
         if not made:
             print_progress(f"tune {model}")
             try:
-                made = [run_tune(["--budget", budget, "--no-confirmation", model], folder).folder]
+                made = [run_tune(["--budget", BUDGET, "--no-confirmation", model], folder).folder]
             except TuneFailedError as error:
                 sys.exit(f"{error}\nRepeat the command to continue; what is done is in {folder}")
         runs.append(made[-1])

@@ -3,8 +3,7 @@
     python benchmarks/search_drift.py [--seeds 4] [--only steps] > benchmarks/search_drift.md
 
 Searches simulated servers (simulated_tables.py) as `tune` does, on machines that drift by a virtual clock: their
-speed changes in steps, or other processes take CPUs. Prints Markdown; progress goes to standard error. Takes
-some minutes.
+speed changes in steps, or other processes take CPUs. Prints Markdown; progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -113,19 +112,17 @@ class Method:
 HIDDEN = Method("hidden", sees_probe=False, sees_others=False)
 PROBE = Method("probe", max_controls=0)
 CONTROLS = Method("probe and controls")
+METHODS = (HIDDEN, PROBE, CONTROLS)
 MACHINES = {
     "quiet": (Machine("quiet"), (HIDDEN, CONTROLS)),
-    "steps": (Machine("speed steps", has_steps=True), (HIDDEN, PROBE, CONTROLS)),
-    "half": (Machine("speed steps, half the effect", has_steps=True, slope=0.5), (HIDDEN, PROBE, CONTROLS)),
-    "none": (Machine("speed steps without effect", has_steps=True, slope=0.0), (HIDDEN, PROBE, CONTROLS)),
-    "gpu": (
-        Machine("speed steps without effect, GPU", has_steps=True, slope=0.0, cpu_count=None),
-        (HIDDEN, PROBE, CONTROLS),
-    ),
-    "unsteady": (Machine("unsteady probe", probe_noise=UNSTEADY_PROBE_NOISE), (HIDDEN, PROBE, CONTROLS)),
+    "steps": (Machine("speed steps", has_steps=True), METHODS),
+    "half": (Machine("speed steps, half the effect", has_steps=True, slope=0.5), METHODS),
+    "none": (Machine("speed steps without effect", has_steps=True, slope=0.0), METHODS),
+    "gpu": (Machine("speed steps without effect, GPU", has_steps=True, slope=0.0, cpu_count=None), METHODS),
+    "unsteady": (Machine("unsteady probe", probe_noise=UNSTEADY_PROBE_NOISE), METHODS),
     "both": (
         Machine("speed steps, unsteady probe", has_steps=True, probe_noise=UNSTEADY_PROBE_NOISE),
-        (HIDDEN, PROBE, CONTROLS),
+        METHODS,
     ),
     "shared": (Machine("other processes", is_shared=True), (HIDDEN, CONTROLS)),
 }
@@ -274,17 +271,16 @@ def main() -> None:
         for server in SERVERS
         for seed in range(arguments.seeds)
     ]
-    results = list(run_jobs(search, jobs, arguments.processes, _describe))
+    by_case: dict[tuple[Machine, Method], list[DriftResult]] = {}
+    for job, result in zip(jobs, run_jobs(search, jobs, arguments.processes, _describe), strict=True):
+        by_case.setdefault((job.machine, job.method), []).append(result)
     print_title("Search on a drifting machine: latest measurement")
     print(INTRODUCTION)
     print(f"\n{row(*COLUMNS)}")
     print(row("---", "--:", "---", *["--:"] * (len(COLUMNS) - 3)))
     for machine, method in cases:
-        own, hidden = (
-            [result for job, result in zip(jobs, results, strict=True) if (job.machine, job.method) == (machine, one)]
-            for one in (method, HIDDEN)
-        )
-        print(row(machine.name, f"{machine.slope:g}", method.name, *_cells(own, hidden)))
+        hidden = by_case[machine, HIDDEN]
+        print(row(machine.name, f"{machine.slope:g}", method.name, *_cells(by_case[machine, method], hidden)))
     searches = formatting.count(len(SERVERS), "server") + ", " + formatting.count(arguments.seeds, "seed")
     print(f"\n{measured_on(searches)}")
 

@@ -50,10 +50,10 @@ def main() -> None:
     seeds = {method: arguments.methods[method] for method in installed(tuple(arguments.methods))}
     methods = tuple(seeds)
     with tempfile.TemporaryDirectory() as scratch:
-        cases = list(bounded_tables(arguments.tables, Path(scratch), frozenset(arguments.only)))
+        cases = list(bounded_tables(TABLES, Path(scratch), frozenset(arguments.only)))
         noise = {case.table: _noise(case) if arguments.noise else None for case in cases}
         jobs = [
-            ReplayJob(case, method, seed, _limit(method, arguments.max_trials), noise[case.table])
+            ReplayJob(case, method, seed, _limit(method), noise[case.table])
             for method in methods
             for case in cases
             if case.kind == "test" or not METHODS[method].is_slow
@@ -61,7 +61,7 @@ def main() -> None:
         ]
         runs = run_all(jobs, arguments.processes, arguments.runs)
     if not runs:
-        sys.exit(f"nothing to compare: no method is installed, or {arguments.tables} has no such tables")
+        sys.exit("nothing to compare: none of these methods is installed, or those are too slow for these tables")
     print_title("Search methods: latest measurement")
     print(INTRODUCTION)
     print(f"\n{NOISE if arguments.noise else WITHOUT_NOISE}")
@@ -96,12 +96,6 @@ def _arguments() -> argparse.Namespace:
         metavar="S[:N][,...]",
         help=f"methods, and their number of seeds if it is not --seeds ({','.join(METHODS)})",
     )
-    parser.add_argument(
-        "--max-trials", type=int, default=MAX_TRIALS, metavar="N", help=f"maximum number of trials ({MAX_TRIALS})"
-    )
-    parser.add_argument(
-        "--tables", type=Path, default=TABLES, metavar="DIR", help="folder of the recorded *.csv (tables)"
-    )
     parser.add_argument("--only", choices=tuple(KINDS), nargs="+", default=tuple(KINDS), help="kinds of tables (all)")
     parser.add_argument("--noise", action="store_true", help="add the noise of the recordings to each measurement")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
@@ -115,8 +109,8 @@ def _arguments() -> argparse.Namespace:
             parser.error(f"--methods {given}: give some of {', '.join(METHODS)}, such as smac:2 for two seeds")
         seeds[method] = int(own or arguments.seeds)
     arguments.methods = seeds
-    if min(*seeds.values(), arguments.seeds, arguments.max_trials, arguments.processes) < 1:
-        parser.error("numbers of seeds, --max-trials and --processes are at least 1")
+    if min(*seeds.values(), arguments.seeds, arguments.processes) < 1:
+        parser.error("numbers of seeds and --processes are at least 1")
     return arguments
 
 
@@ -127,14 +121,14 @@ def _seeds(seeds: Mapping[str, int]) -> str:
     return "; ".join([formatting.count(usual, "seed"), *others])
 
 
-def _limit(method: str, max_trials: int) -> int:
+def _limit(method: str) -> int:
     """Return the largest number of trials of a method."""
-    return WHOLE_TABLE if METHODS[method].is_exhaustive else max_trials
+    return WHOLE_TABLE if METHODS[method].is_exhaustive else MAX_TRIALS
 
 
 def _noise(case: BoundedTable) -> Noise | None:
     """Return the noise of a table's recordings; None if it has none, as a simulated table."""
-    if case.kind == "made-up":
+    if case.kind == "simulated":
         return TYPICAL_NOISE
     recordings = TABLES / "recordings" / case.table.name
     return recorded_noise(case.table.stem) if case.table.parent == TABLES and recordings.exists() else None

@@ -14,7 +14,7 @@ from objectives.metrics import METRICS
 from optimizer.core.candidate import Candidate
 from optimizer.store.recording import Recording, read_recording
 
-MADE_UP_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either
+SIMULATED_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either
 # No constant of the search may be chosen on these. A table that the folder lacks is left out.
 TEST_TABLES = ("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2")
 FEASIBLE_SHARES: Mapping[str, float] = {"tight": 0.15, "middle": 0.40, "loose": 0.70}
@@ -23,12 +23,12 @@ EARLIER_TABLES, EARLIER_LOOSE_SHARE = ("dlrm", "mlp", "wide"), 0.75
 FEASIBLE_CONFIGURATIONS = 3
 EXECUTION_SEEDS = range(400, 404)  # of the servers with settings of ONNX Runtime
 
-Kind = Literal["training", "test", "made-up", "goodput", "execution"]
+Kind = Literal["training", "test", "simulated", "goodput", "execution"]
 KINDS: Mapping[Kind, str] = {
     "test": "Test tables",
     "training": "Training tables",
-    "made-up": "Made-up servers",
-    "goodput": "Goodput on made-up servers, without noise",
+    "simulated": "Simulated servers",
+    "goodput": "Goodput on simulated servers, without noise",
     "execution": "Settings of ONNX Runtime on simulated servers, without noise",
 }
 
@@ -58,12 +58,12 @@ def bounded_tables(folder: Path, scratch: Path, kinds: frozenset[Kind]) -> Itera
         print(f"no test tables {', '.join(missing)} in {folder}: left out", file=sys.stderr)
     for path in sorted(folder.glob("*.csv")):
         yield from _bounded("test" if path.stem in TEST_TABLES else "training", path, kinds)
-    for seed in MADE_UP_SEEDS if "made-up" in kinds else ():
+    for seed in SIMULATED_SEEDS if "simulated" in kinds else ():
         server = drawn_server(seed)
         path = scratch / f"{server.name}.csv"
         write(server, path)
-        yield from _bounded("made-up", path, kinds)
-    for seed in MADE_UP_SEEDS if "goodput" in kinds else ():
+        yield from _bounded("simulated", path, kinds)
+    for seed in SIMULATED_SEEDS if "goodput" in kinds else ():
         yield from _with_goodput(drawn_server(seed), scratch)
     for seed in EXECUTION_SEEDS if "execution" in kinds else ():
         yield from _with_settings(seed, scratch)

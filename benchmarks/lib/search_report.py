@@ -62,8 +62,8 @@ where no neighbor is better |
 
 All methods see the same measurements, begin with the same two baselines and use the same load search.
 
-No constant of the search may be chosen on the test tables ({", ".join(TEST_TABLES)}) or on the made-up servers, which
-are simulated servers with random parameters.
+No constant of the search may be chosen on the test tables ({", ".join(TEST_TABLES)}) or on the simulated servers,
+which have random parameters.
 The bounds come from each table. A bound is the p95 that
 {", ".join(f"{share:.0%}" for share in FEASIBLE_SHARES.values())} of its rows
 (configuration and load) do not exceed, rounded up to two digits. The third is {EARLIER_LOOSE_SHARE:.0%}, as in
@@ -72,7 +72,7 @@ At least {FEASIBLE_CONFIGURATIONS} configurations meet a bound. Where the goodpu
 p50 instead, and it is the deadline of each request."""
 NOISE = """\
 Each measurement of a recorded table has random effects of its server, its moment and its own, as large as those
-between repeated recordings. Those of a made-up server are 5 % for a server and 4 % for a measurement. All searches
+between repeated recordings. Those of a simulated server are 5 % for a server and 4 % for a measurement. All searches
 with the same seed see the same effects of a deployment. The best configuration, the regrets and the bounds are those
 of the table. A recommendation is one that a confirmation would end with; *until within 5 %* counts
 configurations that were measured, even if noise hid how good they are."""
