@@ -1,8 +1,8 @@
 """The generated files: reference pages, the types of the Python keywords, and the JSON Schema of profiles.
 
 ``python -m optimizer.cli.reference`` writes all of them. Run it in the repository root after a change to one of their
-sources: a command's parser, the table of options, the pydantic models of profiles, the columns of trials.csv, or the
-keys of run.json.
+sources: a command's parser, the table of options, the pydantic models of profiles, the columns of trials.csv, the
+keys of run.json, or those of Model Analyzer.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from optimizer.core.budget import SpentTime
 from optimizer.core.candidate import Candidate
 from optimizer.core.trial import LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
+from optimizer.model.model_analyzer import keys as model_analyzer
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
 from optimizer.model.profile_files import SCHEMA_FILE, flow, schema_text
 from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSection, OnnxRuntimeSection
@@ -69,6 +70,15 @@ cell, or for null in run.json.
 
 `pareto.csv` has the same columns, `confirmed` (whether the point was measured on fresh servers) and
 `energy_joules_per_1000_infer`.
+"""
+_MODEL_ANALYZER = """\
+# Keys of a Model Analyzer configuration
+
+This page is generated: `python -m optimizer.cli.reference` writes it from `optimizer/model/model_analyzer/keys.py`.
+[From a configuration of Model Analyzer](from-model-analyzer.md) explains how to use such a file.
+
+A key that Model Analyzer 1.58 does not know is an error, which names the nearest known key. "Ignored" means that the
+key makes no difference to the result, and "not supported" that tune has no setting for it.
 """
 _RUN = """\
 ## Keys of run.json
@@ -189,6 +199,18 @@ def files_page() -> str:
     )
 
 
+def model_analyzer_page() -> str:
+    """Return the reference page of the keys of Model Analyzer in Markdown; keys with one description share a row."""
+    parts = [_MODEL_ANALYZER]
+    for title, keys in model_analyzer.SECTIONS.items():
+        rows: dict[str, list[str]] = {}
+        for name, key in keys.items():
+            rows.setdefault(str(key), []).append(f"`{name}`" if " " not in name else name)
+        cells = ((", ".join(names), text) for text, names in rows.items())
+        parts.append(f"## {title}\n\n{_table(('key', 'how tune imports it'), cells)}")
+    return "\n".join(parts)
+
+
 def keywords_module() -> str:
     """Return the source of the module that types the keywords of ``optimizer.tune``."""
     keywords = [option for option in OPTIONS if "python" in option.taken_by]
@@ -290,6 +312,7 @@ FILES: Final = {  # each generated file, below the root of the repository, and t
     Path("docs/reference-options.md"): reference_page,
     Path("docs/reference-profile.md"): profile_page,
     Path("docs/reference-files.md"): files_page,
+    Path("docs/reference-model-analyzer.md"): model_analyzer_page,
     Path("optimizer/api/keywords.py"): keywords_module,
     Path("optimizer/model", SCHEMA_FILE.name): schema_text,
 }

@@ -1,4 +1,4 @@
-"""Every key of Model Analyzer 1.58 and how it is imported; ``docs/from-model-analyzer.md`` shows these tables."""
+"""Every key of Model Analyzer 1.58 and how it is imported; ``docs/reference-model-analyzer.md`` shows them."""
 
 from __future__ import annotations
 

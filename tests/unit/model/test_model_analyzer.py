@@ -13,7 +13,7 @@ import pytest
 from optimizer.cli.run import main, read_run_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Hardware
-from optimizer.model.model_analyzer.keys import NESTED_KEYS, SECTIONS, KeyTable
+from optimizer.model.model_analyzer.keys import SECTIONS
 from optimizer.model.model_analyzer.reader import (
     ModelAnalyzerImport,
     build_profile,
@@ -852,23 +852,6 @@ def test_too_many_combinations_are_refused() -> None:
 
 
 # -- the page ---------------------------------------------------------------------------------------------------
-
-
-def table(keys: KeyTable) -> str:
-    """Return the rows of a table; keys with the same description share a row."""
-    rows: dict[str, list[str]] = {}
-    for name, key in keys.items():
-        rows.setdefault(str(key), []).append(f"`{name}`" if " " not in name else name)
-    return "".join(f"| {', '.join(names)} | {text} |\n" for text, names in rows.items())
-
-
-def test_the_page_has_every_key() -> None:
-    page = PAGE.read_text()
-    for section, keys in SECTIONS.items():
-        table_of_section = f"### {section}\n\n| key | how tune imports it |\n| :-- | :-- |\n{table(keys)}"
-        assert table_of_section in page, table_of_section
-    assert page.count("| key |") == len(SECTIONS)
-    assert str(NESTED_KEYS) in page
 
 
 def test_the_commands_of_the_page_can_be_given(folder: Path) -> None:
