@@ -226,7 +226,7 @@ class RateServer:
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         spread_limit = MAX_SPREAD if seconds is None else math.inf
-        return self._measure(endpoint, load, seconds or self.planner._seconds(load), spread_limit, 1)[0]
+        return self._measure(endpoint, load, seconds or self.planner.default_seconds(load), spread_limit, 1)[0]
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         return self._measure(endpoint, load, seconds * count, math.inf, count)

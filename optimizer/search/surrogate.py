@@ -66,7 +66,9 @@ class Surrogate:
         if not running:
             return self
         surrogate = copy.copy(self)
-        surrogate._posteriors = [(weight, posterior.with_running(running)) for weight, posterior in self._posteriors]
+        surrogate.weighted_posteriors = [
+            (weight, posterior.with_running(running)) for weight, posterior in self.weighted_posteriors
+        ]
         return surrogate
 
     @property
@@ -111,7 +113,7 @@ class Surrogate:
         """
         if not loads:
             return np.zeros(0)
-        weights, posteriors = zip(*self._posteriors[:samples], strict=True)
+        weights, posteriors = zip(*self.weighted_posteriors[:samples], strict=True)
         improvements = [posterior.improvements(loads) for posterior in posteriors]
         return np.asarray(self._success_probabilities(loads) * np.average(improvements, axis=0, weights=weights))
 
@@ -133,11 +135,11 @@ class Surrogate:
         deployment; None for the median speed of the run. ``log_noise`` are the standard deviations of the logarithms
         of throughput and of the ratio between binding and mean latency; None estimates them.
         """
-        components = [component for _, model in self._posteriors for component in model.posteriors(loads)]
+        components = [component for _, model in self.weighted_posteriors for component in model.posteriors(loads)]
         weights = np.concatenate(
-            [weight * np.array(model.error_model.probabilities) for weight, model in self._posteriors]
+            [weight * np.array(model.error_model.probabilities) for weight, model in self.weighted_posteriors]
         )
-        noise = np.concatenate([model.error_model.measurement_noise() for _, model in self._posteriors])
+        noise = np.concatenate([model.error_model.measurement_noise() for _, model in self.weighted_posteriors])
         if log_noise is not None:
             noise = np.broadcast_to(np.array(log_noise), (len(noise), 2))
         speed = self._inputs.speed
@@ -164,18 +166,18 @@ class Surrogate:
         return np.concatenate(
             [
                 posterior.samples(loads, for_each * round(weight * SAMPLES), rng)
-                for weight, posterior in self._posteriors
+                for weight, posterior in self.weighted_posteriors
             ]
         )
 
     def probability_within_bounds(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the probability [loads] that all latency bounds are met."""
         return np.asarray(
-            sum(weight * posterior.probability_within_bounds(loads) for weight, posterior in self._posteriors)
+            sum(weight * posterior.probability_within_bounds(loads) for weight, posterior in self.weighted_posteriors)
         )
 
     @functools.cached_property
-    def _posteriors(self) -> list[tuple[float, SimulatedPosterior]]:
+    def weighted_posteriors(self) -> list[tuple[float, SimulatedPosterior]]:
         """The probability and the posterior of each sample, the most probable one first.
 
         Samples of the server model are resampled by the likelihood of the measurements (systematic resampling,

@@ -128,7 +128,7 @@ CREATED_BY, CLAIMED_BY = "tritune:created_by", "tritune:claimed_by"
 HEARTBEATS = ("record_heartbeat", "_get_stale_trial_ids")  # methods that only a database storage has
 # Each is one transaction that can be repeated: a read, an upsert, or an insert whose duplicate Optuna ignores.
 # A repeated create_new_study may report a duplicate, which create_study(load_if_exists=True) expects.
-_REPEATABLE = (
+REPEATABLE_METHODS = (
     *("create_new_study", "set_study_user_attr", "set_study_system_attr"),
     *("get_study_id_from_name", "get_study_name_from_id", "get_study_directions", "get_all_studies"),
     *("get_study_user_attrs", "get_study_system_attrs"),
@@ -216,7 +216,7 @@ def _repeatable(name: str) -> Callable[..., Any]:
     return repeated
 
 
-for _name in _REPEATABLE:
+for _name in REPEATABLE_METHODS:
     setattr(RetryingStorage, _name, _repeatable(_name))
 
 

@@ -138,7 +138,7 @@ def make_storage(storage: str, sharing: StudySharing | None = None) -> BaseStora
         dialect = f"{dialect}+{DRIVERS[dialect][0]}"  # SQLAlchemy's default for the plain name is another driver
     kind, _, driver = dialect.partition("+")
     url = f"{dialect}://{storage.partition('://')[2]}"
-    engine: dict[str, Any] = {"connect_args": _connect_arguments(kind, driver, url)}
+    engine: dict[str, Any] = {"connect_args": connect_arguments(kind, driver, url)}
     if kind in DRIVERS:
         engine["pool_pre_ping"] = True  # replaces a connection that was lost since its last use
     policy = sharing.retry if sharing else RetryPolicy()
@@ -159,7 +159,7 @@ def make_storage(storage: str, sharing: StudySharing | None = None) -> BaseStora
     return policy.run(lambda _: _create_tables(create), is_dropped, redact(storage))
 
 
-def _connect_arguments(kind: str, driver: str, url: str) -> dict[str, int]:
+def connect_arguments(kind: str, driver: str, url: str) -> dict[str, int]:
     """Return the timeouts of a connection, without those that the URL sets."""
     timeouts = {"timeout": LOCK_SECONDS} if kind == "sqlite" else {}
     if kind in DRIVERS:

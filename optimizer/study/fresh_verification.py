@@ -58,7 +58,7 @@ def verify_fresh(
     other_runs = environment.other_runs()
     task = environment.make_task()
     problem = task.problem
-    trials = _read_trials(run, task, has_same_files=options.target != "remote")
+    trials = read_comparable_trials(run, task, has_same_files=options.target != "remote")
     before = assess(trials, problem, task.baseline, task.dynamic_batching).recommended
     if before is None:
         raise nothing_recommended(read_run(run.path), "verify")
@@ -112,7 +112,7 @@ def repetition_of(run: RunFolder, options: RunOptions, seconds: float) -> Repeti
     )
 
 
-def _read_trials(run: RunFolder, task: Task, *, has_same_files: bool) -> list[Trial]:
+def read_comparable_trials(run: RunFolder, task: Task, *, has_same_files: bool) -> list[Trial]:
     """Return the trials of ``run``. Raises BadInputError if it had another SLA or model than ``task`` has.
 
     ``has_same_files`` is False for a remote server, which has files of its own: the model is then not compared.

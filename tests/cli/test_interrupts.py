@@ -86,25 +86,22 @@ def test_after_the_first_interrupt_only_a_second_ctrl_c_interrupts() -> None:
     assert output_of(program) == "not interrupted\ninterrupted\n"
 
 
-def test_code_in_a_deferred_block_runs_to_its_end() -> None:
+@pytest.mark.parametrize(("first", "shown"), [("press()", "put back\nthen True\n"), ("pass", "put back\n")])
+def test_code_in_a_deferred_block_runs_to_its_end(first: str, shown: str) -> None:
     """The protected code runs longer than the interval after which an interrupt is repeated."""
-    program = """
-        def put_back():
-            with interrupts.deferred():
-                press(signal.SIGTERM), time.sleep(interrupts.REPEAT_SECONDS + 0.1), print("put back")
-        for first in (press, lambda: None):
+    program = f"""
+        try:
             try:
-                try:
-                    first()
-                finally:
-                    put_back()
-                    print("then", interrupts._pending)
-            except KeyboardInterrupt:
-                print("caught")
-                interrupts._pending = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                {first}
+            finally:
+                with interrupts.deferred():
+                    press(signal.SIGTERM), time.sleep(interrupts.REPEAT_SECONDS + 0.1), print("put back")
+                print("then", interrupts.is_pending())
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+            print("caught")
     """
-    assert output_of(program) == "put back\nthen True\ncaught\nput back\ncaught\n"
+    assert output_of(program) == f"{shown}caught\n"
 
 
 def test_a_server_that_ends_slowly_is_stopped_and_its_folder_removed(tmp_path: Path) -> None:

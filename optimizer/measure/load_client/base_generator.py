@@ -166,7 +166,7 @@ class LoadClientGenerator:
         """
         if seconds is not None:
             return self._measure(endpoint, load, seconds, math.inf)[0]
-        seconds = self._seconds(load)
+        seconds = self.default_seconds(load)
         if self.repeat:
             with contextlib.suppress(LateError):
                 return self._measure(endpoint, load, seconds, MAX_SPREAD)[0]
@@ -212,8 +212,8 @@ class LoadClientGenerator:
         """The duration of the longest measurement in which no request may be answered."""
         return MIN_WINDOWS * longest_window_ms(self.latency_bound_ms) / 1000
 
-    def _seconds(self, load: LoadPoint) -> float:
-        """Return the duration of a measurement."""
+    def default_seconds(self, load: LoadPoint) -> float:
+        """Return the duration of a measurement whose caller gives none."""
         raise NotImplementedError
 
     def _measure(

@@ -65,7 +65,7 @@ class OpenLoopGenerator(LoadClientGenerator):
             return None
         return super().warm_up(endpoint, load)
 
-    def _seconds(self, load: LoadPoint) -> float:
+    def default_seconds(self, load: LoadPoint) -> float:
         """Return the duration of a measurement with REQUESTS_PER_WINDOW requests per window and model, or more.
 
         At a low rate there are fewer, because the search needs time for other configurations too.
@@ -160,7 +160,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
         """Do nothing, because the lead-in of each load warms the server up without another start of the client."""
         return None
 
-    def _seconds(self, load: LoadPoint) -> float:
+    def default_seconds(self, load: LoadPoint) -> float:
         return MIN_WINDOWS * WINDOW_STRETCH * self.window_ms / 1000
 
     def _measure(

@@ -110,7 +110,7 @@ def test_the_noise_of_a_measurement_is_that_of_a_usual_one_at_the_estimated_scal
 def test_the_mean_and_the_deviation_of_samples_are_those_of_the_posterior() -> None:
     surrogate = fit_surrogate(PROBLEM, BEFORE)
     cells = [(Candidate(8, True), 2), (Candidate(8, True), 3), (BATCHED, 16), (Candidate(1, instance_count=2), 8)]
-    for _, posterior in surrogate._posteriors:
+    for _, posterior in surrogate.weighted_posteriors:
         samples = posterior.samples(cells, 4000, np.random.default_rng(0))
         (expected,) = posterior.posteriors(cells)
         assert samples.mean(axis=0)[:, 0] == pytest.approx(expected.mean[:, 0])

@@ -22,7 +22,7 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import EnvironmentFault
 from optimizer.store import optuna_storage
 from optimizer.store.optuna_storage import is_retryable
-from optimizer.store.optuna_study import _connect_arguments, open_study
+from optimizer.store.optuna_study import connect_arguments, open_study
 
 ROOT = Path(__file__).parents[3]
 OPTUNA_MAJOR_VERSION = "5"  # whose private API optuna_storage is written for; check that module before raising it
@@ -34,7 +34,7 @@ def test_the_private_api_is_that_of_the_supported_version(tmp_path: Path) -> Non
     supported = f"optuna>={OPTUNA_MAJOR_VERSION}.0,<{int(OPTUNA_MAJOR_VERSION) + 1}"
     assert f'"{supported}"' in (ROOT / "pyproject.toml").read_text()
     for name in (
-        *optuna_storage._REPEATABLE,
+        *optuna_storage.REPEATABLE_METHODS,
         "_create_new_trial",
         "_get_prepared_new_trial",
         "_set_trial_attr_without_commit",
@@ -130,10 +130,9 @@ def test_a_database_on_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> 
 
 
 def test_timeouts_of_the_url_take_precedence() -> None:
-    assert _connect_arguments("sqlite", "", "sqlite:///x.db") == {"timeout": 10}
-    assert _connect_arguments("sqlite", "", "sqlite:///x.db?timeout=1") == {}
-    connect_arguments = _connect_arguments("postgresql", "psycopg", "postgresql+psycopg://h/db?keepalives_idle=3")
-    assert connect_arguments["connect_timeout"] == 10
-    assert connect_arguments["tcp_user_timeout"] == 20_000
-    assert "keepalives_idle" not in connect_arguments
-    assert _connect_arguments("postgresql", "pg8000", "postgresql+pg8000://h/db") == {"connect_timeout": 10}
+    assert connect_arguments("sqlite", "", "sqlite:///x.db") == {"timeout": 10}
+    assert connect_arguments("sqlite", "", "sqlite:///x.db?timeout=1") == {}
+    of_psycopg = connect_arguments("postgresql", "psycopg", "postgresql+psycopg://h/db?keepalives_idle=3")
+    assert (of_psycopg["connect_timeout"], of_psycopg["tcp_user_timeout"]) == (10, 20_000)
+    assert "keepalives_idle" not in of_psycopg
+    assert connect_arguments("postgresql", "pg8000", "postgresql+pg8000://h/db") == {"connect_timeout": 10}

@@ -17,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.fresh_verification import _read_trials, repetition_of
+from optimizer.study.fresh_verification import read_comparable_trials, repetition_of
 from optimizer.study.task import Task
 from tests.run_folders import CANDIDATE, write_run
 
@@ -80,4 +80,4 @@ def test_a_row_that_was_edited_to_lack_a_model_under_load_is_refused(tmp_path: P
     problem = replace(read_run(folder).problem, concurrent=(ConcurrentModel("second", 1.0, CANDIDATE),))
     task = cast("Task", SimpleNamespace(problem=problem, source=SimpleNamespace(name="m")))
     with pytest.raises(BadInputError, match=r"trials\.csv:2: by_model: lacks values of second"):
-        _read_trials(RunFolder(folder), task, has_same_files=False)
+        read_comparable_trials(RunFolder(folder), task, has_same_files=False)

@@ -189,7 +189,7 @@ def test_each_model_has_an_open_loop_of_its_own(folder: RunFolder) -> None:
 def test_windows_at_a_low_rate_have_fewer_requests(folder: RunFolder, rate: float, requests: int) -> None:
     """180 requests take 36 s at 5 requests/s, and a run of three minutes would measure a configuration or two."""
     generator = OpenLoopGenerator(log=folder.path / "log", input_data=REQUESTS)
-    assert generator._seconds(LoadPoint(1, request_rate=rate)) == pytest.approx(MIN_WINDOWS * requests / rate)
+    assert generator.default_seconds(LoadPoint(1, request_rate=rate)) == pytest.approx(MIN_WINDOWS * requests / rate)
 
 
 def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
