@@ -9,10 +9,13 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
-from objectives.metrics import METRICS, Measurement
+from objectives.arrays import FloatArray
+from objectives.latency_sketch import count_over, sketch_latencies
+from objectives.metrics import METRICS, QUANTILES, Measurement
 from objectives.sla import Sla
 from optimizer.config.problem import Problem
 from optimizer.config.search_space import SearchSpace
@@ -123,6 +126,20 @@ def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Mea
         stable=stable,
         measure_seconds=0.01,
         reason="" if stable else "unstable: throughput between 1 and 2",
+    )
+
+
+def latency_window(latencies_ms: FloatArray, throughput: float, bound_ms: float) -> Measurement:
+    """Return a window whose requests have these latencies, with their quantiles, sketch and count over the bound."""
+    quantiles_ms: Any = {f"latency_{name}_ms": float(np.quantile(latencies_ms, at)) for name, at in QUANTILES.items()}
+    return Measurement(
+        throughput,
+        latency_avg_ms=float(latencies_ms.mean()),
+        **quantiles_ms,
+        requests=len(latencies_ms),
+        requests_over_ms=count_over(latencies_ms, [bound_ms]),
+        latency_sketch=sketch_latencies(latencies_ms),
+        stable=True,
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from objectives.arrays import FloatArray
-from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.problem import Problem
@@ -27,6 +26,7 @@ from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
+from tests.conftest import latency_window
 
 BASELINE = Candidate(max_batch_size=1)
 FAST, FASTER = (Candidate(max_batch_size=64, dynamic_batching=True, instance_count=n) for n in (1, 2))
@@ -34,7 +34,6 @@ SERVED = {BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0}  # requests per second 
 BOUND_MS = 20.0
 LOADS = {BASELINE: 3, FAST: 11, FASTER: 13}  # highest concurrency that meets the bound
 COMPARISONS = (BASELINE, FAST)
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 class RandomServer:
@@ -79,16 +78,7 @@ class RandomServer:
 
     def measured(self, latencies: FloatArray, served: float) -> Measurement:
         """Return the measurement of a window with these latencies in ms, of ``served`` requests per second."""
-        columns: Any = {f"latency_{name}_ms": float(np.quantile(latencies, q)) for name, q in QUANTILES.items()}
-        return Measurement(
-            served,
-            float(latencies.mean()),
-            **columns,
-            requests=len(latencies),
-            requests_over_ms=count_over(latencies, [BOUND_MS]),
-            latency_sketch=sketch_latencies(latencies),
-            stable=True,
-        )
+        return latency_window(latencies, served, BOUND_MS)
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:

@@ -1,3 +1,5 @@
+"""Test the judgement of a share of slow requests and of a mean, and the variance between servers that both need."""
+
 from __future__ import annotations
 
 import math
@@ -48,6 +50,11 @@ def counts(share: float, servers: int = 4, windows: int = 8, requests: int = 400
     return MissCounts(
         list(np.full(shape, float(requests))), list(np.full(shape, share * requests)), list(tail), slope, distance
     )
+
+
+def judged(measured: MissCounts, max_servers: int = LOOKS[0], spread: ServerSpread = SPREAD) -> ConstraintVerdict:
+    """Return the judgement on a permitted share of 5 %, in a test of at most ``max_servers`` servers."""
+    return judge_share(measured, 0.05, spread, SequentialTest(0.005, max_servers))
 
 
 def test_the_variance_between_servers_is_pooled_over_configurations() -> None:
@@ -130,7 +137,7 @@ def test_bursts_within_servers_hide_no_difference_between_servers() -> None:
     assert spread.variance**0.5 == pytest.approx(0.1, rel=0.2)
 
 
-def test_two_covariates_are_told_apart() -> None:
+def test_the_effects_of_the_speed_and_of_other_processes_are_separated() -> None:
     random = np.random.default_rng(0)
     speeds, shares = random.normal(0, 0.2, (2, 40)), random.uniform(0, 0.5, (2, 40))
     servers = 0.9 * speeds + 0.8 * shares + random.normal(0, 0.03, (2, 40))
@@ -232,37 +239,29 @@ def test_the_next_look_has_at_least_as_many_servers() -> None:
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.PASS), (0.02, Verdict.PASS), (0.3, Verdict.FAIL)])
 def test_a_clear_share_is_decided_at_the_first_look(share: float, verdict: Verdict) -> None:
-    assert judge_share(counts(share), 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is verdict
+    assert judged(counts(share)).verdict is verdict
 
 
 def test_an_undecided_share_is_promising_only_if_the_time_allows_servers() -> None:
     near = counts(0.036)
-    assert judge_share(near, 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is Verdict.UNDECIDED
-    assert not judge_share(near, 0.05, SPREAD, SequentialTest(0.005, 5)).is_promising
-    assert judge_share(near, 0.05, SPREAD, SequentialTest(0.005, 28)).is_promising
-    assert not judge_share(counts(0.05), 0.05, SPREAD, SequentialTest(0.005, 28)).is_promising
+    assert judged(near).verdict is Verdict.UNDECIDED
+    assert not judged(near, 5).is_promising
+    assert judged(near, 28).is_promising
+    assert not judged(counts(0.05), 28).is_promising
 
 
 def test_before_the_first_look_a_share_is_promising_if_a_look_may_pass() -> None:
     """A share of 4 % is too near to 5 % for 4 servers that differ, but not for 19. One of 20 % is over it."""
     differing = ServerSpread(0.2**2, 9.0)
     near, over = counts(0.04, servers=2), counts(0.2, servers=2)
-
-    def is_promising(measured: MissCounts, max_servers: int) -> bool:
-        return judge_share(measured, 0.05, differing, SequentialTest(0.005, max_servers)).is_promising
-
-    assert [is_promising(near, most) for most in (3, 4, 19)] == [False, False, True]
-    assert not is_promising(over, 28)
+    assert [judged(near, most, differing).is_promising for most in (3, 4, 19)] == [False, False, True]
+    assert not judged(over, 28, differing).is_promising
 
 
 def test_before_the_first_look_the_count_decides_where_the_distance_is_unknown() -> None:
     shares = (0.0, 0.04, 0.2)
     unknown = [replace(counts(share, servers=2), distance=-math.inf) for share in shares]
-    assert [judge_share(own, 0.05, SPREAD, SequentialTest(0.005, 9)).is_promising for own in unknown] == [
-        True,
-        True,
-        False,
-    ]
+    assert [judged(own, 9).is_promising for own in unknown] == [True, True, False]
 
 
 @pytest.mark.parametrize("servers", [2, 4])
@@ -284,11 +283,11 @@ def test_a_mean_far_over_its_bound_is_given_up_before_the_first_look() -> None:
     logs = [np.log([8.0, 8.2, 7.9, 8.1])] * 2
 
     def is_promising(bound: float, max_servers: int) -> bool:
-        judged = judge_mean(logs, math.log(bound), SPREAD, SequentialTest(0.005, max_servers), higher_is_better=False)
-        return judged.is_promising
+        test = SequentialTest(0.005, max_servers)
+        return judge_mean(logs, math.log(bound), SPREAD, test, higher_is_better=False).is_promising
 
-    judged = judge_mean(logs, math.log(20.0), SPREAD, SequentialTest(0.005, 4), higher_is_better=False)
-    assert (judged.verdict, judged.reason) == (Verdict.UNDECIDED, "2 of 4 fresh servers were measured")
+    first = judge_mean(logs, math.log(20.0), SPREAD, SequentialTest(0.005, 4), higher_is_better=False)
+    assert (first.verdict, first.reason) == (Verdict.UNDECIDED, "2 of 4 fresh servers were measured")
     assert is_promising(10.0, 4)
     assert not is_promising(10.0, 3), "the time allows no look"
     assert not is_promising(7.0, 28)
@@ -303,20 +302,17 @@ def test_before_the_first_look_a_mean_is_promising_if_that_look_could_pass_with_
     later = replace(SPREAD, degrees_of_freedom=SPREAD.degrees_of_freedom + LOOKS[0] - 2)
     _, high = mean_bounds([np.zeros(1)] * LOOKS[0], later, look_error(0.005, LOOKS[0]))
     bound = high - noise - nearer
-    judged = judge_mean(logs, bound, SPREAD, SequentialTest(0.005, LOOKS[0]), higher_is_better=False)
-    assert judged.is_promising is (nearer < 0)
+    verdict = judge_mean(logs, bound, SPREAD, SequentialTest(0.005, LOOKS[0]), higher_is_better=False)
+    assert verdict.is_promising is (nearer < 0)
 
 
 def test_servers_that_differ_pass_far_inside_the_bound() -> None:
     """The count of misses is 0 at both loads; only the latencies tell them apart."""
     differing = ServerSpread(0.2**2, 9.0)
     far, near = (replace(counts(0.0), distance=distance) for distance in (1.0, 0.1))
-    assert judge_share(far, 0.05, differing, SequentialTest(0.005, 4)).verdict is Verdict.PASS
-    assert judge_share(near, 0.05, differing, SequentialTest(0.005, 4)).verdict is Verdict.UNDECIDED
-    assert (
-        judge_share(replace(far, distance=math.nan), 0.05, differing, SequentialTest(0.005, 4)).verdict
-        is Verdict.UNDECIDED
-    )
+    assert judged(far, spread=differing).verdict is Verdict.PASS
+    assert judged(near, spread=differing).verdict is Verdict.UNDECIDED
+    assert judged(replace(far, distance=math.nan), spread=differing).verdict is Verdict.UNDECIDED
 
 
 def test_at_the_bound_a_pass_is_as_rare_as_planned() -> None:
@@ -331,10 +327,8 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned() -> None:
         spread = pool_server_spread([list(slowness + np.zeros(2)), *others])
         counted = list(misses.astype(np.float64))
         distance = sigma * float(special.ndtri(0.05) - special.ndtri(misses.mean() / 400))
-        judged = judge_share(
-            MissCounts(requests, counted, counted, 1 / sigma, distance), 0.05, spread, SequentialTest(0.1, 4)
-        )
-        passed += judged.verdict is Verdict.PASS
+        measured = MissCounts(requests, counted, counted, 1 / sigma, distance)
+        passed += judge_share(measured, 0.05, spread, SequentialTest(0.1, 4)).verdict is Verdict.PASS
     assert 0.005 < passed / runs < 0.065, "half of the error of 10 % is spent at the first look"
 
 
@@ -419,8 +413,8 @@ def test_a_mean_passes_as_often_as_planned_if_other_processes_slow_some_windows(
         spread = pool_server_spread(groups, (), shares)
         truth = np.log(slower) * float(np.mean(shares[0])) / 0.5
         for inside in passed:
-            judged = judge_mean(groups[0], truth + inside, spread, SequentialTest(0.1, 4), higher_is_better=False)
-            passed[inside] += judged.verdict is Verdict.PASS
+            verdict = judge_mean(groups[0], truth + inside, spread, SequentialTest(0.1, 4), higher_is_better=False)
+            passed[inside] += verdict.verdict is Verdict.PASS
     assert 0.005 < passed[0.0] / runs < 0.065, "half of the error of 10 % is spent at the first look"
     assert passed[0.1] / runs > 0.7
 
@@ -455,7 +449,7 @@ def test_a_pass_far_inside_the_bound_needs_enough_independent_requests(batches: 
     far = replace(counts(0.0), distance=1.0, tail=list(tail))
     effective = effective_requests(far, 0.05, share_spread(far, 0.05).variance)
     assert (effective > fewest_requests(0.05, 0.005)) is (verdict is Verdict.PASS)
-    assert judge_share(far, 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is verdict
+    assert judged(far).verdict is verdict
 
 
 def test_at_the_bound_a_pass_is_rare_if_a_gap_may_be_unseen() -> None:
@@ -467,23 +461,17 @@ def test_at_the_bound_a_pass_is_rare_if_a_gap_may_be_unseen() -> None:
         is_inside = misses.mean() / (16 * batches) <= 0.05
         distance = math.log(1.4) * (1 if is_inside else -1)
         counted = MissCounts(requests, list(misses), list(tail), MAX_SLOPE, distance)
-        passed += judge_share(counted, 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is Verdict.PASS
+        passed += judged(counted).verdict is Verdict.PASS
     assert passed / runs <= 0.01
 
 
 def test_a_gap_far_inside_the_bound_keeps_a_pass() -> None:
-    assert (
-        judge_share(replace(counts(0.01), distance=0.3, slope=0.6), 0.05, SPREAD, SequentialTest(0.005, 4)).verdict
-        is Verdict.PASS
-    )
+    assert judged(replace(counts(0.01), distance=0.3, slope=0.6)).verdict is Verdict.PASS
 
 
 def test_a_verdict_between_two_looks_has_the_error_of_the_next_look() -> None:
     """A look that was not planned must not have a larger error than the next planned one."""
-    highs = [
-        judge_share(counts(0.02, servers), 0.05, SPREAD, SequentialTest(0.005, 28)).high
-        for servers in (LOOKS[1] - 1, LOOKS[1])
-    ]
+    highs = [judged(counts(0.02, servers), 28).high for servers in (LOOKS[1] - 1, LOOKS[1])]
     near = counts(0.02, LOOKS[1] - 1)
     effective = effective_requests(near, 0.05, latency_variance(near, SPREAD))
     sample = effective, SPREAD.degrees_of_freedom, look_error(0.005, LOOKS[1])

@@ -11,60 +11,67 @@ import pytest
 
 from objectives.confidence import UNSERVED_EXCESS, SequentialTest, fewest_requests
 from objectives.intervals import gain_ratio, throughput_interval
-from objectives.latency_sketch import count_over, sketch_latencies
+from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import server_spreads
 from objectives.sla import DEFAULT_CONFIDENCE, Sla, Verdict
 from objectives.verdict import SlaVerdict, count_misses, judge_sla
+from tests.conftest import latency_window
 
 BOUND_MS = 20.0
 SLA = Sla.from_bounds({"p95": BOUND_MS, "error-rate": 0.5})
 
 
-def window(rng: np.random.Generator, failed: int, served_requests: int = 2000, speed: float = 1.0) -> Measurement:
-    latencies_ms = speed * rng.gamma(9.0, 1.0, served_requests)
-    return Measurement(
-        served_requests / 0.5,
-        latency_p50_ms=float(np.quantile(latencies_ms, 0.5)),
-        latency_p95_ms=float(np.quantile(latencies_ms, 0.95)),
-        requests=served_requests,
-        rejected_requests=failed,
-        timed_out_requests=0,
-        failed_requests=0,
-        stable=True,
-        requests_over_ms=count_over(latencies_ms, [BOUND_MS]),
-        latency_sketch=sketch_latencies(latencies_ms),
-    )
+def window(rng: np.random.Generator, failed: int) -> Measurement:
+    """Return a window of half a second in which 2,000 requests are served; hardly any takes more than BOUND_MS."""
+    served = latency_window(rng.gamma(9.0, 1.0, 2000), 4000.0, BOUND_MS)
+    return replace(served, rejected_requests=failed, timed_out_requests=0, failed_requests=0)
 
 
-def judge(failed: Sequence[int], sla: Sla = SLA, windows: int = 8) -> SlaVerdict:
-    rng = np.random.default_rng(0)
-    servers = [[window(rng, count) for _ in range(windows)] for count in failed]
+SERVED = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
+NOTHING_SERVED = Measurement(
+    0.0,
+    goodput_infer_per_sec=0.0,
+    requests=0,
+    rejected_requests=9,
+    timed_out_requests=0,
+    failed_requests=0,
+    stable=True,
+)
+
+
+def judged(servers: list[list[Measurement]], sla: Sla = SLA) -> SlaVerdict:
     return judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), SequentialTest(0.01, 9))
 
 
+def judge(failed: Sequence[int], sla: Sla = SLA, windows: int = 8) -> SlaVerdict:
+    """Return the verdict on servers with these numbers of failed requests in each of their windows."""
+    rng = np.random.default_rng(0)
+    return judged([[window(rng, count) for _ in range(windows)] for count in failed], sla)
+
+
 def test_no_failures_in_many_requests_pass() -> None:
-    judged = judge([0] * 6)
-    assert judged.verdict is Verdict.PASS
+    verdict = judge([0] * 6)
+    assert verdict.verdict is Verdict.PASS
     between = 3 * (0.4 * 0.005) ** 2 / (3 + 5)  # the prior, since the servers are equal
     expected = 6 * 0.005 * 0.995 / (between + 0.005 * 0.995 / (8 * 2000))
-    assert judged.effective_by_metric["error-rate"] == pytest.approx(expected)
+    assert verdict.effective_by_metric["error-rate"] == pytest.approx(expected)
 
 
 def test_many_failures_fail_with_the_interval() -> None:
-    judged = judge([100] * 6)
-    assert judged.verdict is Verdict.FAIL
-    assert judged.reason.startswith("error-rate <= 0.5 %: ")
-    assert "of the requests fail (allowed: 0.5 %)" in judged.reason
-    assert judged.excess > 0
+    verdict = judge([100] * 6)
+    assert verdict.verdict is Verdict.FAIL
+    assert verdict.reason.startswith("error-rate <= 0.5 %: ")
+    assert "of the requests fail (allowed: 0.5 %)" in verdict.reason
+    assert verdict.excess > 0
 
 
 def test_a_share_at_the_bound_is_undecided() -> None:
-    judged = judge([10] * 6)
-    assert judged.verdict is Verdict.UNDECIDED
-    assert "are needed" not in judged.reason, "the requests are enough"
+    verdict = judge([10] * 6)
+    assert verdict.verdict is Verdict.UNDECIDED
+    assert "are needed" not in verdict.reason, "the requests are enough"
 
 
 def test_the_interval_contains_the_share_of_all_requests() -> None:
@@ -77,9 +84,9 @@ def test_the_interval_contains_the_share_of_all_requests() -> None:
 
 
 def test_few_requests_do_not_prove_a_small_rate() -> None:
-    judged = judge([0] * 4, Sla.from_bounds({"error-rate": 0.001}), windows=2)
-    assert judged.verdict is Verdict.UNDECIDED
-    assert judged.reason.endswith(f"at least {fewest_requests(1e-5, 0.01):,} are needed")
+    verdict = judge([0] * 4, Sla.from_bounds({"error-rate": 0.001}), windows=2)
+    assert verdict.verdict is Verdict.UNDECIDED
+    assert verdict.reason.endswith(f"at least {fewest_requests(1e-5, 0.01):,} are needed")
     assert "are needed" not in judge([0] * 3, Sla.from_bounds({"error-rate": 0.001}), windows=2).reason
 
 
@@ -89,13 +96,11 @@ def test_servers_that_differ_carry_less_information() -> None:
 
 
 def test_uncounted_failures_are_undecided() -> None:
-    rng = np.random.default_rng(0)
-    plain = replace(window(rng, 0), rejected_requests=None, timed_out_requests=None, failed_requests=None)
-    servers = [[plain] * 8] * 6
-    judged = judge_sla(servers, SLA, server_spreads([servers], SLA.bounded_latencies), SequentialTest(0.01))
-    assert judged.verdict is Verdict.UNDECIDED
-    assert pool_measurements(servers[0]).errors is None
-    assert "failed requests were not counted" in judged.reason
+    plain = replace(SERVED, rejected_requests=None, timed_out_requests=None, failed_requests=None)
+    verdict = judged([[plain] * 8] * 6)
+    assert verdict.verdict is Verdict.UNDECIDED
+    assert pool_measurements([plain] * 8).errors is None
+    assert "failed requests were not counted" in verdict.reason
 
 
 def test_failed_requests_are_late() -> None:
@@ -112,9 +117,9 @@ def test_failed_requests_are_late() -> None:
 
 def test_a_bound_that_failed_requests_nearly_miss_is_undecided() -> None:
     """4.8 % fail, and the others are far inside the bound. More than 5 % may fail on the next server."""
-    judged = judge([101] * 6, Sla.from_bounds({"p95": 30.0}))
-    assert judged.verdict is Verdict.UNDECIDED
-    assert judged.slow_share.high > 0.05
+    verdict = judge([101] * 6, Sla.from_bounds({"p95": 30.0}))
+    assert verdict.verdict is Verdict.UNDECIDED
+    assert verdict.slow_share.high > 0.05
 
 
 @pytest.mark.parametrize("differing", [0.1, 0.3, 0.5])
@@ -133,9 +138,9 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned_if_servers_differ(differing: 
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_a_share_far_inside_passes_on_the_first_servers(failed: int) -> None:
     measured = [[counted(failed)] * 8] * 4
-    judged = judge_sla(measured, Sla.from_bounds({"error-rate": 1.0}), {}, SequentialTest(0.005))
-    assert judged.verdict is Verdict.PASS
-    assert judged.excess < 0, "a higher load may be tested"
+    verdict = judge_sla(measured, Sla.from_bounds({"error-rate": 1.0}), {}, SequentialTest(0.005))
+    assert verdict.verdict is Verdict.PASS
+    assert verdict.excess < 0, "a higher load may be tested"
 
 
 def counted(failed: int) -> Measurement:
@@ -165,44 +170,27 @@ def test_pooled_windows_have_all_failures() -> None:
     assert (pooled.requests, pooled.rejected_requests, pooled.timed_out_requests, pooled.errors) == (4000, 8, 0, 8)
 
 
-NOTHING_SERVED = Measurement(
-    0.0,
-    goodput_infer_per_sec=0.0,
-    requests=0,
-    rejected_requests=9,
-    timed_out_requests=0,
-    failed_requests=0,
-    stable=True,
-)
-
-
 def test_windows_that_served_nothing_lower_the_throughput() -> None:
-    served_window = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
     sla = Sla.from_bounds({"throughput": 90.0})
-    test = SequentialTest(0.01, 9)
-    half = [[served_window, NOTHING_SERVED] * 4] * 6
+    half = [[SERVED, NOTHING_SERVED] * 4] * 6
     spreads = server_spreads([half], sla.bounded_latencies)
-    assert judge_sla([[served_window] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
-    assert judge_sla(half, sla, spreads, test).verdict is Verdict.FAIL
+    assert judge_sla([[SERVED] * 8] * 6, sla, spreads, SequentialTest(0.01, 9)).verdict is Verdict.PASS
+    assert judged(half, sla).verdict is Verdict.FAIL
     interval = throughput_interval(half, spreads["throughput"], DEFAULT_CONFIDENCE)
     assert interval.low < 50 < interval.high < 90
-    ratio = gain_ratio(half, [[served_window] * 8] * 6, "throughput", spreads["throughput"], DEFAULT_CONFIDENCE)
+    ratio = gain_ratio(half, [[SERVED] * 8] * 6, "throughput", spreads["throughput"], DEFAULT_CONFIDENCE)
     assert ratio is not None
     assert ratio.estimate == pytest.approx(0.5)
 
 
 def test_a_throughput_far_below_its_bound_lacks_throughput_unless_a_server_served_nothing() -> None:
     """A lower load serves even less; only a server that served nothing may serve more there."""
-    served_window = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
-    sla, test = Sla.from_bounds({"throughput": 300.0}), SequentialTest(0.01, 9)
-
-    def lacks_throughput(servers: list[list[Measurement]]) -> bool:
-        judged = judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), test)
-        assert judged.verdict is Verdict.FAIL
-        return judged.lacks_throughput
-
-    assert lacks_throughput([[served_window] * 8] * 6)
-    assert not lacks_throughput([[served_window] * 8] * 5 + [[NOTHING_SERVED] * 8])
+    sla = Sla.from_bounds({"throughput": 300.0})
+    all_serve, one_does_not = (
+        judged(servers, sla) for servers in ([[SERVED] * 8] * 6, [[SERVED] * 8] * 5 + [[NOTHING_SERVED] * 8])
+    )
+    assert (all_serve.verdict, all_serve.lacks_throughput) == (Verdict.FAIL, True)
+    assert (one_does_not.verdict, one_does_not.lacks_throughput) == (Verdict.FAIL, False)
 
 
 @pytest.mark.parametrize(
@@ -219,12 +207,11 @@ def test_a_throughput_fails_only_if_its_interval_is_below_the_bound(
     bound: float, count: int, unserved: int, verdict: Verdict
 ) -> None:
     """A server that served nothing is no PASS, but the mean over servers may still meet the bound."""
-    served_window = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
     sla = Sla.from_bounds({"throughput": bound})
-    servers = [[served_window] * 8] * (count - unserved) + [[NOTHING_SERVED] * 8] * unserved
+    servers = [[SERVED] * 8] * (count - unserved) + [[NOTHING_SERVED] * 8] * unserved
+    result = judged(servers, sla)
+    assert (result.verdict, result.excess, result.is_promising) == (verdict, UNSERVED_EXCESS, False)
     spreads = server_spreads([servers], sla.bounded_latencies)
-    judged = judge_sla(servers, sla, spreads, SequentialTest(0.01, 9))
-    assert (judged.verdict, judged.excess, judged.is_promising) == (verdict, UNSERVED_EXCESS, False)
     interval = throughput_interval(servers, spreads["throughput"], DEFAULT_CONFIDENCE)
     assert interval.low == 0
     assert interval.high < bound or verdict is Verdict.UNDECIDED
@@ -232,31 +219,25 @@ def test_a_throughput_fails_only_if_its_interval_is_below_the_bound(
 
 
 def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:
-    served_window = replace(window(np.random.default_rng(0), 0), latency_avg_ms=9.0)
     sla = Sla.from_bounds({"avg": 20.0})
-    test = SequentialTest(0.01, 9)
-    servers = [[served_window] * 7 + [NOTHING_SERVED]] * 6
-    spreads = server_spreads([servers], sla.bounded_latencies)
-    assert judge_sla([[served_window] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
-    judged = judge_sla(servers, sla, spreads, test)
-    assert judged.verdict is Verdict.UNDECIDED
-    assert "no request was served in 6 of 48 windows" in judged.reason
-    assert not judged.is_promising
-    assert judged.excess > 0, "a lower load is tested"
+    assert judged([[SERVED] * 8] * 6, sla).verdict is Verdict.PASS
+    verdict = judged([[SERVED] * 7 + [NOTHING_SERVED]] * 6, sla)
+    assert verdict.verdict is Verdict.UNDECIDED
+    assert "no request was served in 6 of 48 windows" in verdict.reason
+    assert not verdict.is_promising
+    assert verdict.excess > 0, "a lower load is tested"
 
 
 def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
     """The client stopped early, so that unanswered requests are not among the failed ones."""
-    overloaded_window = replace(window(np.random.default_rng(0), 0), overloaded=True, stable=False)
+    overloaded = replace(SERVED, overloaded=True, stable=False)
     sla = Sla.from_bounds({"error-rate": 0.5})
     for count, verdict in ((LOOKS[0], Verdict.FAIL), (LOOKS[0] - 1, Verdict.UNDECIDED)):
-        servers = [[overloaded_window] * 8] * count
-        judged = judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), SequentialTest(0.01, 9))
-        assert judged.verdict is verdict
-        assert "the server was overloaded, and requests stayed unanswered" in judged.reason
-        assert not judged.is_promising
-        partly = [[*[window(np.random.default_rng(0), 0)] * 7, overloaded_window]] * count
-        assert judge_sla(partly, sla, {}, SequentialTest(0.01, 9)).verdict is verdict
+        result = judged([[overloaded] * 8] * count, sla)
+        assert result.verdict is verdict
+        assert "the server was overloaded, and requests stayed unanswered" in result.reason
+        assert not result.is_promising
+        assert judged([[*[SERVED] * 7, overloaded]] * count, sla).verdict is verdict
 
 
 def test_a_window_that_served_nothing_keeps_the_percentiles_of_the_others() -> None:

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from objectives import latency_sketch
 from objectives.agreement import ServerPair, compare_load_generators
+from objectives.arrays import FloatArray
 from objectives.confidence import SequentialTest, clopper_pearson_bounds, fewest_requests
-from objectives.latency_sketch import RELATIVE_ACCURACY, count_over, sketch_latencies
+from objectives.latency_sketch import RELATIVE_ACCURACY, sketch_latencies
 from objectives.metrics import METRICS, QUANTILES, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.quantiles import parse_percentile, quantile_at
 from objectives.server_spread import server_spreads
 from objectives.sla import DEFAULT_CONFIDENCE, Sla, Verdict
 from objectives.verdict import judge_sla, needed_requests
+from tests.conftest import latency_window
 
 BOUND_MS = 30.0
 SLA = Sla.from_bounds({"p99.9": BOUND_MS})
 
 
-def window(latencies_ms: np.ndarray[Any, Any], speed_ms: float = 1.0) -> Measurement:
-    quantiles: Any = {f"latency_{name}_ms": float(np.quantile(latencies_ms, at)) for name, at in QUANTILES.items()}
-    return Measurement(
-        len(latencies_ms) / speed_ms,
-        requests=len(latencies_ms),
-        stable=True,
-        requests_over_ms=count_over(latencies_ms, [BOUND_MS]),
-        latency_sketch=sketch_latencies(latencies_ms),
-        **quantiles,
-    )
+def window(latencies_ms: FloatArray) -> Measurement:
+    return latency_window(latencies_ms, 1000.0, BOUND_MS)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from objectives.intervals import (
     order_statistic_levels,
     throughput_interval,
 )
-from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.model_stats import to_text
 from objectives.pooled_windows import pool_measurements
@@ -41,6 +40,7 @@ from objectives.verdict import (
     is_overloaded,
     judge_sla,
 )
+from tests.conftest import latency_window
 
 BOUND_MS = 20.0
 ERROR = SequentialTest(0.01, 28)
@@ -55,20 +55,8 @@ def window(middle_ms: float, seed: int, throughput: float = 1000.0, *, sketched:
 
 
 def measured_window(latencies_ms: FloatArray, throughput: float = 1000.0, *, sketched: bool) -> Measurement:
-    levels = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-    quantiles_ms: Any = {f"latency_{name}_ms": float(np.quantile(latencies_ms, at)) for name, at in levels.items()}
-    measured = Measurement(
-        throughput,
-        float(latencies_ms.mean()),
-        **quantiles_ms,
-        requests=len(latencies_ms),
-        stable=True,
-    )
-    if not sketched:
-        return measured
-    return replace(
-        measured, requests_over_ms=count_over(latencies_ms, [BOUND_MS]), latency_sketch=sketch_latencies(latencies_ms)
-    )
+    measured = latency_window(latencies_ms, throughput, BOUND_MS)
+    return measured if sketched else replace(measured, requests_over_ms="", latency_sketch="")
 
 
 def servers(middle_ms: float, count: int = LOOKS[0], *, sketched: bool = True) -> list[list[Measurement]]:
