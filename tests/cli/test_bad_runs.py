@@ -57,7 +57,11 @@ def test_resuming_a_folder_without_run_json_is_refused(called_tune: Tune, sandbo
 
 
 REFUSED_RUNS = {
-    "a model argument": (record(), "--resume run mlp", ("--resume run", "'mlp'", "out")),
+    "a model argument": (
+        record(),
+        "--resume run mlp",
+        ("--resume run: the run has its own model; leave 'mlp' out",),
+    ),
     "different settings": (
         record(),
         "--resume run --sla-p95 5ms --seed 3 --budget 5m",
@@ -105,7 +109,11 @@ REFUSED_RUNS = {
         "--resume run",
         ("--resume run: run.json was not written by your tune", "add run"),
     ),
-    "another model for a test": (record(), "verify run mlp", ("verify run", "'mlp'", "out")),
+    "another model for a test": (
+        record(),
+        "verify run mlp",
+        ("verify run: the run has its own model; leave 'mlp' out",),
+    ),
     "a redacted password": (
         record(storage="postgresql://u:***@host/db"),
         "--resume run",

@@ -68,6 +68,12 @@ def test_help_and_wrong_flags_import_no_slow_package() -> None:
     assert SLOW_TO_IMPORT & modules == set()
 
 
+def test_the_version_imports_nothing_of_a_run() -> None:
+    shown, _, modules = imported_by(["--version"])
+    assert shown.startswith("tritune ")
+    assert {"yaml", "optimizer.cli.run", "optimizer.options", *SLOW_TO_IMPORT} & modules == set()
+
+
 def test_a_model_is_checked_before_the_packages_of_a_run_are_imported(tmp_path: Path) -> None:
     """They take longer than the check, and the user waits for its answer."""
     model = doubler()
@@ -81,7 +87,7 @@ def test_a_model_is_checked_before_the_packages_of_a_run_are_imported(tmp_path: 
 
 
 def imported_by(*commands: Sequence[str]) -> tuple[str, list[str], set[str]]:
-    """Return the output of these commands in one process, their lines of error, and the packages it has imported."""
+    """Return the output of these commands in one process, their lines of error, and the modules it has imported."""
     code = (
         "import contextlib, json, sys\n"
         "from optimizer.cli.start import main\n"
@@ -89,7 +95,7 @@ def imported_by(*commands: Sequence[str]) -> tuple[str, list[str], set[str]]:
         "    sys.argv = ['tune', *words]\n"
         "    with contextlib.suppress(SystemExit):\n"
         "        main()\n"
-        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)\n"
+        "print(*sys.modules, file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", code, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

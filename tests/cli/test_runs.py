@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -69,22 +68,6 @@ def test_the_version_is_printed(tune: Tune) -> None:
 def test_the_version_of_a_package_that_is_not_installed_is_unknown() -> None:
     line = "no-such-package of an unknown version: the package is not installed (pip install .)"
     assert version_line("no-such-package") == line
-
-
-def test_the_version_imports_no_slow_package() -> None:
-    code = (
-        "import contextlib, sys\n"
-        "from optimizer.cli.start import main\n"
-        "sys.argv = ['tune', '--version']\n"
-        "with contextlib.suppress(SystemExit):\n"
-        "    main()\n"
-        "print(*sys.modules, file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("tritune ")
-    imported = {name.partition(".")[0] for name in done.stderr.split()}
-    assert {"numpy", "pydantic", "rich", "yaml", "google", "grpc"} & imported == set()
-    assert {"optimizer.cli.run", "optimizer.options"} & set(done.stderr.split()) == set()
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import shutil
 from pathlib import Path
 
 import pytest
@@ -134,15 +133,6 @@ def test_a_home_that_cannot_be_written_is_not_called_full(
     ended = called_tune(*SLA, "--dry-run", model, env={"TRITUNE_CACHE": Path("/proc/nowhere")})
     assert_says(ended, (problem, "; set TRITUNE_CACHE to another folder"), code=3)
     assert "free space" not in ended.stderr
-
-
-def test_a_model_that_is_not_that_of_the_run_is_refused_with_the_command_as_given(
-    called_tune: Tune, sandbox: Sandbox
-) -> None:
-    run = sandbox.working_folder / "run"
-    shutil.copytree("tests/data/dlrm/sample", run)
-    assert_says(called_tune("verify", "run", "mlp"), ("verify ", "run: the run has its own model; leave 'mlp' out"))
-    assert_says(called_tune("--resume", "run", "mlp"), ("--resume run: the run has its own model; leave 'mlp' out",))
 
 
 def test_a_plan_for_an_unknown_model_announces_no_search(called_tune: Tune) -> None:

@@ -1,3 +1,5 @@
+"""Test which load, and which configuration, is tested next on fresh servers, and the error that each test spends."""
+
 from __future__ import annotations
 
 import random
@@ -62,13 +64,6 @@ def judged(verdict: Verdict, *, promising: bool = False, excess: float = 0.1) ->
     return SlaVerdict(verdict, "", is_promising=promising, excess=excess)
 
 
-def test_the_first_load_is_predicted_to_be_inside_the_bound_by_a_margin() -> None:
-    sequence = sequence_of()
-    assert sequence.current == 2
-    assert PREDICTED[2] <= -MARGIN < PREDICTED[3]
-    assert sequence_of((0.5, 0.7)).current == 0
-
-
 @pytest.mark.parametrize(
     ("predicted", "throughput", "chosen"),
     [
@@ -77,6 +72,7 @@ def test_the_first_load_is_predicted_to_be_inside_the_bound_by_a_margin() -> Non
         # with a queue delay, a much higher load misses the margin by little
         ((-0.3, -0.19, -0.05, -0.147, 0.0), (30, 46, 60, 78, 80), 3),
         ((-0.3, -0.19, -0.05, -0.147, 0.0), (30, 46, 60, 50, 52), 1),
+        (PREDICTED, (1.0, 1.1, 1.21, 1.331, 1.4641), 2),  # the highest load that is inside the bound by the margin
         ((-0.1, 0.0, 0.1), (100, 106, 112), 0),
         ((1.0, 3.0, 20.0), (100, 200, 300), 0),
         ((-0.2,), (0.0,), 0),

@@ -21,15 +21,19 @@ BY_MODEL = {
 }
 
 
-def test_text_and_values_are_the_same() -> None:
+def test_the_values_of_each_model_are_read_as_they_were_written() -> None:
     assert from_text(to_text(BY_MODEL)) == BY_MODEL
     assert from_text("") == {}
-    with pytest.raises(ValueError, match="not a list of bounds"):
-        from_text("a:1:2:3:4:5:6:7:8:9:0:1:20%3Ax::")
-    with pytest.raises(ValueError, match="sketch"):
-        from_text("a:1:2:3:4:5:6:7:8:9:0:1::AAAA:")
-    with pytest.raises(ValueError, match="size:executions"):
-        from_text("a:1:2:3:4:5:6:7:8:9:0:1:::4%3Ax")
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [("20%3Ax::", "not a list of bounds"), (":AAAA:", "sketch"), ("::4%3Ax", "size:executions")],
+    ids=["counts", "sketch", "batches"],
+)
+def test_a_part_of_another_form_is_refused(end: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_text(f"a:1:2:3:4:5:6:7:8:9:0:1:{end}")
 
 
 def test_windows_are_pooled_by_model() -> None:

@@ -63,7 +63,7 @@ def test_the_best_is_the_fastest_that_meets_the_constraints() -> None:
     assert SLA.best_point(points, (P95,)) == points[2]
 
 
-def test_absence_is_never_success() -> None:
+def test_a_point_with_an_unknown_value_is_never_the_best() -> None:
     points = [spot(100, None), spot(90, 10, stable=False), spot(None, 10), spot(math.nan, 10)]
     assert SLA.best_point(points, (THROUGHPUT,)) is None
     assert SLA.best_point([], (THROUGHPUT,)) is None
@@ -85,8 +85,8 @@ def test_the_closest_violates_least() -> None:
     assert SLA.closest_point(points[3:4]) == points[3]
 
 
-figures = st.one_of(st.none(), st.integers(0, 6).map(float))
-spots = st.lists(st.builds(lambda t, p, s: spot(t, p, stable=s), figures, figures, st.booleans()), max_size=12)
+values = st.one_of(st.none(), st.integers(0, 6).map(float))
+spots = st.lists(st.builds(lambda t, p, s: spot(t, p, stable=s), values, values, st.booleans()), max_size=12)
 
 
 def costs(point: Spot) -> tuple[float, float]:

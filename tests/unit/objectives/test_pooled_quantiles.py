@@ -207,7 +207,7 @@ def test_a_sketch_of_many_requests_is_small() -> None:
     assert sketch_latencies(np.array([])) == ""
 
 
-def test_latencies_that_no_clock_measures_are_counted() -> None:
+def test_latencies_of_zero_and_of_hours_are_counted() -> None:
     text = sketch_latencies(np.array([0.0, 1e7]))
     assert latency_sketch.pooled_quantile_ms([text], 0.0) == pytest.approx(MIN_LATENCY_MS, rel=RELATIVE_ACCURACY)
     assert latency_sketch.pooled_quantile_ms([text], 1.0) == pytest.approx(1e7, rel=RELATIVE_ACCURACY)

@@ -14,7 +14,7 @@ FAST = PriorityStatistic(1, 3, 0, 1, 0, 30.0, sketch_latencies(np.array([1.0, 2.
 NONE = PriorityStatistic(2, 0, 5, 0, 2, 0.0)
 
 
-def test_text_and_statistics_are_the_same() -> None:
+def test_statistics_are_read_as_they_were_written() -> None:
     assert from_text(to_text([FAST, NONE])) == (FAST, NONE)
     assert from_text("") == ()
     assert FAST.latency_ms(0.5) == pytest.approx(2.0, rel=0.01)

@@ -1,3 +1,5 @@
+"""Test the memory of a queue: how far it reduces the independent requests of a test at a request rate."""
+
 from __future__ import annotations
 
 import math

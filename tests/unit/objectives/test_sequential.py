@@ -1,3 +1,5 @@
+"""Test the error that each look at a sequential test spends."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -123,7 +123,7 @@ def test_the_parser_keeps_text() -> None:
     assert values_of(parser.read(words)) == {"seed": "-1", "shape": ["a:1", "b:2"], "no-report": True}
 
 
-def test_the_name_of_the_results_folder_in_another_command_is_answered_with_the_one_here() -> None:
+def test_a_flag_of_other_commands_for_the_results_is_answered_with_that_of_this_command() -> None:
     assert flag_advice("--results", ["--out", "--no-report"]) == "did you mean --out?"
     assert flag_advice("--out", ["--results", "--no-report"]) == "did you mean --results?"
 
@@ -302,6 +302,9 @@ def test_the_reproduced_command_gives_the_same_options(original: RunOptions) -> 
     [
         ("", "simulated"),
         ("--objective throughput", "simulated"),
+        ("--objective goodput --sla-p95 20ms", "simulated"),
+        ("--objective output-throughput --sla-ttft-p95 200ms", "simulated"),
+        ("--objective latency-p95", "tpe"),
         ("--objective memory", "tpe"),
         ("--objective memory,throughput", "tpe"),
         ("--objective throughput,memory", "tpe"),
@@ -343,14 +346,6 @@ def test_a_proposed_search_confirms_its_recommendation() -> None:
     options = RunOptions("dlrm", confirmation=False)
     assert "--no-confirmation" in command_line(options)
     assert "--no-confirmation" not in search_again_command(options)
-
-
-def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
-    alone = ["throughput", "output-throughput", "goodput", "latency-p95", "memory"]
-    assert [default_search((name,)) for name in alone] == [*["simulated"] * 3, "tpe", "tpe"]
-    assert default_search(("throughput", "memory")) == "tpe"
-    tokens = read_run_arguments(["--objective", "output-throughput", "--sla-ttft-p95", "200ms", "tinygpt"]).options
-    assert (tokens.search, tokens.sla_ms) == ("simulated", {"ttft-p95": 200.0})
 
 
 @pytest.mark.parametrize(

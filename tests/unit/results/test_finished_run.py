@@ -10,8 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from objectives.metrics import METRICS
-from objectives.sla import Constraint, Sla, Verdict
+from objectives.sla import Sla, Verdict
 from optimizer.confirmation.confirmer import model_fitter
 from optimizer.confirmation.load_predictions import predict_loads
 from optimizer.core.errors import BadInputError
@@ -281,9 +280,3 @@ def test_times_of_requests_that_no_run_has_are_refused(run: Path, times: dict[st
 def test_a_folder_without_run_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no run\.json there"):
         read_run(tmp_path)
-
-
-@pytest.mark.parametrize("metric", sorted(METRICS))
-@pytest.mark.parametrize("bound", [20.0, 0.5, 4294967296.0])
-def test_a_bound_is_read_as_it_is_written(metric: str, bound: float) -> None:
-    assert Sla.parse([str(Constraint(metric, bound))]) == Sla((Constraint(metric, bound),))

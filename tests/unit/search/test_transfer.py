@@ -105,10 +105,6 @@ def test_the_number_of_cpus_is_that_of_the_table_or_of_the_machine(
     assert read_warm_start(str(tmp_path), "", 1).cpu_count == expected
 
 
-def test_a_recorded_table_has_its_number_of_cpus() -> None:
-    assert read_warm_start(str(TABLES / "wide.csv"), "", 4).cpu_count == 2
-
-
 def test_a_table_of_five_columns_is_read() -> None:
     assert len(read_warm_start(str(DATA / "five_columns.csv"), "", 1).trials) > 1
 

@@ -223,7 +223,8 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
 def test_the_model_of_the_server_follows_from_the_problem() -> None:
     assert model_type(PROBLEM) is ContinuousBatchingModel
     assert model_type(replace(PROBLEM, tokens=None)) is ClosedNetwork
-    assert model_type(replace(PROBLEM, tokens=tokens("16", "1"))) is ClosedNetwork
+    assert model_type(replace(PROBLEM, tokens=tokens("16", "1..2"))) is ContinuousBatchingModel
+    assert model_type(replace(PROBLEM, tokens=tokens("16", "1"))) is ClosedNetwork, "there is no second token"
     assert model_type(replace(PROBLEM, kind=ModelKind.STATEFUL)) is ClosedNetwork
     assert model_type(replace(PROBLEM, kind=ModelKind.BATCHED)) is DynamicBatchingModel
     unknown_slots = replace(PROBLEM, space=SearchSpace((0,), is_streaming=True))
@@ -254,16 +255,11 @@ def test_other_fields_change_the_speed() -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", -1, 0, True])
-def test_it_does_not_apply_to_a_number_of_sequences_that_is_no_number(choice: Any) -> None:
+def test_continuous_batching_needs_a_number_of_sequences(choice: Any) -> None:
     field = "model_json.max_num_seqs"
     space = SearchSpace((0,), fields={field: (choice, 64)}, is_streaming=True)
     assert model_type(replace(PROBLEM, space=space)) is ClosedNetwork
     assert slots(Candidate(0, fields=((field, choice),))) == 256
-
-
-def test_it_does_not_apply_if_nearly_all_outputs_have_one_token() -> None:
-    assert model_type(replace(PROBLEM, tokens=tokens("16", "1..2"))) is ContinuousBatchingModel
-    assert model_type(replace(PROBLEM, tokens=tokens("16", "1"))) is ClosedNetwork
 
 
 @pytest.mark.parametrize("running", [1, 64, 256, 512])
