@@ -14,6 +14,7 @@ from rich.console import Console
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.cli.run import read_run_arguments
+from optimizer.config.problem import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.trial import ConfirmationWindow, Point, Trial, latest_points
@@ -38,6 +39,21 @@ SAMPLE = Path("tests/data/dlrm/sample")
 @pytest.fixture(scope="module")
 def run() -> FinishedRun:
     return read_run(SAMPLE)
+
+
+def plain_observer(text: io.StringIO, problem: Problem) -> PlainObserver:
+    """Return an observer that writes to ``text``, of a run with four minutes left."""
+    return PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0))
+
+
+def terminal(text: io.StringIO, width: int = 80, height: int = 24) -> Console:
+    return Console(file=text, force_terminal=True, width=width, height=height, color_system=None)
+
+
+def last_display(text: io.StringIO) -> str:
+    """Return the last content of a live display below its first line, without control characters."""
+    last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last)
 
 
 def observe_trials(
@@ -102,10 +118,9 @@ class TestLive:
     @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
     def test_the_front_is_drawn_and_nothing_overflows(self, run: FinishedRun, width: int, height: int) -> None:
         text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=width, height=height, color_system=None)
+        console = terminal(text, width, height)
         observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), "some CPU"), run)
-        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
-        lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
+        lines = last_display(text).splitlines()
         assert len([line for line in lines if line.strip()]) < len(lines) <= height
         assert max(map(len, lines)) <= width
         assert sum(line.count(FRONT_MARK) for line in lines) >= 4
@@ -114,7 +129,7 @@ class TestLive:
 
     def test_the_best_so_far_has_the_value_of_the_first_objective(self, run: FinishedRun) -> None:
         text, trial = io.StringIO(), run.trials[0]
-        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        console = terminal(text)
         (load, measured), *_ = trial.measurements
         measured = replace(measured, throughput_infer_per_sec=900.0, latency_p95_ms=9.0, server_memory_bytes=5e8)
         problem = replace(run.problem, objectives=(METRICS["memory"], METRICS["latency-p95"]))
@@ -124,7 +139,7 @@ class TestLive:
 
     def test_a_low_terminal_shows_the_table_without_the_plot(self, run: FinishedRun) -> None:
         text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=12, color_system=None)
+        console = terminal(text, height=12)
         observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)), run)
         assert FRONT_MARK not in text.getvalue()
         assert "delay 5,000" in text.getvalue()
@@ -134,10 +149,10 @@ class TestLive:
         self, encoding: str, is_plotted: bool, run: FinishedRun
     ) -> None:
         written = io.BytesIO()
-        terminal = io.TextIOWrapper(written, encoding, errors="replace")
-        console = Console(file=terminal, force_terminal=True, width=80, height=24, color_system=None)
+        stream = io.TextIOWrapper(written, encoding, errors="replace")
+        console = Console(file=stream, force_terminal=True, width=80, height=24, color_system=None)
         observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)), run)
-        terminal.flush()
+        stream.flush()
         shown = written.getvalue().decode(encoding)
         assert (FRONT_MARK in shown) is is_plotted
         assert "????" not in shown
@@ -170,11 +185,10 @@ class TestTrialsOfEachKind:
 
     def test_the_current_trial_is_shown(self) -> None:
         text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        console = terminal(text)
         with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:
             observe_example(observer)
-        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
-        lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
+        lines = last_display(text).splitlines()
         assert max(map(len, lines)) <= 80
         shown = "\n".join(lines)
         assert re.search(r"2  confirm: batch 128 · 2 instances · delay 500 .* 12,345 +18\.2 +1$", shown, re.M)
@@ -184,7 +198,7 @@ class TestTrialsOfEachKind:
 
     def test_the_echo_of_ctrl_c_does_not_wrap(self) -> None:
         text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        console = terminal(text)
         with LiveObserver(console, problem(), Budget(240.0)):
             pass
         *_, last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", text.getvalue()).strip().splitlines()
@@ -193,7 +207,7 @@ class TestTrialsOfEachKind:
 
     def test_parallel_trials_are_shown(self) -> None:
         text = io.StringIO()
-        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        console = terminal(text)
         first, second, third, *_ = example_trials()
         with LiveObserver(console, problem(), Budget(240.0)) as observer:
             observer.trial_started(0, first.candidate, "baseline")
@@ -202,9 +216,8 @@ class TestTrialsOfEachKind:
             observer.measured(0, *first.measurements[0])
             observer.trial_finished(second, None)
             observer.measured(0, *first.measurements[1])
-        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
-        lines = [line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines() if "batch 128 ·" in line]
-        assert len(lines) == 1
+        last = last_display(text)
+        assert len([line for line in last.splitlines() if "batch 128 ·" in line]) == 1
         assert re.search(r"^ *1 +dynamic batching: batch 64 .* 6,000 +18\.0 +2 *$", last, re.M)
         assert re.search(r"^ *0 +baseline: batch 64 .* 3,000 +19\.0 +2 *$", last, re.M)
         assert "trial 0: 3,000 infer/s" in last
@@ -221,7 +234,7 @@ class TestTrialsOfEachKind:
 class TestPlain:
     def test_a_line_for_each_trial(self, run: FinishedRun) -> None:
         text = io.StringIO()
-        observe_run(PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)), run)
+        observe_run(plain_observer(text, run.problem), run)
         lines = text.getvalue().splitlines()
         assert len(lines) == len(run.trials)
         assert "trial 0 (baseline): batch 256 · 1 instance · no dynamic batching: 4,994 infer/s" in lines[0]
@@ -240,7 +253,7 @@ class TestPlain:
         measured = replace(measured, throughput_infer_per_sec=900.0, goodput_infer_per_sec=700.0, latency_p95_ms=9.0)
         measured = replace(measured, server_memory_bytes=5e8)
         problem = replace(run.problem, objectives=(METRICS[objective],))
-        with PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+        with plain_observer(text, problem) as observer:
             best = Point(0, trial.candidate, load, measured)
             observer.trial_finished(replace(trial, measurements=((load, measured),)), best)
         name = objective.removeprefix("latency-")
@@ -252,7 +265,7 @@ class TestPlain:
         text, trial = io.StringIO(), run.trials[0]
         (load, measured), *_ = trial.measurements
         unstable = replace(measured, latency_p95_ms=1.0, stable=False)
-        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+        with plain_observer(text, run.problem) as observer:
             observer.trial_finished(replace(trial, measurements=((load, unstable),)), None)
         assert "its windows disagree" in text.getvalue()
         assert "misses the bound" not in text.getvalue()
@@ -274,7 +287,7 @@ class TestPlain:
         (load, measured), *_ = trial.measurements
         slow = replace(measured, latency_p95_ms=15.0, latency_p99_ms=50.0)
         problem = replace(run.problem, sla=Sla.from_bounds({"p95": 20.0, "p99": 40.0}))
-        with PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+        with plain_observer(text, problem) as observer:
             observer.trial_finished(replace(trial, measurements=((load, slow),)), None)
         assert "p95 15.0 ms, p99 50.0 ms, concurrency 4, misses p99 <= 40 ms; " in text.getvalue().replace(
             f"concurrency {load.concurrency},", "concurrency 4,"
@@ -288,7 +301,7 @@ class TestPlain:
         higher = replace(load, concurrency=load.concurrency + 1)
         trial = replace(trial, measurements=((load, quiet), (higher, disturbed)))
         best = SpeedCorrection().best_point(latest_points([trial]), run.problem)
-        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+        with plain_observer(text, run.problem) as observer:
             observer.trial_finished(trial, best)
         assert "no dynamic batching: 4,000 infer/s" in text.getvalue()
         assert ", disturbed; best so far: trial 0, 4,000 infer/s" in text.getvalue()
@@ -296,7 +309,7 @@ class TestPlain:
 
     def test_each_line_has_the_figures_of_its_trial(self, run: FinishedRun) -> None:
         text, (first, second, *_) = io.StringIO(), run.trials
-        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+        with plain_observer(text, run.problem) as observer:
             observer.trial_started(0, first.candidate, "baseline")
             observer.trial_started(1, second.candidate, "dynamic_batching")
             observer.trial_finished(first, None)
@@ -313,7 +326,7 @@ class TestPlain:
 
         windows = tuple(window(server, 1000.0 * server + 100.0 * i) for server in (1, 2) for i in range(3))
         confirmed = replace(trial, confirmations=windows, cross_checks=(window(2, 1500.0),))
-        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+        with plain_observer(text, run.problem) as observer:
             observer.trial_started(0, trial.candidate, "confirm")
             for again in (*windows, *confirmed.cross_checks):
                 observer.measured(0, load, again.measurement)
@@ -321,7 +334,7 @@ class TestPlain:
         assert "trial 0 (confirm): batch 256 · 1 instance · no dynamic batching: 2,100 infer/s" in text.getvalue()
 
         display = io.StringIO()
-        console = Console(file=display, force_terminal=True, width=80, height=24, color_system=None)
+        console = terminal(display)
         with LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)) as live:
             live.trial_started(0, trial.candidate, "confirm")
             live.measured(0, load, measured)
@@ -331,15 +344,15 @@ class TestPlain:
         assert re.search(r"confirm: batch 256 .* 2,100 ", display.getvalue())
 
     def test_the_observer_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
-        def chosen(log: str | None, *, terminal: bool) -> type:
-            console = Console(file=io.StringIO(), force_terminal=terminal)
+        def chosen(log: str | None, *, on_terminal: bool) -> type:
+            console = Console(file=io.StringIO(), force_terminal=on_terminal)
             _, open_observer = make_progress(console, log)
             return type(open_observer(run.problem, Budget(1.0), hardware.detect()))
 
-        assert chosen(None, terminal=True) is LiveObserver
-        assert chosen(None, terminal=False) is PlainObserver
-        assert chosen("plain", terminal=True) is chosen("plain", terminal=False) is PlainObserver
-        assert chosen("none", terminal=True) is QuietObserver
+        assert chosen(None, on_terminal=True) is LiveObserver
+        assert chosen(None, on_terminal=False) is PlainObserver
+        assert chosen("plain", on_terminal=True) is chosen("plain", on_terminal=False) is PlainObserver
+        assert chosen("none", on_terminal=True) is QuietObserver
         assert read_run_arguments(["--log", "plain", "mlp"]).parsed["log"] == "plain"
 
     @pytest.mark.parametrize(("log", "printed"), [(None, True), ("plain", True), ("none", False)])
@@ -356,16 +369,16 @@ class TestPlain:
         assert text.getvalue().splitlines() == ["tuning dlrm within", "p95 <= 20 ms"]
 
 
-class TestColours:
+class TestColors:
     @pytest.mark.parametrize(
-        ("words", "no_color", "coloured"), [((), "", True), ((), "1", False), (("--no-color",), "", False)]
+        ("words", "no_color", "colored"), [((), "", True), ((), "1", False), (("--no-color",), "", False)]
     )
     def test_colors_can_be_disabled(
         self,
         run: FinishedRun,
         words: tuple[str, ...],
         no_color: str,
-        coloured: bool,
+        colored: bool,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
@@ -374,7 +387,7 @@ class TestColours:
         monkeypatch.setenv("TERM", "xterm-256color")
         Parser("tune", "[options]", "").parse_args(words)
         print_answer(Console(), run)
-        assert ("\x1b[1;32m" in capsys.readouterr().out) is coloured
+        assert ("\x1b[1;32m" in capsys.readouterr().out) is colored
 
     def test_a_pipe_has_no_colors(
         self, run: FinishedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -384,10 +397,6 @@ class TestColours:
         output = capsys.readouterr().out
         assert "\x1b" not in output
         assert max(map(len, output.splitlines())) <= 80
-
-    def test_every_command_takes_the_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("NO_COLOR", "")
-        assert vars(Parser("tune", "[options]", "").parse_args(["--no-color"])) == {}
 
 
 def print_answer(console: Console, run: FinishedRun) -> None:

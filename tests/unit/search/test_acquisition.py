@@ -36,21 +36,21 @@ def value(*cells: tuple[float, float]) -> float:
     return math.exp(expected_incumbent(posterior(*cells), bounds_s=np.array([0.02])))
 
 
-def test_a_certain_cell_counts_fully() -> None:
-    assert value((500.0, 0.01)) == pytest.approx(500.0)
-
-
-def test_a_cell_at_the_bound_counts_half() -> None:
-    assert value((500.0, 0.02)) == pytest.approx(250.0)
-
-
-def test_the_next_cell_counts_if_the_first_misses_the_bound() -> None:
-    assert value((500.0, 0.02), (400.0, 0.01)) == pytest.approx(250.0 + 0.5 * 400.0)
-    assert value((400.0, 0.01), (500.0, 0.02)) == pytest.approx(450.0), "whatever their order"
-
-
-def test_slower_cells_count_nothing_if_the_first_is_certain() -> None:
-    assert value((500.0, 0.01), (400.0, 0.01)) == pytest.approx(500.0)
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([(500.0, 0.01)], 500.0),
+        ([(500.0, 0.02)], 250.0),
+        ([(500.0, 0.02), (400.0, 0.01)], 250.0 + 0.5 * 400.0),
+        ([(400.0, 0.01), (500.0, 0.02)], 450.0),
+        ([(500.0, 0.01), (400.0, 0.01)], 500.0),
+    ],
+    ids=["certain", "at the bound", "next one if the first misses", "whatever the order", "first one is certain"],
+)
+def test_a_cell_counts_by_the_chance_that_it_is_the_best_within_the_bound(
+    cells: list[tuple[float, float]], expected: float
+) -> None:
+    assert value(*cells) == pytest.approx(expected)
 
 
 def test_hopeless_cells_have_a_finite_value() -> None:

@@ -119,6 +119,13 @@ def run(suite: Suite, sample_runs: SampleRuns, folder: BatchFolder, record: Batc
     return BatchRunner(suite, folder, record, sample_runs, lines.append, improvement, lambda: sample_runs.now).run()
 
 
+def printed(batch: BatchRecord, folder: BatchFolder, width: int = 80) -> str:
+    console = Console(width=width)
+    with console.capture() as captured:
+        print_batch(console, batch, folder)
+    return captured.get()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> BatchFolder:
     return BatchFolder.create(str(tmp_path / "results"), "nightly")
@@ -225,19 +232,15 @@ def test_a_gain_that_is_missing_in_the_usual_states_has_its_reason(tmp_path: Pat
     write_batch(folder, batch)
     assert reason in folder.index.read_text()
     assert reason in junit(batch).decode()
-    console = Console(width=200, record=True)
-    with console.capture() as captured:
-        print_batch(console, batch, folder)
-    assert f"{entry.label}: {reason}" in captured.get()
+    shown = printed(batch, folder, width=200)
+    assert f"{entry.label}: {reason}" in shown
 
 
 def test_a_passed_entry_has_the_reason_of_its_missing_gain(mixed: BatchRecord, folder: BatchFolder) -> None:
     passed = replace(mixed.entries[0], gain=None, missed_in_usual_states="compared")
-    console = Console(width=200, record=True)
-    with console.capture() as captured:
-        print_batch(console, replace(mixed, entries=(passed,)), folder)
+    shown = printed(replace(mixed, entries=(passed,)), folder, width=200)
     reason = "gain not confirmed: the current configuration misses the bound in the usual states of the machine"
-    assert f"{passed.label}: {reason}" in captured.get()
+    assert f"{passed.label}: {reason}" in shown
 
 
 def test_an_entry_that_passed_with_less_than_the_search_measured_has_a_note(
@@ -267,14 +270,12 @@ def test_an_entry_that_passed_with_less_than_the_search_measured_has_a_note(
     folder.write(batch)
     assert folder.read() == batch
     write_batch(folder, batch)
-    console = Console(width=200, record=True)
-    with console.capture() as captured:
-        print_batch(console, batch, folder)
-    assert f"{passed.label}: {note}" in captured.get().replace("\n", " ")
-    for shown in (captured.get(), folder.index.read_text()):
-        assert f"tune verify {folder.path / passed.folder}" in shown
-    for shown in (junit(batch).decode(), folder.index.read_text()):
-        assert note in shown
+    shown = printed(batch, folder, width=200)
+    assert f"{passed.label}: {note}" in shown.replace("\n", " ")
+    for text in (shown, folder.index.read_text()):
+        assert f"tune verify {folder.path / passed.folder}" in text
+    for text in (junit(batch).decode(), folder.index.read_text()):
+        assert note in text
 
 
 def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, folder: BatchFolder) -> None:
@@ -451,10 +452,9 @@ def test_a_larger_budget_continues_the_tests_of_undecided_entries(tmp_path: Path
     unsearched = replace(batch, entries=(replace(undecided, trials=1), passed))
     (first, _) = resumed_record(unsearched, suite, batch.budget_seconds + 60).entries
     assert (first.state, first.search_is_over) == ("waiting", False)
-    console = Console(width=200, record=True)
-    with console.capture() as captured:
-        print_batch(console, unsearched, folder)
-    assert "tune verify" not in captured.get(), "a test of the baseline alone says nothing of other settings"
+    assert "tune verify" not in printed(unsearched, folder), (
+        "a test of the baseline alone says nothing of other settings"
+    )
     folder.write(replace(batch, entries=(undecided, passed)))
     sample_runs = SampleRuns()
     after = run(suite, sample_runs, folder, resumed_record(folder.read(), suite, batch.budget_seconds + 60))
@@ -649,10 +649,7 @@ def test_an_undecided_entry_whose_test_is_complete_has_a_separate_test_as_the_ne
     described = describe_entry(mixed.entries[-1], read_run(path))
     batch = replace(mixed, entries=(replace(described, verdict="UNDECIDED"),), gone=())
     command = f"tune verify --fresh {path}"
-    console = Console(width=80)
-    with console.capture() as captured:
-        print_batch(console, batch, folder)
-    assert f"next    {command}" in captured.get().splitlines()
+    assert f"next    {command}" in printed(batch, folder).splitlines()
     write_batch(folder, batch)
     assert f"<code>{command}</code>" in folder.index.read_text()
 
@@ -670,10 +667,7 @@ def test_an_entry_without_a_recommendation_is_undecided_if_its_run_is(
     write_batch(folder, batch)
     assert '<td class="undecided">UNDECIDED</td>' in folder.index.read_text()
     assert folder.index.read_text().count("UNDECIDED, other processes took the CPUs") == 1
-    console = Console(width=80, record=True)
-    with console.capture() as captured:
-        print_batch(console, batch, folder)
-    text = captured.get()
+    text = printed(batch, folder)
     assert text.startswith("nightly: 0 of 1 run passed, 1 undecided")
     assert "other processes took the CPUs" in text
     assert "tune verify" not in text, "there is no test to continue"
@@ -683,10 +677,7 @@ def test_an_entry_without_a_recommendation_is_undecided_if_its_run_is(
 
 
 def test_the_table_fits_80_columns(mixed: BatchRecord, folder: BatchFolder) -> None:
-    console = Console(width=80, record=True)
-    with console.capture() as captured:
-        print_batch(console, mixed, folder)
-    lines = captured.get().splitlines()
+    lines = printed(mixed, folder).splitlines()
     assert all(len(line) <= 80 for line in lines if not line.startswith(("index", "next")))
     assert lines[0] == "nightly: 2 of 6 runs passed, 1 undecided, 1 found none, 1 failed, 1 regressed"
     assert any("UNDECIDED" in line for line in lines)
@@ -701,10 +692,8 @@ def test_the_table_breaks_no_word_and_has_no_column_of_changes_without_an_earlie
     found_entry, _, unmet_entry, *_ = mixed.entries
     long_named = replace(found_entry, model="./models/scaler", gain=None)
     long_named_unmet = replace(unmet_entry, model="./models/scaler", sla="p95 <= 0.5 ms")
-    console, batch = Console(width=80), replace(mixed, entries=(long_named, long_named_unmet), gone=())
-    with console.capture() as captured:
-        print_batch(console, batch, folder)
-    assert captured.get().splitlines()[3:6] == [
+    batch = replace(mixed, entries=(long_named, long_named_unmet), gone=())
+    assert printed(batch, folder).splitlines()[3:6] == [
         "model            bound                          best  gain           verdict",
         "./models/scaler  p95 <= 20 ms   13,400 ± 500 infer/s  not confirmed  PASS",
         "./models/scaler  p95 <= 0.5 ms                                       found none",
@@ -718,10 +707,8 @@ def test_the_table_breaks_no_word_and_has_no_column_of_changes_without_an_earlie
 def test_the_bounds_of_a_profile_are_shown(mixed: BatchRecord, folder: BatchFolder) -> None:
     entry = mixed.entries[0]
     profile = replace(entry, sla="", conditions={**entry.conditions, "bounds": "p95 <= 30 ms and p99 <= 60 ms"})
-    batch, console = replace(mixed, entries=(profile,), gone=()), Console(width=80)
-    with console.capture() as captured:
-        print_batch(console, batch, folder)
-    first, second = captured.get().splitlines()[4:6]
+    batch = replace(mixed, entries=(profile,), gone=())
+    first, second = printed(batch, folder).splitlines()[4:6]
     assert "  p95 <= 30 ms  " in first
     assert second.strip() == "and p99 <= 60 ms"
     write_batch(folder, batch)
@@ -736,10 +723,7 @@ def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchReco
         sla="p95 <= 20 ms and memory <= 2 GB",
         recommended=replace(found_entry.recommended, low=None, high=None),
     )
-    console = Console(width=80)
-    with console.capture() as captured:
-        print_batch(console, replace(mixed, entries=(without_interval,), gone=()), folder)
-    first, second = captured.get().splitlines()[4:6]
+    first, second = printed(replace(mixed, entries=(without_interval,), gone=()), folder).splitlines()[4:6]
     assert re.search(r"p95 <= 20 ms +13,444 infer/s", first)
     assert second.strip() == "and memory <= 2 GB"
 
@@ -767,10 +751,7 @@ def test_a_long_name_breaks_in_the_table_and_the_path_of_a_log_does_not(
 ) -> None:
     log = "/var/" + 30 * "long/" + "tritonserver.log"
     failed = replace(mixed.entries[1], model=60 * "x", reason=f"the server died (log: {log})")
-    console = Console(width=80, record=True)
-    with console.capture() as captured:
-        print_batch(console, replace(mixed, entries=(failed,)), folder)
-    lines = captured.get().splitlines()
+    lines = printed(replace(mixed, entries=(failed,)), folder).splitlines()
     assert lines[3].startswith("model ")
     assert any(line.endswith(f"{log})") for line in lines)
     assert not any(line.endswith(" ") for line in lines)
