@@ -258,8 +258,8 @@ def test_a_run_from_someone_else_needs_its_addresses_and_its_model_again(
         assert read([*start, *again]) == options
         with pytest.raises(BadInputError, match=r"; if you trust them, add --input-data a.npz$"):
             read([*start, options.model, "--target", "remote", "--url", "h:1"])
-    elsewhere = read_verify_arguments(["--fresh", folder, *again[:3], "--target", "docker", "--docker-image", "i"])
-    assert (elsewhere.options.target, elsewhere.options.url) == ("docker", None)
+    in_container = read_verify_arguments(["--fresh", folder, *again[:3], "--target", "docker", "--docker-image", "i"])
+    assert (in_container.options.target, in_container.options.url) == ("docker", None)
     with pytest.raises(BadInputError, match=r"the run has its own model and data; leave --input-data out"):
         read_verify_arguments(["--fresh", folder, "--input-data", "b.npz"])
 

@@ -577,6 +577,7 @@ def test_the_document_of_several_seeds_has_medians_and_p90() -> None:
 
 def test_p90_is_the_value_that_nine_of_ten_searches_do_not_exceed() -> None:
     assert Spread.of([3]) == Spread(3, 3)
+    assert Spread.of(range(1, 6)) == Spread(3, 5), "four of five are fewer than nine of ten"
     assert Spread.of(range(1, 11)) == Spread(5.5, 9)
     assert Spread.of(range(20, 0, -1)) == Spread(10.5, 18)
 

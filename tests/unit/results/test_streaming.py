@@ -28,7 +28,7 @@ from optimizer.study.batch.record import EntryRecord
 from optimizer.study.sweep_output import print_sweep
 from optimizer.study.sweep_plan import SweepCell
 from tests import example_outcomes, streaming_run
-from tests.run_folders import change_info
+from tests.run_folders import change_info, write_run
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,6 @@ def test_the_timeline_is_that_of_the_median_window_on_fresh_servers(folder: Path
 
 
 def test_models_that_do_not_stream_have_no_such_plots(tmp_path: Path) -> None:
-    from tests.run_folders import write_run
-
     run = read_run(write_run(tmp_path))
     assert server_plots.response_times(run) is None
     assert server_plots.timeline(run) is None

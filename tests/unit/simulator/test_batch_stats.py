@@ -19,7 +19,7 @@ from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.simulator.calibration import observe_point
 
 ENTRIES = st.tuples(st.integers(1, 2**31 - 1), st.integers(1, 10**9 - 1), st.integers(0, 10**15 - 1))
-TOLD = Measurement(
+REPORTED = Measurement(
     100.0,
     latency_avg_ms=40.0,
     latency_p95_ms=60.0,
@@ -34,7 +34,7 @@ TOLD = Measurement(
 
 
 @given(st.lists(ENTRIES))
-def test_what_is_written_is_read_back(entries: list[batch_stats.BatchStatistic]) -> None:
+def test_statistics_are_read_as_they_were_written(entries: list[batch_stats.BatchStatistic]) -> None:
     assert batch_stats.from_text(batch_stats.to_text(entries)) == tuple(entries)
 
 
@@ -60,9 +60,9 @@ def point(measurement: Measurement, request_batch_size: int = 2) -> Point:
     return Point(0, Candidate(8, True, instance_count=2), LoadPoint(request_batch_size, 6), measurement)
 
 
-def test_the_time_watched_is_that_of_the_executions_not_of_the_windows() -> None:
+def test_the_observed_time_is_that_of_the_executions_not_of_the_windows() -> None:
     """Executions are counted over the whole launch, requests only in its windows."""
-    seen = observe_point(point(replace(TOLD, batch_stats="4:40:200000000 8:5:50000000")))
+    seen = observe_point(point(replace(REPORTED, batch_stats="4:40:200000000 8:5:50000000")))
     assert seen is not None
     assert seen.wall_s == pytest.approx((4 * 40 + 8 * 5) / 100)
     assert seen.batches == (
@@ -70,35 +70,35 @@ def test_the_time_watched_is_that_of_the_executions_not_of_the_windows() -> None
         batch_stats.BatchStatistic(8, 5, 50_000_000),
     )
     assert (seen.instance_count, seen.concurrency, seen.request_batch_size) == (2, 6, 2)
-    assert seen == observe_point(point(replace(TOLD, batch_stats="4:40:200000000 8:5:50000000", requests=None)))
+    assert seen == observe_point(point(replace(REPORTED, batch_stats="4:40:200000000 8:5:50000000", requests=None)))
 
 
 def test_batches_without_a_compute_time_give_no_service_time() -> None:
-    seen = observe_point(point(replace(TOLD, batch_stats="4:40:200000000 8:5:0")))
+    seen = observe_point(point(replace(REPORTED, batch_stats="4:40:200000000 8:5:0")))
     assert seen is not None
     assert seen.batches == (batch_stats.BatchStatistic(4, 40, 200_000_000),)
-    assert seen.wall_s == pytest.approx(2.0), "they were served all the same"
+    assert seen.wall_s == pytest.approx(2.0), "their samples were served too"
 
 
-UNTOLD = {
-    "no time by size": replace(TOLD, batch_stats="4:40:0"),
-    "no time": replace(TOLD, compute_infer_ms=0.0, compute_input_ms=0.0, compute_output_ms=0.0),
-    "no batch size": replace(TOLD, mean_batch_size=0.0),
-    "no throughput": replace(TOLD, throughput_infer_per_sec=0.0),
-    "no requests": replace(TOLD, requests=None),
+WITHOUT_BATCHES = {
+    "no time by size": replace(REPORTED, batch_stats="4:40:0"),
+    "no time": replace(REPORTED, compute_infer_ms=0.0, compute_input_ms=0.0, compute_output_ms=0.0),
+    "no batch size": replace(REPORTED, mean_batch_size=0.0),
+    "no throughput": replace(REPORTED, throughput_infer_per_sec=0.0),
+    "no requests": replace(REPORTED, requests=None),
 }
 
 
-@pytest.mark.parametrize("case", UNTOLD)
+@pytest.mark.parametrize("case", WITHOUT_BATCHES)
 def test_without_batches_there_is_no_observation(case: str) -> None:
-    assert observe_point(point(UNTOLD[case])) is None
+    assert observe_point(point(WITHOUT_BATCHES[case])) is None
 
 
-@pytest.mark.parametrize("case", UNTOLD)
+@pytest.mark.parametrize("case", WITHOUT_BATCHES)
 def test_the_search_goes_on_without_observations(case: str) -> None:
     space = SearchSpace((1, 8), (0, 500), instance_count=(1, 2))
     guide = CandidateSelector(Problem("m", space, 1, 16, sla=Sla.from_bounds({"p95": 100.0})))
     tried = Candidate(8, True)
-    decision = guide.decide([Trial(0, tried, ((LoadPoint(1, 4), UNTOLD[case]),))], {tried})
+    decision = guide.decide([Trial(0, tried, ((LoadPoint(1, 4), WITHOUT_BATCHES[case]),))], {tried})
     assert decision is not None
     assert decision.candidate != tried

@@ -89,7 +89,7 @@ def test_a_row_of_which_half_was_written_is_cut_off_and_written_again(tmp_path: 
     assert [load.concurrency for load, _ in trial.measurements] == [1, 2]
 
 
-def test_a_full_disk_is_named_with_its_mend() -> None:
+def test_a_full_disk_is_named_with_the_remedy() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
@@ -134,7 +134,7 @@ def started(project: Path, options: RunOptions) -> RunFolder:
     return RunFolder(project / folder.path)
 
 
-ELSEWHERE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+SEEN_FROM_ANOTHER_FOLDER: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "a model's folder": ({}, {"model": "{project}/models/mine"}),
     "a profile": ({"model": "./mine.yaml"}, {"model": "{project}/mine.yaml"}),
     "a profile's name": ({"model": "named"}, {"model": "{project}/configs/named.yaml"}),
@@ -154,7 +154,7 @@ ELSEWHERE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"model": "dlrm", "storage": "sqlite:///study.db"},
         {"model": "dlrm", "storage": "sqlite:///{project}/study.db"},
     ),
-    "a database elsewhere": (
+    "a database of a server": (
         {"model": "dlrm", "storage": "postgresql://u@h/db"},
         {"model": "dlrm", "storage": "postgresql://u@h/db"},
     ),
@@ -165,12 +165,12 @@ ELSEWHERE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", ELSEWHERE)
+@pytest.mark.parametrize("case", SEEN_FROM_ANOTHER_FOLDER)
 def test_paths_are_seen_from_where_the_run_was_started(
     case: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, expected = (
-        {name: text.format(project=project) for name, text in side.items()} for side in ELSEWHERE[case]
+        {name: text.format(project=project) for name, text in side.items()} for side in SEEN_FROM_ANOTHER_FOLDER[case]
     )
     folder = started(project, replace(GIVEN, **options))  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)

@@ -280,7 +280,7 @@ def test_a_size_in_a_profile_is_refused_with_its_line(models: Path) -> None:
         prepare_task(RunOptions(str(profile)), TWO_CPUS, print)
 
 
-def test_the_length_says_that_it_may_be_a_mix() -> None:
+def test_a_size_that_is_no_number_is_refused_with_the_form_of_a_mix() -> None:
     with pytest.raises(ValueError, match=r"^write a whole number from 1 to 2147483647, or a mix such as 10\.\.30$"):
         parse_batch_size("20ms")
 

@@ -48,6 +48,9 @@ from tests.production_loads import (
 )
 from tests.run_folders import MEASURED, change_info, write_run
 
+IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
+HALF = INTERVALS // 2
+
 
 def judged(observed: list[ServedLoad], servers: int = 1) -> tuple[Judgement, dict[CheckKind, Check]]:
     judgement = Judgement(recorded_expectation(), observed, servers)
@@ -178,7 +181,7 @@ def test_one_failure_of_many_requests_is_no_difference_and_rejections_of_all_are
     few = loads(RATE)
     few[0] = replace(few[0], failures={"OTHER": 1.0})
     assert differing(few) == set()
-    refused = ServedLoad(SECONDS, 0, {"REJECTED": 300.0}, 0, 0, 0, 0, 0)
+    refused = replace(IDLE, failures={"REJECTED": 300.0})
     assert differing([refused] * INTERVALS) == {CheckKind.FAILED_REQUESTS}
 
 
@@ -198,15 +201,10 @@ def test_few_requests_are_undecided_and_none_are_too() -> None:
     judgement, _ = judged(loads(1.0))
     assert judgement.fewest_requests == 90  # 0.95 ** 90 < 1 %
     assert judgement.verdict is Verdict.UNDECIDED
-    idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
-    judgement = Judgement(recorded_expectation(), [idle] * INTERVALS, 1)
+    judgement = Judgement(recorded_expectation(), [IDLE] * INTERVALS, 1)
     assert judgement.verdict is Verdict.UNDECIDED
     assert [(check.kind, check.status) for check in judgement.checks] == [(CheckKind.RATE, "fits")]
     assert Judgement(recorded_expectation(), [], 1, lost_intervals=INTERVALS).verdict is Verdict.UNDECIDED
-
-
-IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
-HALF = INTERVALS // 2
 
 
 @pytest.mark.parametrize(("bounds_ms", "fewest"), [({"p95": 20.0, "p99": 40.0}, 459), ({"avg": 20.0}, 90)])
@@ -362,14 +360,13 @@ def test_the_direction_of_another_execution_time_is_named(compute_ms: float, tex
 
 
 def test_intervals_without_requests_lower_the_rate_and_say_nothing_about_a_request() -> None:
-    idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
     busy = loads(RATE, compute_ms=20 * RATE * SECONDS, queue_ms=30 * RATE * SECONDS)
-    _, checks = judged([*busy, *[idle] * INTERVALS])
+    _, checks = judged([*busy, *[IDLE] * INTERVALS])
     rate = checks[CheckKind.RATE].measured
     assert rate is not None
     assert rate.value == pytest.approx(RATE / 2)
     assert checks[CheckKind.EXECUTION_TIME].status == "differs"
-    judgement, checks = judged([busy[0], *[idle] * INTERVALS])  # a single load has no confidence interval
+    judgement, checks = judged([busy[0], *[IDLE] * INTERVALS])  # a single load has no confidence interval
     assert judgement.differing == ()
     time = checks[CheckKind.QUEUE_TIME].measured
     assert time is not None
