@@ -87,6 +87,11 @@ def test_one_bound_has_the_same_probability_as_two_of_which_one_is_loose() -> No
     assert gains[1] == pytest.approx(gains[0])
 
 
+def test_a_cell_below_the_best_value_improves_nothing() -> None:
+    gains = expected_improvement(posterior((300.0, 0.01), (600.0, 0.01)), np.array([0.02]), best=math.log(500.0))
+    assert gains == pytest.approx([0.0, math.log(600.0 / 500.0)], abs=1e-4)
+
+
 QUANTILES = ("latency-p50", "latency-p90", "latency-p95", "latency-p99")
 GOODPUT = Problem(
     "m", SearchSpace((8,)), 1, 64, (METRICS["goodput"],), Sla.from_bounds({"p50": 20.0}), kind=ModelKind.BATCHED
