@@ -17,7 +17,7 @@ from lib.bounded_tables import (
     BoundedTable,
     Kind,
 )
-from lib.output import row
+from lib.output import print_head, row
 from lib.search_runs import Runs
 from optimizer.replay.replay import TOLERANCES, ReplayResult, Spread
 
@@ -100,8 +100,7 @@ class BenchmarkTarget:
 def print_tables(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
     """Print a row for each method over all tables, and the mean regret of each method on each table."""
     methods = [method for method in methods if runs_of(runs, method, cases)]
-    print(row(*COLUMNS))
-    print(row("---", *["--:"] * (len(COLUMNS) - 1)))
+    print_head(*COLUMNS)
     own = regret_by_seed(runs, OWN, cases)
     for method in methods:
         regrets = regret_by_seed(runs, method, cases)
@@ -109,8 +108,7 @@ def print_tables(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Ru
         means = as_mean(list(regrets.values())), as_mean(common, "+")
         print(row(method, *means, *_cells(runs_of(runs, method, cases))))
     print("\nMean regret on each table, in %:\n")
-    print(row("table", "within", *methods))
-    print(row("---", "---", *["--:"] * len(methods)))
+    print_head("table", "within", *methods, text=2)
     for case in cases:
         bound = f"{case.statistic} {case.bound_ms:g} ms ({case.sla})"
         cells = (as_mean(list(regret_by_seed(runs, method, [case]).values())) for method in methods)
@@ -145,12 +143,11 @@ def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str]
     for case in cases:
         by_kind.setdefault(case.kind, []).append(case)
     means = {
-        kind: {method: restricted_mean(found) for method in methods if (found := runs_of(runs, method, own))}
+        kind: {method: restricted_mean(replays) for method in methods if (replays := runs_of(runs, method, own))}
         for kind, own in by_kind.items()
     }
     print(f"Mean number of deployments until within 5 %; a search that has not reached it counts as {MAX_TRIALS}.\n")
-    print(row("search", *(KINDS[kind] for kind in means)))
-    print(row("---", *["--:"] * len(means)))
+    print_head("search", *(KINDS[kind] for kind in means))
     for method in methods:
         print(row(method, *(f"{own[method]:.1f}" if method in own else "" for own in means.values())))
     for kind, own in means.items():
@@ -168,17 +165,16 @@ def print_settings(cases: Sequence[BoundedTable], methods: Sequence[str], runs: 
     print(
         f"Median / p90 of deployments. A recommendation is close if it is within {CLOSE:.0%} of the table's best.\n"
     )
-    print(row("settings", "search", "regret", "until the recommendation is close", "until it stopped"))
-    print(row("---", "---", "--:", "--:", "--:"))
+    print_head("settings", "search", "regret", "until the recommendation is close", "until it stopped", text=2)
     by_settings: dict[str, list[BoundedTable]] = {}
     for case in cases:
         by_settings.setdefault(case.table.stem.split("-", 2)[-1].replace("+", ", "), []).append(case)
     for settings, own in by_settings.items():
         for method in methods:
-            found = runs_of(runs, method, own)
-            close = [next((i for i, r in enumerate(run.regrets, 1) if r <= CLOSE), math.inf) for run in found]
-            stopped = _both([run.effort.deployments for run in found], as_count)
-            regret = _both([run.regret for run in found], as_percent)
+            replays = runs_of(runs, method, own)
+            close = [next((i for i, r in enumerate(run.regrets, 1) if r <= CLOSE), math.inf) for run in replays]
+            stopped = _both([run.effort.deployments for run in replays], as_count)
+            regret = _both([run.regret for run in replays], as_percent)
             print(row(settings, method, regret, _both(close, as_count), stopped))
 
 
