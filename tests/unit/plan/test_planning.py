@@ -287,15 +287,15 @@ def test_a_plan_takes_the_worse_scenario_of_unmeasured_sizes() -> None:
     expected = np.array([[SERVICE_MS / 1e3]])
     plain = server(30.0)
     uncertain = replace(plain, times=PlausibleTimes(0.5 * expected, expected, 1.6 * expected, 1))
-    plain_count, uncertain_count = (
-        estimate_replicas(Fleet(replica, PoissonTraffic(), "random", requests=20_000), 2000.0)
-        for replica in (plain, uncertain)
-    )
+    fleets = [Fleet(replica, PoissonTraffic(), "random", requests=20_000) for replica in (plain, uncertain)]
+    plain_count, uncertain_count = (estimate_replicas(fleet, 2000.0) for fleet in fleets)
     assert plain_count is not None
     assert uncertain_count is not None
     assert plain_count.likely == uncertain_count.likely
     assert uncertain_count.low < plain_count.low <= plain_count.safe < uncertain_count.safe
     assert uncertain_count.safe >= 1.2 * plain_count.likely
+    fleet, slowdown = fleets[1], uncertain.slowness_estimate.quantile(SAFE)
+    assert fleet.highest_rate_at_quantile(8, SAFE) < 0.9 * fleet.highest_rate(8, slowdown)
 
 
 @pytest.mark.parametrize("deviation", [0.03, 0.06, 0.10])

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from objectives.sla import Sla
 from optimizer.cli.run import read_run_arguments
 from optimizer.cli.verify import read_verify_arguments
 from optimizer.config.problem import ConcurrentModel
@@ -72,6 +73,14 @@ def test_the_proposed_search_is_one_that_tune_accepts(
     assert options == replace(
         stored, warm_start=options.warm_start, model=options.model, storage=None, study_name=None
     )
+
+
+def test_a_run_with_other_bounds_than_its_profile_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "m")
+    problem = replace(read_run(folder).problem, sla=Sla.from_bounds({"p95": 5.0}))
+    task = cast("Task", SimpleNamespace(problem=problem, source=SimpleNamespace(name="m")))
+    with pytest.raises(BadInputError, match="the run had p95 <= 20 ms, but its profile now has p95 <= 5 ms"):
+        read_comparable_trials(RunFolder(folder), task, has_same_files=False)
 
 
 def test_a_row_that_was_edited_to_lack_a_model_under_load_is_refused(tmp_path: Path) -> None:
