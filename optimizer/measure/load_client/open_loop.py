@@ -214,10 +214,11 @@ def summarize_open_loop(
     if failed:
         sent = SentRequests.of(record, planned.seconds, planned.sizes, lead_in_seconds=planned.lead_in_seconds)
     _check_kept_up(record, sent, load)
+    own_sizes = replace(planned, sizes=sizes)
     if record.overload:
-        measurements = [_capacity(served, responded_ns, requests, responses, replace(planned, sizes=sizes))]
+        measurements = [_capacity(served, responded_ns, requests, responses, own_sizes)]
     else:
-        measurements = _measured_parts(requests, failed, planned, spread_limit, parts)
+        measurements = _measured_parts(served, requests, failed, own_sizes, spread_limit, parts)
     edges_ns = np.linspace(1e9 * requests.begin_seconds, 1e9 * requests.end_seconds, len(measurements) + 1)
     counted_ns = edges_ns
     if record.overload and not responses:  # all responses until the client stopped reading are its capacity
@@ -262,13 +263,20 @@ def _capacity(
 
 
 def _measured_parts(
+    record: SendRecord,
     requests: SentRequests,
     failed: FailedRequests | None,
     planned: PlannedLoad,
     spread_limit: float,
     parts: int,
 ) -> list[Measurement]:
-    """Return the measurements of a server that was not overloaded, without its failed requests."""
+    """Return the measurements of a server that was not overloaded, without its failed requests.
+
+    If the rate exceeds the capacity, the queue grows, and the last requests are answered after the time. So the
+    throughput of a measurement in one part is at most that of the answers within the time, which shows the capacity.
+    Windows are too short for that: a request counts in the one in which it was planned. So do requests of a model
+    that streams.
+    """
     on_time, load, sla = requests.on_time(), planned.load, planned.sla
     _check_verdict(requests, on_time, planned)
     samples_rate = load.request_rate * load.request_batch_size
@@ -281,9 +289,17 @@ def _measured_parts(
     )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
-    return [
+    measurements = [
         _measurement(part, part.sizes[part.answered], span_seconds, planned, reason) for part in requests.parts(parts)
     ]
+    if parts > 1 or requests.stream_times is not None:
+        return measurements
+    (measured,) = measurements
+    begin_ns, end_ns = 1e9 * requests.begin_seconds, 1e9 * requests.end_seconds
+    in_time = (record.answered_ns >= begin_ns) & (record.answered_ns < end_ns)
+    samples = np.resize(planned.sizes, len(in_time))[in_time].sum()
+    throughput = min(measured.throughput_infer_per_sec or 0.0, float(samples) / span_seconds)
+    return [replace(measured, throughput_infer_per_sec=throughput)]
 
 
 def _measurement(

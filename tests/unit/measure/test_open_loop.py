@@ -66,6 +66,20 @@ def test_throughput_counts_the_samples_that_were_answered(parts: int) -> None:
         assert result.requests == pytest.approx(1500 / parts, abs=1)
 
 
+@pytest.mark.parametrize(("serves", "throughput"), [(500, 500), (950, 950), (1100, 1000)])
+def test_a_rate_above_the_capacity_shows_the_capacity_although_all_requests_are_answered(
+    serves: float, throughput: float
+) -> None:
+    """The server answers ``serves`` requests a second, one after the other, and the client waits for all answers."""
+    send_record = record()
+    starts = np.maximum(send_record.planned_ns, 1e9 * PLANNED / serves)
+    answered = (starts + 1e9 / serves).astype(np.int64)
+    result = summarize(replace(send_record, answered_ns=answered, ended_ns=int(answered.max())), bound_ms=1e4)
+    assert not result.overloaded
+    assert result.requests == 2000
+    assert result.throughput_infer_per_sec == pytest.approx(4 * throughput, rel=0.002)
+
+
 def test_the_lead_in_does_not_count() -> None:
     assert summarize(record(latency_ms=np.where(COUNTED, 3.0, 300.0))).latency_p99_ms == 3.0
 
