@@ -129,13 +129,22 @@ class ModelSource:
         return tuple((name, instance_total(serving[name])) for name in (model, *called))
 
     def index_ranges_of(self, name: str) -> dict[str, tuple[int, int]]:
-        """Return the ranges of the inputs of the model ``name``; an ensemble has those of its steps."""
-        ranges = dict(self.index_ranges.get(name, {}))
+        """Return the ranges of the inputs of the model ``name`` that are valid for all models its requests reach.
+
+        These are the steps of an ensemble, and the variants of the model.
+        """
+        ranges = [
+            (tensor, limits)
+            for model in (name, *(self.variants if name == self.name else ()))
+            for tensor, limits in self.index_ranges.get(model, {}).items()
+        ]
         for step in self.models[name].ensemble_scheduling.step:
-            for tensor, (low, high) in self.index_ranges_of(step.model_name).items():
-                own = step.input_map[tensor]
-                ranges[own] = (low, min(high, ranges.get(own, (low, high))[1]))
-        return ranges
+            of_step = self.index_ranges_of(step.model_name)
+            ranges += [(step.input_map[tensor], limits) for tensor, limits in of_step.items()]
+        narrowest: dict[str, tuple[int, int]] = {}
+        for tensor, (low, high) in ranges:
+            narrowest[tensor] = (low, min(high, narrowest.get(tensor, (low, high))[1]))
+        return narrowest
 
     def folder(self, model: str) -> Path:
         """Return the folder with the versions of a model."""

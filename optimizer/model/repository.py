@@ -378,7 +378,7 @@ def read_source(
         raise BadInputError(
             f"{name}: only a single model can have variants, and this one is served with {', '.join(parts)}"
         )
-    variant_configs = _read_variants(top, read, variants)
+    variant_sources = _read_variants(top, read, variants)
     facts = dict(top.facts)
     if parts:
         facts["model_bytes"] = sum(int(part.facts.get("model_bytes", 0)) for part in (top, *parts.values()))
@@ -390,8 +390,12 @@ def read_source(
         batcher=_batcher(top, own_parts if is_ensemble(top.config) else parts, tuned),
         concurrent=shares,
         has_shared_models=has_shared_models,
-        variants=variant_configs,
-        index_ranges={key: value for part in (top, *parts.values()) for key, value in part.index_ranges.items()},
+        variants={name: variant.config for name, variant in variant_sources.items()},
+        index_ranges={
+            key: value
+            for part in (top, *parts.values(), *variant_sources.values())
+            for key, value in part.index_ranges.items()
+        },
     )
 
 
@@ -410,13 +414,13 @@ def _refuse_tuned_model(name: str, names_by_flag: Mapping[str, Sequence[str]]) -
 
 def _read_variants(
     top: ModelSource, read: Callable[[str], ModelSource], variants: Sequence[str]
-) -> dict[str, ModelConfig]:
-    """Return the configurations of ``top`` and its ``variants``; empty if there are none. Raises BadInputError."""
+) -> dict[str, ModelSource]:
+    """Return ``top`` and its ``variants`` by name; empty if there are none. Raises BadInputError."""
     names = dict.fromkeys((top.name, *variants)) if variants else ()
-    configs = {name: top.config if name == top.name else read(name).config for name in names}
-    for name, config in configs.items():
-        _check_variant(top.name, top.config, name, config)
-    return configs
+    sources = {name: top if name == top.name else read(name) for name in names}
+    for name, source in sources.items():
+        _check_variant(top.name, top.config, name, source.config)
+    return sources
 
 
 def _check_stateful(

@@ -350,17 +350,31 @@ def test_a_config_without_tensors_gets_the_batches_of_the_graph(tmp_path: Path) 
         assert (read("bare").batch_obstacle, read("full").batch_obstacle) == (None, "")
 
 
-def test_the_rows_of_a_table_are_read_for_every_server(tmp_path: Path) -> None:
+TABLE_CONFIG = """backend: "onnxruntime" max_batch_size: 4
+input { name: "x" data_type: TYPE_INT64 dims: 1 reshape { } } output { name: "y" data_type: TYPE_FP32 dims: 2 }"""
+
+
+def table(rows: int) -> ModelProto:
+    """Return a model whose input ``x`` selects one of ``rows`` of a table."""
     graph = onnx_model(
         [helper.make_node("Gather", ["table", "x"], ["y"])],
         {"x": (TensorProto.INT64, ("n",))},
         {"y": (TensorProto.FLOAT, ("n", 2))},
     )
-    graph.graph.initializer.append(helper.make_tensor("table", TensorProto.FLOAT, (5, 2), [0.0] * 10))
-    tensors = 'input { name: "x" data_type: TYPE_INT64 dims: 1 reshape { } } '
-    tensors += 'output { name: "y" data_type: TYPE_FP32 dims: 2 }'
-    config = f'backend: "onnxruntime" max_batch_size: 4 {tensors}'
-    folder = write_model(tmp_path, "m", config, graph)
+    graph.graph.initializer.append(helper.make_tensor("table", TensorProto.FLOAT, (rows, 2), [0.0] * 2 * rows))
+    return graph
+
+
+def test_requests_are_valid_for_the_smallest_table_of_all_variants(tmp_path: Path) -> None:
+    for name, rows in (("m", 5), ("small", 3), ("large", 9)):
+        write_model(tmp_path, name, TABLE_CONFIG, table(rows))
+    read = partial(read_repository_model, tmp_path, gpu=False)
+    for variants, last in (([], 4), (["large"], 4), (["large", "small"], 2)):
+        assert read_source(read, "m", variants=variants).index_ranges_of("m") == {"x": (0, last)}
+
+
+def test_the_rows_of_a_table_are_read_for_every_server(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", TABLE_CONFIG, table(5))
     step = 'model_name: "m" input_map { key: "x" value: "id" } output_map { key: "y" value: "row" }'
     write_model(
         tmp_path,
