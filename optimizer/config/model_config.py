@@ -158,6 +158,11 @@ def check_shell_value(path: str, value: str) -> None:
         )
 
 
+def environment_of(config: ModelConfig) -> str:
+    """Return the path of the Python environment that the model brings along; empty if it has none."""
+    return str(field_path.get_value(config, ENVIRONMENT) or "")
+
+
 def with_explicit_counts(config: ModelConfig, *, gpu: bool) -> ModelConfig:
     """Return a copy in which instance counts that Triton would choose are set explicitly.
 

@@ -255,7 +255,7 @@ def _auto_completed_config(
         except (CallError, DeploymentError) as error:
             reason = without_traceback(str(error)) if isinstance(error, CallError) else str(error)
             if module := missing_module(str(error)):
-                reason += f"; {server.package_advice(module)}"
+                reason += f"; {server.import_advice(module, source.config)}"
             raise BadInputError(f"{path}: has no inputs or outputs, and {reason}") from None
         except ServerFault as error:
             raise ServerFault(str(error)) from None  # without the log, which is removed with the folder

@@ -201,8 +201,7 @@ class ModelLoader:
                 self._unload(name, client)
             if name in self._loaded:
                 self._loaded[name] = UNKNOWN_CONTENT  # a refused reload leaves the old configuration loaded
-            config = None if from_files else model_config.to_override_json(configs[name])
-            self._load(client, name, config)
+            self._load(client, name, configs[name], from_files=from_files)
             self._loaded[name] = contents[name]  # also if the next model is refused
         self._loaded = contents
         return self._check(models, client)
@@ -237,11 +236,12 @@ class ModelLoader:
         """
         return has_llm_engine(config) or (self._sees_gpus and gpu_placement.used_gpus([config]) != ())
 
-    def _load(self, client: ServerClient, name: str, config: str | None) -> None:
+    def _load(self, client: ServerClient, name: str, config: ModelConfig, *, from_files: bool) -> None:
+        override = None if from_files else model_config.to_override_json(config)
         try:
-            load_model(self._server, client, name, config, self._timeout_seconds)
+            load_model(self._server, client, name, override, self._timeout_seconds)
         except CallError as error:
-            raise self._handle_failure(error) from error
+            raise self._handle_failure(error, config) from error
 
     def _unload(self, name: str, client: ServerClient) -> None:
         """Unload a model and wait for the end of the unload, which runs in the background."""
@@ -274,8 +274,8 @@ class ModelLoader:
             )
         return serving
 
-    def _handle_failure(self, error: CallError) -> DeploymentError:
-        """Return the error to raise: the server refuses this configuration, or it has crashed.
+    def _handle_failure(self, error: CallError, loaded: ModelConfig | None = None) -> DeploymentError:
+        """Return the error to raise: the server refuses the model that it ``loaded``, or it has crashed.
 
         A server that has crashed or lacks memory is stopped.
         """
@@ -287,14 +287,14 @@ class ModelLoader:
         message = without_traceback(answer)
         if hides_cause(message) and (cause := self._server.log.unreadable_model()):
             message = f"the server cannot read {cause}"
-        if module := missing_module(answer):
-            message = f"{message}; {self._server.package_advice(module)}"
+        advice = self._server.import_advice(module, loaded) if loaded and (module := missing_module(answer)) else ""
+        message = f"{message}; {advice}" if advice else message
         if lacks_memory(answer):
             self._server.stop()  # a new process has all of the memory for the next candidate
             return DeploymentError(message, log=self._log)
         if too_little := lacks_gpu_memory(answer):
             self._server.stop()  # instances that did load hold their memory until their processes have ended
-        return ModelRefused(message, log=self._log, lacks_gpu_memory=too_little, has_advice=bool(module))
+        return ModelRefused(message, log=self._log, lacks_gpu_memory=too_little, has_advice=bool(advice))
 
 
 def load_model(server: Server, client: ServerClient, name: str, config: str | None, limit_seconds: float) -> None:

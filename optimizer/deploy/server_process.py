@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from optimizer.config import model_config
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Connection
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.process_owner import is_alive, is_leftover, owner_of, this_process
-from optimizer.core.safe_text import is_shell_path, one_line
+from optimizer.core.safe_text import format_value, is_shell_path, one_line
 from optimizer.deploy.server_log import ServerLog
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.cpus import divide_among_servers, read_topology
@@ -164,6 +166,12 @@ class Server(ABC):
     def pid(self) -> int | None:
         """The process that was launched; None if this server does not run."""
         return self.running.pid if self.running else None
+
+    def import_advice(self, module: str, config: ModelConfig) -> str:
+        """Return how to give the model with ``config`` the package of ``module``, which it could not import."""
+        if environment := model_config.environment_of(config):
+            return f"add the package with {module} to the model's own environment {format_value(environment)}"
+        return self.package_advice(module)
 
     @abstractmethod
     def package_advice(self, module: str) -> str:

@@ -217,7 +217,7 @@ def _prepare_for_embedded_server(
         return model
     if backend == "pytorch":
         check_pytorch_model(config, path, file)
-    environment = str(field_path.get_value(config, model_config.ENVIRONMENT) or "")
+    environment = model_config.environment_of(config)
     if environment and not Path(environment.replace(model_config.MODEL_FOLDER, str(path.parent))).exists():
         raise BadInputError(
             f"{show_path(path)}: {model_config.ENVIRONMENT}: {format_value(environment)} does not exist; put the "

@@ -258,13 +258,19 @@ def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> Non
         TritonServer(folder, Installation(Path("t"), {}, runtime=runtime), settings)  # type: ignore[arg-type]
         for runtime in (None, Runtime(tmp_path))
     )
-    assert local.package_advice("cv2").endswith("this server: python3 -m pip install PACKAGE")
-    assert embedded.package_advice("cv2").endswith(f"of tune: {sys.executable} -m pip install PACKAGE")
+    config = ModelConfig(name="m", backend="python")
+    assert local.import_advice("cv2", config).endswith("this server: python3 -m pip install PACKAGE")
+    assert embedded.import_advice("cv2", config).endswith(f"of tune: {sys.executable} -m pip install PACKAGE")
     container = ContainerServer(None, "triton:24.10", "t", None, settings)  # type: ignore[arg-type]
-    assert container.package_advice("cv2") == (
+    assert container.import_advice("cv2", config) == (
         "build an image with the package of cv2 (FROM triton:24.10, RUN pip install PACKAGE) and give it as "
         "--docker-image"
     )
+    config.parameters["EXECUTION_ENV_PATH"].string_value = "/opt/env.tar.gz"
+    for server in (local, embedded, container):
+        assert server.import_advice("cv2", config) == (
+            "add the package with cv2 to the model's own environment '/opt/env.tar.gz'"
+        )
 
 
 def test_an_image_that_is_too_old_for_http_is_refused_if_http_is_chosen(tmp_path: Path) -> None:
