@@ -80,6 +80,9 @@ class ServerTarget(Target, Protocol):
     def start(self) -> None:
         """Start the server ahead of the first deployment, to save time. Called at most once."""
 
+    def forget_vanished(self) -> None:
+        """Remove links to files that no longer exist, which keep the server from listing its model repository."""
+
 
 class LoadGenerator(Protocol):
     """Sends requests to an endpoint and measures throughput and latency."""

@@ -385,6 +385,10 @@ class ManagedTarget:
         """Launch the server without waiting for it; no effect while it is running."""
         self._server.start()
 
+    def forget_vanished(self) -> None:
+        """Remove links of the copy to files that were removed from the original repository."""
+        self._folder.forget_vanished()
+
     def launch(self, candidate: Candidate, position: int = 0) -> None:
         """Launch the server for ``candidate`` without waiting for it; no effect while it runs with its settings.
 

@@ -79,6 +79,9 @@ class RemoteTarget:
     def start(self) -> None:
         """Do nothing: the server is running."""
 
+    def forget_vanished(self) -> None:
+        """Do nothing: the server has a model repository of its own."""
+
     @property
     def server_version(self) -> str:
         """The version that the server reports."""

@@ -30,6 +30,11 @@ class ServerProcesses:
         """Launch the first server without waiting for it."""
         self._targets[0].start()
 
+    def forget_vanished(self) -> None:
+        """Do it for the copy of each server."""
+        for target in self._targets:
+            target.forget_vanished()
+
     @property
     def server_version(self) -> str:
         """The version that the servers report; empty before the first deployment."""

@@ -45,11 +45,13 @@ class RecommendedServer:
         endpoint: How clients reach them.
         folder: The folder of their logs.
         models: The loaded models; each comes after those that it calls.
+        forget_vanished: Makes the servers able to list their models after files next to these were removed.
     """
 
     endpoint: Endpoint
     folder: RunFolder
     models: tuple[str, ...]
+    forget_vanished: Callable[[], None]
 
 
 def check_can_be_served(run: RunFolder, options: RunOptions, server_processes: int) -> None:
@@ -104,7 +106,8 @@ def recommended_server(
         environment.open_target(task, folder, choose_ports(), arguments) as target,
         target.deploy(candidate, fresh=True) as endpoint,
     ):
-        yield RecommendedServer(endpoint, folder, tuple(served_models(task.source, candidate).configs))
+        models = tuple(served_models(task.source, candidate).configs)
+        yield RecommendedServer(endpoint, folder, models, target.forget_vanished)
 
 
 def wait_for_failure(endpoint: Endpoint) -> None:
@@ -139,7 +142,7 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
         ]
         # requests in flight to a model may still call those before it
         is_complete = all(
-            _unload(model, endpoints, clients, deadline, is_last=model == first) for model in reversed(server.models)
+            _unload(model, server, clients, deadline, is_last=model == first) for model in reversed(server.models)
         )
     if is_complete:
         time.sleep(RESPONSE_SECONDS)
@@ -149,17 +152,17 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
 
 def _unload(
     model: str,
-    servers: Sequence[Endpoint],
+    server: RecommendedServer,
     clients: Sequence[ServerClient],
     deadline: float,
     *,
     is_last: bool,
 ) -> bool:
-    """Unload ``model`` from all servers and wait for its requests. Return False if some last beyond ``deadline``.
+    """Unload ``model`` from each server and wait for its requests. Return False if some last beyond ``deadline``.
 
     ``deadline`` is monotonic time. If the model ``is_last``, the end of a model's process shows that it has none.
     """
-    processes = [_processes(server.server_pid, with_models=is_last) for server in servers]
+    processes = [_processes(endpoint.server_pid, with_models=is_last) for endpoint in server.endpoint.servers]
     for client in clients:
         with contextlib.suppress(CallError):
             client.unload(model, _call_seconds(deadline))
@@ -170,6 +173,7 @@ def _unload(
         if time.monotonic() > deadline:
             return False
         time.sleep(UNLOAD_CHECK_SECONDS)
+        server.forget_vanished()
     return True
 
 

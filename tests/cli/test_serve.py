@@ -105,9 +105,8 @@ def served(tmp_path: Path) -> RecommendedServer:
     """Return two server processes, of which the second one has no HTTP."""
     second = Endpoint("doubler", CANDIDATE, "127.0.0.1:8011", "", metrics="127.0.0.1:8012")
     first = Endpoint("doubler", CANDIDATE, "127.0.0.1:8001", "127.0.0.1:8000", metrics="127.0.0.1:8002")
-    return RecommendedServer(
-        replace(first, replicas=(second,)), RunFolder(tmp_path / "run" / "serve" / "1"), ("doubler",)
-    )
+    endpoint, folder = replace(first, replicas=(second,)), RunFolder(tmp_path / "run" / "serve" / "1")
+    return RecommendedServer(endpoint, folder, ("doubler",), forget_vanished=lambda: None)
 
 
 def test_the_throughput_of_several_models_is_said_to_be_their_sum(served: RecommendedServer, tmp_path: Path) -> None:

@@ -28,7 +28,15 @@ from optimizer.options.run_options import RunOptions
 from tests.command_fixtures import HANG_SECONDS, Sandbox, Tune, eventually
 from tests.emitted_files import recommendation_of
 from tests.forked_tune import ForkedTune
-from tests.repositories import SLEEPER_CONFIG, doubler, write_model, write_python_model, write_sleeper
+from tests.repositories import (
+    ENSEMBLE_CONFIG,
+    SLEEPER_CONFIG,
+    doubler,
+    write_ensemble,
+    write_model,
+    write_python_model,
+    write_sleeper,
+)
 from tests.run_folders import write_run
 from tests.user_installation import write_installation
 
@@ -195,6 +203,25 @@ def test_requests_in_flight_complete_at_ctrl_c(sandbox: Sandbox) -> None:
             assert [future.result(HANG_SECONDS) for future in futures] == [True, True]
         assert end(process, sandbox) == (0, ["stopped"])
         idle.close()
+
+
+def test_a_file_next_to_the_models_that_is_removed_meanwhile_does_not_matter(sandbox: Sandbox) -> None:
+    """Triton cannot list its models while the link to such a file leads nowhere."""
+    folder = sandbox.working_folder
+    write_ensemble(folder / "models", 1.0)
+    words = folder / "models" / "words.txt"
+    words.write_text("a\n")
+    batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }\n"
+    configs = {
+        "chain": f'name: "chain"\n{ENSEMBLE_CONFIG}',
+        "first": f'name: "first"\n{SLEEPER_CONFIG.replace("count: 1", "count: 2")}{batching}',
+        "second": f'name: "second"\n{SLEEPER_CONFIG}',
+    }
+    run = write_run(folder, "chain", configs=configs, options=RunOptions("", model_repository=str(folder / "models")))
+    with serving(sandbox, run) as (process, _):
+        words.unlink()
+        press_ctrl_c(process)
+        assert end(process, sandbox) == (0, ["stopped"])
 
 
 @pytest.mark.parametrize("ends", ["by a second Ctrl-C", "at the timeout", "with the server"])

@@ -91,6 +91,9 @@ class UnclosableTarget(RecordedServer):
     def start(self) -> None:
         """Do nothing: nothing is deployed."""
 
+    def forget_vanished(self) -> None:
+        """Do nothing: there is no model repository."""
+
     def close(self) -> None:
         self.closed += 1
         raise ServerFault("not restored")
