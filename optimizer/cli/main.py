@@ -65,7 +65,8 @@ def _run(argv: list[str]) -> int:
         # OpenBLAS starts a thread for each CPU, and raises SIGINT if a limit does not permit that
         from optimizer.machine.hardware import MORE_THREADS, thread_problem
 
-        if problem := thread_problem(1):
+        if thread_problem(1):
+            problem = "no more processes and threads can be started"
             return fail(f"{problem}; {MORE_THREADS}", EnvironmentFault.exit_code)
         return fail("interrupted", INTERRUPTED)
     except TuneError as error:

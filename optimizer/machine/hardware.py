@@ -80,7 +80,8 @@ def thread_problem(needed: int) -> str:
             thread.start()
             threads.append(thread)
     except RuntimeError:  # can't start new thread
-        return f"only {len(threads)} more processes and threads can be started, and a run needs at least {needed}"
+        possible = f"only {len(threads)}" if threads else "no"
+        return f"{possible} more processes and threads can be started, and a run needs at least {needed}"
     finally:
         ended.set()
         for thread in threads:
