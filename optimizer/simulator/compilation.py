@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder
 from optimizer.core.locks import file_lock
 from optimizer.core.process import run_command
@@ -83,9 +84,18 @@ def compiled(function: F, **options: bool) -> F:
 
     It is compiled with the first function that calls it, and stored as a part of the loop that contains it.
     """
-    numba: Any = importlib.import_module("numba")
-    result: F = numba.njit(nogil=True, **options)(function)
+    result: F = _import_numba().njit(nogil=True, **options)(function)
     return result
+
+
+def _import_numba() -> Any:
+    """Return the module numba. Raises EnvironmentFault if its compiler is switched off."""
+    numba: Any = importlib.import_module("numba")
+    if numba.config.DISABLE_JIT:
+        raise EnvironmentFault(
+            "the simulator needs Numba's compiler, which the variable NUMBA_DISABLE_JIT switches off; unset it"
+        )
+    return numba
 
 
 def inlined(function: F) -> F:
@@ -154,7 +164,7 @@ def _stored(function: Callable[..., Any]) -> Any:
     Numba would use stored code as long as the file with the function is unchanged. Here the code depends on all files
     of its folder. The attributes are private (see ``test_compilation.py``).
     """
-    numba: Any = importlib.import_module("numba")
+    numba = _import_numba()
     with _cache_folder_set(numba):
         try:
             loop = numba.njit(cache=True, nogil=True)(function)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from optimizer.core.errors import EnvironmentFault
 from optimizer.core.locks import file_lock
 from optimizer.simulator.compilation import CompiledOnce, compiled, inlined
 
@@ -54,6 +55,13 @@ def test_functions_of_a_loop_are_inlined() -> None:
     values = np.zeros(1, np.int64)
     compiled(add_two)(values)
     assert values[0] == 2
+
+
+def test_a_compiler_that_is_switched_off_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    for decorator in (compiled, inlined, CompiledOnce):
+        with pytest.raises(EnvironmentFault, match=r"which the variable NUMBA_DISABLE_JIT switches off; unset it$"):
+            decorator(doubled)
 
 
 def test_a_process_waits_for_another_one_that_compiles(cache: Path) -> None:
