@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import logging
 import math
+import os
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 from xml.etree import ElementTree
@@ -80,8 +83,7 @@ class Drawing:
 def report_style() -> Iterator[None]:
     """Set matplotlib to the style of the report, without warnings and without formulas in text."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    import matplotlib as mpl
-
+    mpl = _import_matplotlib()
     hidden = ("axes.spines.right", "axes.spines.top", "legend.frameon", "xtick.bottom", "ytick.left")
     style: dict[Any, Any] = {
         **dict.fromkeys((*hidden, "text.parse_math"), False),
@@ -112,6 +114,7 @@ def _figure_class() -> type[Figure]:
 
     Making these lists takes a third of the time of the import.
     """
+    _import_matplotlib()
     from matplotlib import artist as artists
 
     list_properties = artists.kwdoc
@@ -121,6 +124,23 @@ def _figure_class() -> type[Figure]:
     finally:
         artists.kwdoc = list_properties
     return Figure
+
+
+def _import_matplotlib() -> Any:
+    """Return the module matplotlib. Its import fails if the variable MPLBACKEND names no backend.
+
+    The plots use no backend, but a notebook that imports matplotlib later expects that of the variable.
+    """
+    if "matplotlib" in sys.modules or "MPLBACKEND" not in os.environ:
+        return importlib.import_module("matplotlib")
+    backend = os.environ.pop("MPLBACKEND")
+    try:
+        mpl = importlib.import_module("matplotlib")
+    finally:
+        os.environ["MPLBACKEND"] = backend
+    with suppress(ValueError):
+        mpl.rcParams["backend"] = backend
+    return mpl
 
 
 def svg(drawn: Drawing) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -95,6 +96,20 @@ def test_a_report_that_cannot_be_written_names_the_place_and_the_flag(run: Path,
 def test_matplotlib_lists_the_properties_of_artists_after_a_plot() -> None:
     axes = new_figure().subplots()
     assert "linewidth" in kwdoc(axes.plot([1], [1]))
+
+
+@pytest.mark.parametrize(("backend", "used"), [("nonsense", "agg"), ("svg", "svg")])
+def test_the_backend_of_a_notebook_is_kept_and_an_unknown_one_ignored(backend: str, used: str) -> None:
+    program = (
+        "import os; from optimizer.results.report.figure_style import new_figure; new_figure(); import matplotlib;"
+        "print(os.environ['MPLBACKEND'], matplotlib.get_backend())"
+    )
+    environment = {**os.environ, "MPLBACKEND": backend}
+    environment.pop("DISPLAY", None)
+    shown = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    )
+    assert shown.stdout.split() == [backend, used]
 
 
 class TestFormats:
