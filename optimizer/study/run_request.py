@@ -65,6 +65,8 @@ def read_run_request(
     """
     parsed = parse_values(values, is_known)
     if "resume" in parsed:
+        if "dry-run" in parsed:
+            raise BadInputError("--dry-run: it describes a new run, but --resume continues one; leave one out")
         options, folder = _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, flag)
         return RunRequest(options, folder, parsed=parsed)
     if "from-model-analyzer" not in parsed:

@@ -155,7 +155,7 @@ def test_a_server_that_reads_the_inputs_is_mentioned(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--resume", str(SAMPLE)), f"--resume {SAMPLE} keeps the options of the run; leave --dry-run out"),
+        (("--resume", str(SAMPLE)), "--dry-run: it describes a new run, but --resume continues one; leave one"),
         (("--cluster", "auto", "net.onnx"), "--dry-run: it describes a run on this machine, but --cluster measures"),
         (("--out", "net.onnx", "net.onnx"), "results folder net.onnx: cannot write there (Not a directory)"),
     ],
