@@ -24,7 +24,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune explain",
         usage="[options] RUN",
-        description="Explain what limits the throughput of a run, which constraint binds,\n"
+        description="Explain what limits the throughput of a run, which bound prevents more,\n"
         "which changes would help, and why the runner-up was not recommended. Reads\n"
         "the folder of the run, and starts a server only with --measure.",
         epilog=EPILOG,

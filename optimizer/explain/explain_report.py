@@ -61,7 +61,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     _heading(console, f"What limits the throughput: {_bottleneck_name(explanation)}")
     _sentences(console, *explanation.bottleneck.reasons)
     _print_stages(console, explanation)
-    _heading(console, "Which constraint binds")
+    _heading(console, f"Which bound prevents {formatting.advantage(explanation.outcome.objective)}")
     _sentences(console, *_binding_constraint(explanation))
     if explanation.changes is not None:
         _print_changes(console, explanation, explanation.changes)

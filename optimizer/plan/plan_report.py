@@ -258,7 +258,7 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
         latency = formatting.short_metric(answer.configuration.sla.judged_latency)
         expected = "" if answer.is_overloaded else f", {latency} {_latency_text(answer, at_rate)} ms"
         each = _infer_rate(answer, answer.rate / answer.replicas)
-        yield "each", f"{formatting.percent(at_rate.utilization)} used{expected}, {each}"
+        yield "each", f"{formatting.percent(at_rate.utilization)} of its capacity{expected}, {each}"
         if at_rate.refused is not None:
             yield "refused", f"{formatting.percent(at_rate.refused, 2)} of the requests, by the limited queue"
         if not answer.is_overloaded:
@@ -315,7 +315,8 @@ def _planned_share_text(answer: FleetPlan, measured: Point) -> str:
 
 def _print_headroom(console: Console, answer: FleetPlan, simulated: SimulatedFleet) -> None:
     latency = formatting.short_metric(answer.configuration.sla.judged_latency)
-    table = plain_table(">of the rate", ">infer/s", f">{latency} ms", ">used", ">busy", "within the bound")
+    numbers = (">of the rate", ">infer/s", f">{latency} ms", ">of capacity", ">computing")
+    table = plain_table(*numbers, "within the bound")
     for load in simulated.headroom:
         within = "yes" if load.meets_safely else "likely" if load.meets else "no"
         cells = (formatting.percent(load.rate / answer.rate), formatting.number(_request_size(answer) * load.rate))
@@ -323,6 +324,8 @@ def _print_headroom(console: Console, answer: FleetPlan, simulated: SimulatedFle
             *cells, _latency_text(answer, load), *map(formatting.percent, (load.utilization, load.busy)), within
         )
     print_table(console, table)
+    print_wrapped(console, "of capacity", "share of the highest rate that the replicas can serve")
+    print_wrapped(console, "computing", "share of the time in which their instances compute")
 
 
 def _latency_text(answer: FleetPlan, load: LoadForecast) -> str:

@@ -12,7 +12,7 @@ from optimizer.results import formatting
 
 SATURATED = 0.8  # share of time computing above which instances count as saturated; batches have gaps between them
 MIN_WAIT_SHARE = 0.1  # wait relative to the time of computing below which few requests wait
-HEADERS = ("model", ">instances", ">busy", ">queue ms", ">compute ms")
+HEADERS = ("model", ">instances", ">computing", ">queue ms", ">compute ms")
 
 
 @dataclass(frozen=True, slots=True)

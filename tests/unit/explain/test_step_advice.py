@@ -218,7 +218,7 @@ def test_the_limiting_step_is_in_text_json_and_report(tmp_path: Path) -> None:
     explanation = explain(finished)
     text = explanation_text(explanation)
     assert "What limits the throughput: first\n" in text
-    assert "  first           1  90 %     6.000       1.800\n" in text
+    assert "  first           1       90 %     6.000       1.800\n" in text
     assert "first has to serve more before these gains are possible" in " ".join(text.split())
     result = json.loads(json.dumps(document(explanation)))
     assert result["limiting_step"] == {"model": "first", "saturated": True, "setting": DELAY}

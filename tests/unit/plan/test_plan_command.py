@@ -318,7 +318,7 @@ def test_replicas_that_cannot_serve_the_rate_have_no_forecast_and_no_cost_of_an_
     assert "5.00 per hour, 3,650.00 per month (730 hours) power" in shown
     assert "measured throughput" not in shown
     assert "per million" not in shown
-    assert re.search(r"^each +\d+ % used, 45,000 infer/s$", text, re.MULTILINE)
+    assert re.search(r"^each +\d+ % of its capacity, 45,000 infer/s$", text, re.MULTILINE)
     assert re.search(r"^ +100 % +90,000 +– +\d+ % +100 % +no$", text, re.MULTILINE)
 
 
