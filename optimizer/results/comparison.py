@@ -231,6 +231,8 @@ def _why_no_gain(side: ComparedRun) -> str:
     """Return why a run has no usable confirmation; empty if it has one."""
     if side.confirmed is None:
         return f"{side.label} was not measured on fresh servers"
+    if not side.confirmed.point.throughput_infer_per_sec:
+        return f"{side.label} served no request on fresh servers"
     disturbance = side.confirmed.disturbance
     return f"the confirmation of {side.label} was disturbed ({disturbance})" if disturbance else ""
 

@@ -35,6 +35,7 @@ from optimizer.results.terminal_output import (
 )
 
 NO_VALUE = "none"
+NOTHING_SERVED = "no request was served"
 SEE_ABOVE = "see above"  # of an objective that has a row of its own
 COLUMN_GAP = 2  # columns between two columns of the table
 
@@ -114,7 +115,7 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "model", side.run.problem.model
     yield "bound", formatting.bounds(outcome.sla) or NO_VALUE
     searched = "" if confirmed else ", in the search"
-    yield "throughput", outcome_values.estimate(outcome, point, "throughput") + searched
+    yield "throughput", _value_text(outcome, point, "throughput") + searched
     yield "output", outcome_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
     yield "latency", _metric_text(outcome, point, latency)
     other_latencies = (_metric_text(outcome, point, name) for name in bounded if name != latency)
@@ -139,8 +140,12 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     else:
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
         name = "" if objective == "throughput" else f"{formatting.goal_label(objective)} "
-        yield "baseline", name + outcome_values.estimate(outcome, baseline, objective) + missed
+        yield "baseline", name + _value_text(outcome, baseline, objective) + missed
     yield "gain over it", "the same" if baseline is point else outcome_values.gain_over(outcome, outcome.baseline)
+
+
+def _value_text(outcome: Outcome, point: Point, metric: str) -> str:
+    return outcome_values.estimate(outcome, point, metric) if point.throughput_infer_per_sec else NOTHING_SERVED
 
 
 def _metric_text(outcome: Outcome, point: Point, metric: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from objectives.metrics import Measurement
 from optimizer.cli.compare import main
 from optimizer.confirmation.choice import RATIO_TO_ITSELF
 from optimizer.core.errors import BadInputError
@@ -230,6 +231,22 @@ def test_the_speed_of_the_same_machine_is_left_out(tmp_path: Path, cpu: str, rat
     assert comparison.ratio.estimate == pytest.approx(ratio, abs=0.01)
     assert comparison.ratio.is_measurable == (ratio < 1)
     assert "speed probe      20.0 ms" in text_of(comparison)
+
+
+def test_a_run_that_served_no_request_has_no_throughput(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, measured=measured)
+        for name, measured in (("a", MEASURED), ("b", Measurement(0.0, requests=0, stable=True)))
+    ]
+    for run in runs:
+        info = json.loads((run / "run.json").read_text())
+        change_info(change_info(run, "problem", constraints=[]), "options", **info["options"] | {"sla_ms": {}})
+    comparison = compared(*runs)
+    assert comparison.no_gain == "B served no request on fresh servers"
+    text = text_of(comparison)
+    for name in ("throughput", "baseline"):
+        assert re.search(rf"^{name} +1,000 ± 60 infer/s +no request was served$", text, re.MULTILINE)
+    assert "0.00" not in text
 
 
 def test_probes_that_hardly_vary_within_the_runs_cannot_correct_a_large_difference(tmp_path: Path) -> None:
