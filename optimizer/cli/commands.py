@@ -105,6 +105,8 @@ def refuse_options_before_command(argv: Sequence[str]) -> None:
 def refuse_misspelt_command(argv: Sequence[str]) -> None:
     """Raise BadInputError if the first word of a command line is spelled like a command and is no model."""
     word = argv[0] if argv else ""
+    if word in ("help", "version") and not exists(Path(word)):
+        raise BadInputError(f"no command {format_value(word)}; did you mean `tune --{word}`?")
     similar = difflib.get_close_matches(word, COMMANDS, 1, _MIN_SIMILARITY)
     if not similar or word.startswith("-") or exists(Path(word)):
         return

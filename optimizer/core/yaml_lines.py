@@ -110,6 +110,10 @@ def _compose(text: str, file: str, hint: str) -> yaml.Node:
         why = ", ".join(part for part in (error.context, error.problem) if part)
         if error.problem and "'\\t'" in error.problem:
             why = "YAML allows no tab here; write spaces"
+        elif (
+            error.context == "while parsing a block mapping" or error.problem == "mapping values are not allowed here"
+        ):
+            why += "; check the indentation"
         raise BadInputError(f"{one_line(file)}{where}: {one_line(why, _MAX_PROBLEM_CHARACTERS)}") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]

@@ -115,6 +115,8 @@ NAMES = [
     bad("dlrn", "'dlrn'", "did you mean dlrm?", "tune models"),
     bad("run dlrn", "'dlrn'", "did you mean dlrm?"),
     bad("dlmr --sla-p95 20ms", "'dlmr'", "did you mean dlrm?"),
+    bad("help run", "no command 'help'", "did you mean `tune --help`?"),
+    bad("version", "no command 'version'", "did you mean `tune --version`?"),
     bad("reprot run", "'reprot'", "did you mean `tune report`?", "tune --help"),
     bad("optimise", "'optimise'", "tune models"),
     bad(LONG, "xxx", "tune models"),

@@ -31,6 +31,15 @@ FAULTS = [
         "model: {builder: mlp\nsla: x",
         "p.yaml:2:4: while parsing a flow mapping, expected ',' or '}', but got ':'",
     ),
+    (
+        MODEL + "space:\n  instance_group_count: [1]\n   max_batch_size: 4",
+        "p.yaml:4:4: while parsing a block mapping, expected <block end>, but found '<block mapping start>'; "
+        "check the indentation",
+    ),
+    (
+        MODEL + "sla:\n  p95: 5ms\n   p99: 9ms",
+        "p.yaml:4:7: mapping values are not allowed here; check the indentation",
+    ),
     (MODEL + "\tsla: x", "p.yaml:2:1: YAML allows no tab here; write spaces"),
     (
         "profile_models: [m]\nlatency_budget: 20\n",
