@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from optimizer.core.trial import LoadPoint, Trial
 
 pytest_plugins = ["tests.file_kinds"]
 ALONE = "alone"
+T = TypeVar("T")
 LOG_BYTES = 2**13  # of a log, in the report of a failed test
 
 
@@ -111,6 +112,12 @@ def pytest_runtest_makereport(
     if report.failed and isinstance(error, TuneError) and error.log is not None and error.log.exists():
         report.sections.append((f"end of {error.log}", read_tail(error.log, LOG_BYTES)))
     return report
+
+
+def not_none(value: T | None) -> T:
+    """Return ``value``, which the test requires to exist."""
+    assert value is not None
+    return value
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:

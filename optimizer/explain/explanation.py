@@ -234,7 +234,7 @@ def _bottleneck(
     return find_bottleneck(subject, _gain_of_instances(changes, subject.point.candidate), removals, step_reasons)
 
 
-def _has_fp16_conversion(run: FinishedRun) -> bool:
+def has_fp16_conversion(run: FinishedRun) -> bool:
     """Return whether the model may be converted to FP16.
 
     It cannot if it computes in FP16 already, or if its code in Python decides how it computes.
@@ -263,7 +263,7 @@ def _forecast_changes(
         return None
     tried = list(dict.fromkeys([candidate, *(point.candidate for point in outcome.front.points)]))
     tried = tried[:: max(1, math.ceil(len(tried) / MAX_CANDIDATES))]
-    factor = fp16_factor if _has_fp16_conversion(run) else None
+    factor = fp16_factor if has_fp16_conversion(run) else None
     on_gpu = bool(run.gpus)
     forecaster: Forecaster
     next_load = None

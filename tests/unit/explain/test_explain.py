@@ -27,7 +27,7 @@ from optimizer.explain.bottleneck import (
     used_shares,
     worst_missed,
 )
-from optimizer.explain.explanation import Explanation, explain, find_runner_up
+from optimizer.explain.explanation import Explanation, explain, find_runner_up, has_fp16_conversion
 from optimizer.explain.explanation_document import document
 from optimizer.explain.forecaster import CandidateForecast, Gain, compute_gain
 from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
@@ -37,6 +37,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from optimizer.simulator.simulate import lognormal_jitter
 from tests import simulated_results
+from tests.conftest import not_none
 from tests.explanation_text import explanation_text
 from tests.run_folders import change_info
 from tests.simulation import linear_times, simulate
@@ -144,8 +145,7 @@ def test_a_faster_network_is_forecast_for_a_single_model_only(folder: Path, *, s
     change_info(folder, "problem", batcher="tokenizer" if several else "dlrm")
     shutil.rmtree(folder / "best")
     explanation = explain(read_run(folder))
-    assert explanation.changes is not None
-    kinds = {remedy.kind for remedy in explanation.changes.remedies}
+    kinds = {remedy.kind for remedy in not_none(explanation.changes).remedies}
     assert ("faster_network" in kinds) is not several
     text = explanation_text(explanation)
     assert ("\n  other models  " in text, "\n  network  " in text) == (several, not several)
@@ -213,8 +213,7 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
     recommended, too_slow, too_large = point(100, 15.0, 5e8), point(110, 25.0, 5e8), point(120, 15.0, 2e9)
     slow_and_large = point(200, 30.0, 3e9)
     points = [recommended, too_slow, too_large, slow_and_large]
-    result = find_binding_constraint(recommended, points, sla, METRICS["throughput"])
-    assert result is not None
+    result = not_none(find_binding_constraint(recommended, points, sla, METRICS["throughput"]))
     assert (result.constraint, result.beyond) == (sla.constraints[1], too_large)
     assert result.gain == pytest.approx(0.2)
     assert used_shares(recommended, sla) == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
@@ -223,12 +222,10 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
     assert worst_missed(slow_and_large, sla) == sla.constraints[1]
     floor = Sla.from_bounds({"throughput": 115.0})
     quicker, memory = point(80, 5.0, 1e9), METRICS["memory"]
-    result = find_binding_constraint(too_large, [*points, quicker], floor, METRICS["latency-p95"])
-    assert result is not None
+    result = not_none(find_binding_constraint(too_large, [*points, quicker], floor, METRICS["latency-p95"]))
     assert (result.constraint, result.beyond) == (floor.constraints[0], quicker)
     assert result.gain == pytest.approx(2.0), "a third of the latency is three times as good"
-    smaller = find_binding_constraint(too_large, [*points, quicker], floor, memory)
-    assert smaller is not None
+    smaller = not_none(find_binding_constraint(too_large, [*points, quicker], floor, memory))
     assert smaller.beyond is recommended
 
 
@@ -266,7 +263,6 @@ def test_forecast_gains_match_the_simulated_server() -> None:
     subject = Point(2, candidate, LoadPoint(1, 16), simulated_measurement(candidate, 16))
     forecaster = SimulatedForecaster(latest_points(trials), subject, problem)
     forecast_now, throughput_now = forecaster.best([candidate], SLA), best_throughput(candidate, 20.0)
-    assert forecast_now is not None
     three_instances = replace(candidate, instance_count=3)
     cases: list[tuple[str, CandidateForecast | None, float]] = [
         ("three instances", forecaster.best([three_instances], SLA), best_throughput(three_instances, 20.0)),
@@ -287,8 +283,7 @@ def test_forecast_gains_match_the_simulated_server() -> None:
         ),
     ]
     for name, forecast, throughput in cases:
-        gain = compute_gain(forecast, forecast_now)
-        assert gain is not None
+        gain = not_none(compute_gain(forecast, not_none(forecast_now)))
         assert gain.interval is None
         assert 1 + gain.estimate == pytest.approx(throughput / throughput_now, rel=0.15), name
     assert forecaster.best([candidate], Sla.from_bounds({"p95": 1.0})) is None
@@ -305,11 +300,9 @@ def test_a_forecast_is_within_every_bound() -> None:
     subject = Point(0, candidate, LoadPoint(1, 16), simulated_measurement(candidate, 16))
     forecaster = SimulatedForecaster(latest_points(trials), subject, problem)
     assert set(forecaster.latencies) == {"latency-p95", "latency-avg"}
-    wide = forecaster.best([candidate], Sla.from_bounds({"p95": 40.0}))
-    assert wide is not None
+    wide = not_none(forecaster.best([candidate], Sla.from_bounds({"p95": 40.0})))
     average_ms = 0.7 * wide.latencies_ms["latency-avg"]
-    narrow = forecaster.best([candidate], Sla.from_bounds({"p95": 40.0, "avg": average_ms}))
-    assert narrow is not None
+    narrow = not_none(forecaster.best([candidate], Sla.from_bounds({"p95": 40.0, "avg": average_ms})))
     assert narrow.latencies_ms["latency-avg"] <= average_ms
     assert narrow.throughput_infer_per_sec < wide.throughput_infer_per_sec
 
@@ -367,23 +360,21 @@ def test_sizes_and_counts_that_failed_are_not_advised(
 def test_the_sample_run_is_explained(sample: Explanation) -> None:
     assert sample.bottleneck.kind == "compute"
     assert sample.subject.busy_share == pytest.approx(0.93, abs=0.01)
-    assert sample.binding is not None
-    assert str(sample.binding.constraint) == "p95 <= 20 ms"
-    assert sample.changes is not None
-    kinds = {remedy.kind for remedy in sample.changes.remedies}
+    assert str(not_none(sample.binding).constraint) == "p95 <= 20 ms"
+    changes = not_none(sample.changes)
+    kinds = {remedy.kind for remedy in changes.remedies}
     assert kinds == {"more_instances", "fp16", "larger_batches", "faster_network", "no_copying"}
-    half_bound, wider_bound, twice_bound = sample.changes.other_slas
+    half_bound, wider_bound, twice_bound = changes.other_slas
     assert (half_bound.bound_ms, wider_bound.bound_ms, twice_bound.bound_ms) == (10.0, 30.0, 40.0)
     gains = [other.gain.estimate for other in (half_bound, wider_bound, twice_bound) if other.gain]
     assert gains[0] < 0 < gains[1] <= gains[2] + 0.02
     assert sample.runner_up is not None
     assert sample.runner_up.point.trial == 5
     assert sample.runner_up.missed == "", "it was measured for comparison only"
-    gain = sample.runner_up.gain
-    assert gain is not None
-    assert gain.ratio is not None
-    low, high = gain.ratio.bounds
-    assert low < gain.ratio.estimate < high
+    gain = not_none(sample.runner_up.gain)
+    ratio = not_none(gain.ratio)
+    low, high = ratio.bounds
+    assert low < ratio.estimate < high
     assert document(sample)["runner_up"]["speedup_interval"] == [low, high]
     shown = explanation_text(sample, 200)
     assert max(map(len, shown.splitlines())) <= 80
@@ -404,10 +395,8 @@ def test_the_first_objective_decides_what_a_run_is_compared_by(folder: Path) -> 
     assert beyond in shown
     assert "Another measurement within the bounds had a lower p95: 12,582 infer/s, p95 15.6 ms" in shown
     assert "Gains are in throughput; the objective of the run is p95." in shown
-    assert explanation.runner_up is not None
     assert "its p95 was 5.3 % higher than that of the recommendation (from 1.2 % lower to 12.3 % higher)" in shown
-    gain = explanation.runner_up.gain
-    assert gain is not None
+    gain = not_none(not_none(explanation.runner_up).gain)
     assert (gain.metric, gain.value) == ("latency-p95", explanation.subject.point.measurement.latency_p95_ms)
     assert document(explanation)["runner_up"]["speedup_values"] == [gain.value, gain.compared_value]
 
@@ -416,8 +405,7 @@ def test_the_first_objective_decides_what_a_run_is_compared_by(folder: Path) -> 
 def test_the_runner_up_is_the_second_best_by_the_objective(objective: str, trial: int) -> None:
     run = read_run(SAMPLE)
     problem = replace(run.problem, objectives=(METRICS[objective],))
-    runner_up = find_runner_up(replace(run, problem=problem, baseline=BATCHED))
-    assert runner_up is not None
+    runner_up = not_none(find_runner_up(replace(run, problem=problem, baseline=BATCHED)))
     assert runner_up.point.trial == trial
 
 
@@ -435,26 +423,27 @@ def test_the_fp16_factor_is_an_option(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("name", ["best", "baseline"])
-def test_fp16_is_left_out_for_a_model_in_python(folder: Path, name: str) -> None:
+def test_a_model_in_python_has_no_conversion_to_fp16(folder: Path, name: str) -> None:
     shutil.rmtree(folder / "best")
     (folder / name).mkdir()
     (folder / name / "config.pbtxt").write_text('name: "m"\nbackend: "python"\nnew_field: 1\n')
-    explanation = explain(read_run(folder))
-    assert explanation.changes is not None
-    assert "fp16" not in {remedy.kind for remedy in explanation.changes.remedies}
-    assert "FP16" not in explanation_text(explanation)
-
-
-def test_fp16_is_left_out_for_a_model_in_fp16(folder: Path) -> None:
-    facts = json.loads((folder / "run.json").read_text())["problem"]["facts"]
-    change_info(folder, "problem", facts=facts | {"precision": "fp16"})
-    assert "FP16" not in explanation_text(explain(read_run(folder)))
+    assert not has_fp16_conversion(read_run(folder))
 
 
 @pytest.mark.parametrize("text", ["not a config", 'name: "m"\nplatform: "onnxruntime_onnx"\n'])
-def test_fp16_is_offered_for_other_and_unknown_backends(folder: Path, text: str) -> None:
+def test_models_of_other_and_unknown_backends_have_a_conversion_to_fp16(folder: Path, text: str) -> None:
     (folder / "best" / "config.pbtxt").write_text(text)
-    assert "FP16" in explanation_text(explain(read_run(folder)))
+    assert has_fp16_conversion(read_run(folder))
+
+
+def test_fp16_is_left_out_for_a_model_without_a_conversion(folder: Path) -> None:
+    """The model computes in FP16 already."""
+    facts = json.loads((folder / "run.json").read_text())["problem"]["facts"]
+    change_info(folder, "problem", facts=facts | {"precision": "fp16"})
+    explanation = explain(read_run(folder))
+    assert not has_fp16_conversion(explanation.run)
+    assert "fp16" not in {remedy.kind for remedy in not_none(explanation.changes).remedies}
+    assert "FP16" not in explanation_text(explanation)
 
 
 def test_a_bound_that_only_unstable_measurements_meet_is_not_said_to_be_missed(folder: Path) -> None:
@@ -491,10 +480,9 @@ def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
     json.dumps(document(explanation), allow_nan=False)
 
 
-def test_a_model_that_is_far_from_the_measurements_is_no_proof(sample: Explanation) -> None:
-    assert sample.changes is not None
+def test_the_text_warns_if_the_model_is_far_from_the_measurements(sample: Explanation) -> None:
     assert "far from the measurements" not in explanation_text(sample)
-    inaccurate_model = replace(sample, changes=replace(sample.changes, error=0.4))
+    inaccurate_model = replace(sample, changes=replace(not_none(sample.changes), error=0.4))
     assert "far from the measurements: measure a change to rely on it" in " ".join(
         explanation_text(inaccurate_model).split()
     )
@@ -506,8 +494,7 @@ def test_a_killed_run_is_explained_from_its_measurements(folder: Path) -> None:
     (folder / "trials.csv").write_text("".join(lines[:4]) + lines[4][:30])
     explanation = explain(read_run(folder))
     assert "was killed" in explanation_text(explanation)
-    assert explanation.changes is not None
-    assert explanation.changes.measurement_count == 3
+    assert not_none(explanation.changes).measurement_count == 3
 
 
 @pytest.mark.parametrize(
