@@ -131,6 +131,18 @@ def drawn_problem() -> Problem:
     return Problem("drawn", space, 1, 64, sla=Sla.from_bounds({"p95": BOUND_MS}))
 
 
+def make_confirmer(
+    server: RandomServer, trials: list[Trial], problem: Problem, folder: Path, budget: Budget, **measuring: Any
+) -> Confirmer:
+    """Return the confirmation of ``trials``, which writes trials.csv in ``folder``.
+
+    ``measuring`` has arguments of its ``Measurer``.
+    """
+    table = TrialsTable(folder / "trials.csv", "drawn", {})
+    measurer = Measurer(server, server, table, **{"observer": QuietObserver(), **measuring})
+    return Confirmer(problem, server, measurer, budget, trials)
+
+
 def confirm(
     server: RandomServer,
     trials: list[Trial],
@@ -144,7 +156,7 @@ def confirm(
     for trial in trials:
         for load, measurement in trial.measurements:
             table.append(trial, load, measurement)
-    measuring = Measurer(server, server, table, QuietObserver(), speed_probe=speed_probe)
-    confirmed = Confirmer(problem, server, measuring, Budget(seconds), table.read()).run(COMPARISONS)
+    confirmer = make_confirmer(server, table.read(), problem, path, Budget(seconds), speed_probe=speed_probe)
+    confirmed = confirmer.run(COMPARISONS)
     assert table.read() == confirmed, "all of it is in the table"
     return confirmed

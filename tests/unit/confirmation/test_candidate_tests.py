@@ -25,6 +25,7 @@ from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial, latest_points
+from tests.conftest import not_none
 from tests.random_server import FAST, FASTER, LOADS, RandomServer, searched
 
 ERROR = 0.01
@@ -34,10 +35,16 @@ PREDICTIONS = LoadPredictions((LOWER, HIGHER), (-0.5, -0.18), (1000.0, 1100.0))
 HIGHER_ONLY_FIRST = LoadPredictions((LOWER, HIGHER), (-0.5, -0.3), (1000.0, 1100.0))  # also for a second candidate
 
 
-def make_tests(trial: Trial, problem: Problem, shares: tuple[float, ...]) -> CandidateTests:
-    plan = ConfirmationPlan(ERROR, (trial.number,), {trial.number: PREDICTIONS})
-    confirmation = ConfirmationState(problem, plan, [trial], START_SECONDS, is_cross_checked=False)
-    return CandidateTests(confirmation, latest_points([trial])[0], PREDICTIONS, shares)
+def confirmation_of(trial: Trial, problem: Problem, predictions: LoadPredictions = PREDICTIONS) -> ConfirmationState:
+    """Return the state of a confirmation that tests only ``trial``."""
+    plan = ConfirmationPlan(ERROR, (trial.number,), {trial.number: predictions})
+    return ConfirmationState(problem, plan, [trial], START_SECONDS, is_cross_checked=False)
+
+
+def make_tests(
+    trial: Trial, problem: Problem, shares: tuple[float, ...], predictions: LoadPredictions = PREDICTIONS
+) -> CandidateTests:
+    return CandidateTests(confirmation_of(trial, problem), latest_points([trial])[0], predictions, shares)
 
 
 @pytest.fixture
@@ -59,17 +66,14 @@ def test_the_tests_begin_at_the_load_at_which_the_candidate_is_compared(trial: T
     first, second = (
         make_tests(trial, problem, shares).sequence.current for shares in (ERROR_SHARES, OTHER_ERROR_SHARES)
     )
-    assert first is not None
-    assert second is not None
-    assert PREDICTIONS.loads[first] == PREDICTIONS.first_compared_load == HIGHER
-    assert PREDICTIONS.loads[second] == LOWER
+    assert PREDICTIONS.loads[not_none(first)] == PREDICTIONS.first_compared_load == HIGHER
+    assert PREDICTIONS.loads[not_none(second)] == LOWER
 
 
 def test_a_load_is_begun_once_a_server_was_measured_to_test_it(trial: Trial, problem: Problem) -> None:
     """A begun test is finished before that of another candidate."""
     tests = make_tests(trial, problem, ERROR_SHARES)
-    index = tests.next_load()
-    assert index is not None
+    index = not_none(tests.next_load())
     assert not tests.state(index).is_begun
     compared = make_tests(with_server(trial, HIGHER, error=0.0), problem, ERROR_SHARES)
     assert not compared.state(index).is_begun, "a comparison is no test"
@@ -87,9 +91,7 @@ def test_one_slow_server_at_another_load_does_not_hide_what_a_load_serves(trial:
         error = ERROR * OTHER_ERROR_SHARES[0] if load == HIGHER else 0.0
         window = Measurement(served, latency_p95_ms=10.0)
         trial = trial.with_confirmation(ConfirmationWindow(number, load, window, error))
-    plan = ConfirmationPlan(ERROR, (trial.number,), {trial.number: PREDICTIONS})
-    confirmation = ConfirmationState(problem, plan, [trial], START_SECONDS, is_cross_checked=False)
-    tests = CandidateTests(confirmation, latest_points([trial])[0], HIGHER_ONLY_FIRST, OTHER_ERROR_SHARES)
+    tests = make_tests(trial, problem, OTHER_ERROR_SHARES, HIGHER_ONLY_FIRST)
     assert tests.throughput(1) == pytest.approx(0.4 * 1100.0), "it was tested"
     assert tests.throughput(0) == pytest.approx(1000.0 * 0.4 ** (1 / 3))
 
@@ -133,8 +135,7 @@ def test_at_request_rates_a_test_begins_where_it_is_likely_to_pass(rate_trial: T
     predictions = predict_loads(best, points, rate_problem, None)
     expected = dict(zip(predictions.loads, predictions.log_latency_ratios, strict=True))
     assert expected[best.load] > math.log(1.3 * (best.measurement.latency_p95_ms or 0) / BOUND_MS)
-    plan = ConfirmationPlan(ERROR, (0,), {0: predictions})
-    confirmation = ConfirmationState(rate_problem, plan, [rate_trial], START_SECONDS, is_cross_checked=False)
+    confirmation = confirmation_of(rate_trial, rate_problem, predictions)
     limited = begin_likely(confirmation, best, predictions, ERROR_SHARES)
     begun, by_latency = (
         one.loads[CandidateTests(confirmation, best, one, ERROR_SHARES).sequence.current or 0].request_rate
@@ -150,8 +151,7 @@ def test_the_forecast_of_a_load_shape_is_about_its_mean_rate(rate_trial: Trial, 
     ratios = []
     for distribution in ("poisson", "spike:4x:10%:1s"):
         times = RequestTimes(distribution, float(distribution != "poisson"))
-        forecast = forecast_trial(rate_trial, replace(rate_problem, request_times=times))
-        assert forecast is not None
+        forecast = not_none(forecast_trial(rate_trial, replace(rate_problem, request_times=times)))
         ratios.append(forecast.log_latency_ratios([load], rate_problem)[0])
     assert ratios[1] < ratios[0] - 0.1
 
@@ -169,8 +169,7 @@ def test_rates_with_too_few_requests_for_a_pass_are_chosen_by_their_latency(
     )
     (point,) = latest_points([trial])
     predictions = predict_loads(point, [point], problem, None)
-    plan = ConfirmationPlan(ERROR, (0,), {0: predictions})
-    confirmation = ConfirmationState(problem, plan, [trial], START_SECONDS, is_cross_checked=False)
+    confirmation = confirmation_of(trial, problem, predictions)
     tests = CandidateTests(confirmation, point, predictions, ERROR_SHARES)
     assert forecast_trial(trial, problem) is not None
     assert tests.chances([0], ERROR) is None
@@ -206,8 +205,7 @@ def test_the_chance_is_that_of_the_model_with_the_fewest_requests(rate_trial: Tr
         pair.append((LoadPoint(1, request_rate=10 * rate), both))
     chances, ratios = [], []
     for measured in (alone, pair):
-        forecast = forecast_trial(replace(rate_trial, measurements=tuple(measured)), rate_problem)
-        assert forecast is not None
+        forecast = not_none(forecast_trial(replace(rate_trial, measurements=tuple(measured)), rate_problem))
         loads = [load for load, _ in measured]
         spreads = {"latency-p95": ServerSpread(0.05**2, 3.0)}
         chances.append(forecast.chances(loads, rate_problem, PlannedTest(4, 60.0, ERROR), spreads))
@@ -222,8 +220,7 @@ def test_in_a_disturbed_run_a_lower_rate_is_likely_to_pass(rate_trial: Trial, ra
     problem = replace(rate_problem, cpu_count=4)
     points = latest_points([rate_trial])
     predictions = predict_loads(points[1], points, problem, None)
-    plan, chances = ConfirmationPlan(ERROR, (0,), {0: predictions}), []
-    untested = ConfirmationState(problem, plan, [rate_trial], START_SECONDS, is_cross_checked=False)
+    untested, chances = confirmation_of(rate_trial, problem, predictions), []
     tested = predictions.loads[CandidateTests(untested, points[1], predictions, ERROR_SHARES).sequence.current or 0]
     quiet = replace(queue_measurement(300.0, 1200), other_cpu_share=0.0, measure_seconds=4.0)
     window = ConfirmationWindow(1, tested, quiet, ERROR * ERROR_SHARES[0], latency_slope=1.5)

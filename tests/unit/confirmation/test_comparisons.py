@@ -29,7 +29,7 @@ from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial, la
 from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.speed_correction import at_other_speed
-from tests.conftest import known_problem, measurement
+from tests.conftest import known_problem, measurement, not_none
 from tests.curve_model import CurveModel
 from tests.random_server import (
     BASELINE,
@@ -42,7 +42,6 @@ from tests.random_server import (
     confirm,
     searched,
 )
-from tests.unit.objectives.test_verdict import measured_window
 
 # a server whose latency rises steeply above 16 requests in flight
 STEEP = CurveModel(lambda load: 50.0 * min(load, 16), lambda load: 0.01 * (1 + max(0, load - 16) / 2))
@@ -81,16 +80,15 @@ def test_a_comparison_is_made_at_its_own_highest_safe_load(
     server = LoadRecordingServer({FAST: (slow,)})
     trials = confirm(server, searched(server, {**LOADS, FAST: searched_load}), problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.dynamic_batching is not None
-    point, gain = outcome.dynamic_batching.point, outcome.dynamic_batching.gain
+    dynamic_batching = not_none(outcome.dynamic_batching)
+    point, gain = dynamic_batching.point, dynamic_batching.gain
     assert point is not None
     highest = BOUND_MS / 1.44 / slow * SERVED[FAST] / 1000
     assert 0.75 * highest < point.load.concurrency < 1.02 * highest
     assert point.measurement.latency_p95_ms <= BOUND_MS  # type: ignore[operator]
     assert len(server.loads[FAST]) <= COMPARED_LOADS
     assert gain is not None
-    assert gain.ratio is not None
-    assert gain.ratio.estimate == pytest.approx(1.2, rel=0.01)
+    assert not_none(gain.ratio).estimate == pytest.approx(1.2, rel=0.01)
 
 
 def test_with_a_latency_objective_all_are_confirmed_at_their_loads_in_the_search(
@@ -102,22 +100,22 @@ def test_with_a_latency_objective_all_are_confirmed_at_their_loads_in_the_search
     trials = confirm(server, searched(server, dict.fromkeys(LOADS, 1)), problem, tmp_path)
     assert server.loads == {FASTER: [1], BASELINE: [1], FAST: [1]}
     outcome = assess(trials, problem, BASELINE, FAST)
-    gain = outcome.baseline.gain
-    assert gain is not None
-    assert gain.ratio is not None
-    assert outcome.recommended is not None
-    assert outcome.baseline.point is not None
-    values = [point.measurement.latency_p95_ms for point in (outcome.recommended, outcome.baseline.point)]
+    gain = not_none(outcome.baseline.gain)
+    ratio = not_none(gain.ratio)
+    values = [
+        point.measurement.latency_p95_ms
+        for point in (not_none(outcome.recommended), not_none(outcome.baseline.point))
+    ]
     assert [gain.value, gain.compared_value] == values
-    assert gain.ratio.estimate == pytest.approx(gain.compared_value / gain.value, rel=0.01)
-    assert gain.ratio.interval.low < SERVED[FASTER] / SERVED[BASELINE] < gain.ratio.interval.high
+    assert ratio.estimate == pytest.approx(gain.compared_value / gain.value, rel=0.01)
+    assert ratio.interval.low < SERVED[FASTER] / SERVED[BASELINE] < ratio.interval.high
     rows = {name: cells for name, *cells in outcome_values.comparisons(outcome, problem)}
     assert rows["current (baseline)"][-1] == "p95 3.89x lower (3.59 to 4.21)"
     assert outcome_values.compared_loads(problem) == "Each at the lowest load, because latency rises with it."
     assert "p95 1.20 ± 0.06 ms" in summary.answer(outcome, replace(problem, sla=Sla())), "the objective has no bound"
     document = result_document.document(outcome, wall_seconds=1, results_dir="r")
     assert document["objective"] == {"metric": "latency-p95", "better": "lower"}
-    assert document["speedup"] == gain.ratio.estimate
+    assert document["speedup"] == ratio.estimate
     assert document["speedup_values"] == values
     assert document["speedup_text"] == rows["current (baseline)"][-1]
 
@@ -216,8 +214,7 @@ def test_a_comparison_that_was_not_confirmed_has_no_gain(problem: Problem, tmp_p
     server = RandomServer(broken=(BASELINE,))
     outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
     assert outcome.baseline.gain is None
-    assert outcome.dynamic_batching is not None
-    assert outcome.dynamic_batching.gain is not None
+    assert not_none(outcome.dynamic_batching).gain is not None
 
 
 def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: Problem) -> None:
@@ -230,11 +227,9 @@ def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: 
                 trials[place] = trials[place].with_confirmation(confirmation)
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.confirmed is not None
-    assert outcome.dynamic_batching is not None
-    assert outcome.dynamic_batching.gain is not None
+    assert not_none(outcome.dynamic_batching).gain is not None
     assert outcome.baseline.gain is None
-    assert outcome.baseline.point is not None
-    assert outcome.baseline.point.load.concurrency == 6
+    assert not_none(outcome.baseline.point).load.concurrency == 6
     rows = {name: cells for name, *cells in outcome_values.comparisons(outcome, problem)}
     assert rows["current (baseline)"][-1] == f"not confirmed, misses p95 <= {BOUND_MS:g} ms on fresh servers"
 
@@ -335,8 +330,7 @@ def test_predictions_are_shifted_by_the_difference_at_the_measured_load(problem:
     predictions = LoadPredictions(loads, (-0.6, -0.2, 0.2), (100.0, 150.0, 180.0), highest_first=1)
     measured = Measurement(135.0, latency_p95_ms=BOUND_MS * math.exp(-0.1), stable=True)
     point = Point(0, FAST, loads[1], measured)
-    corrected = predictions.corrected(point, problem)
-    assert corrected is not None
+    corrected = not_none(predictions.corrected(point, problem))
     assert corrected.log_latency_ratios == pytest.approx((-0.5, -0.1, 0.3))
     assert corrected.throughput_infer_per_sec == pytest.approx((90.0, 135.0, 162.0))
     assert corrected.corrected(point, problem) == corrected
@@ -413,7 +407,7 @@ def test_the_interval_of_a_latency_is_that_of_the_slowest_model_under_load(probl
     for server in range(1, LOOKS[0] + 1):
         for _ in range(WINDOWS):
             slow, fast = (
-                measured_window(random.lognormal(math.log(ms), 0.3, 60), sketched=True) for ms in (9.0, 3.0)
+                RandomServer().measured(random.lognormal(math.log(ms), 0.3, 60), 1000.0) for ms in (9.0, 3.0)
             )
             both = replace(slow, latency_sketch="", by_model=to_text({"fast": fast, "slow": slow}))
             alone = alone.with_confirmation(ConfirmationWindow(server, load, slow, 0.01))

@@ -20,7 +20,6 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla, Verdict
 from optimizer.config.problem import Problem
-from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.load_predictions import MAX_LOAD_FACTOR, LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import (
@@ -40,12 +39,11 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.resource_usage import CpuInterval, ResourceUsage
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
-from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import NoOutputCheck
-from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.summary import RemainingTests, next_step, undecided_cause
 from optimizer.store.trials_table import TrialsTable
+from tests.conftest import not_none
 from tests.random_server import (
     BASELINE,
     BOUND_MS,
@@ -59,6 +57,7 @@ from tests.random_server import (
     TimedServer,
     confirm,
     drawn_problem,
+    make_confirmer,
     searched,
     with_measured,
 )
@@ -79,20 +78,19 @@ def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: 
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.servers >= LOOKS[0]
-    assert outcome.confirmed.windows == outcome.confirmed.servers * WINDOWS
-    assert outcome.recommended is outcome.confirmed.point
+    confirmed = not_none(outcome.confirmed)
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.servers >= LOOKS[0]
+    assert confirmed.windows == confirmed.servers * WINDOWS
+    assert outcome.recommended is confirmed.point
     assert outcome.recommended.candidate == FASTER
-    assert outcome.confirmed.latency_ms.low <= outcome.recommended.measurement.latency_p95_ms  # type: ignore[operator]
-    assert outcome.recommended.measurement.latency_p95_ms <= outcome.confirmed.latency_ms.high <= BOUND_MS  # type: ignore[operator]
-    gain = outcome.baseline.gain
-    assert gain is not None
-    assert gain.ratio is not None
-    assert outcome.speedup == gain.ratio.estimate == pytest.approx(4, rel=0.01)
-    assert gain.ratio.interval.low < 4 < gain.ratio.interval.high
-    assert gain.ratio.is_measurable
+    assert confirmed.latency_ms.low <= outcome.recommended.measurement.latency_p95_ms  # type: ignore[operator]
+    assert outcome.recommended.measurement.latency_p95_ms <= confirmed.latency_ms.high <= BOUND_MS  # type: ignore[operator]
+    gain = not_none(outcome.baseline.gain)
+    ratio = not_none(gain.ratio)
+    assert outcome.speedup == ratio.estimate == pytest.approx(4, rel=0.01)
+    assert ratio.interval.low < 4 < ratio.interval.high
+    assert ratio.is_measurable
     compared_loads = [confirmed_load for confirmed_load in outcome.confirmed_loads if not confirmed_load.error]
     assert {confirmed_load.point.candidate for confirmed_load in compared_loads} == {FAST, BASELINE}
     assert all(confirmed_load.servers == COMPARED_SERVERS for confirmed_load in compared_loads)
@@ -178,9 +176,9 @@ def test_no_load_below_the_bound_on_the_throughput_is_tested(
     judged = judged_loads(trials, problem)
     assert all(load > 11 for _, load in judged)
     outcome = assess(trials, problem, FASTER, FASTER)
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS, outcome.confirmed.judged.reason
-    assert outcome.confirmed.point.throughput_infer_per_sec >= 960
+    confirmed = not_none(outcome.confirmed)
+    assert confirmed.judged.verdict is Verdict.PASS, confirmed.judged.reason
+    assert confirmed.point.throughput_infer_per_sec >= 960
 
 
 def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
@@ -202,11 +200,10 @@ def test_a_higher_load_that_serves_no_more_is_not_tested(problem: Problem, tmp_p
 
 def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path: Path) -> None:
     server, observer = RandomServer(), BestPointObserver()
-    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
-    trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
+    confirmer = make_confirmer(server, searched(server, LOADS), problem, tmp_path, Budget(600), observer=observer)
+    trials = confirmer.run(COMPARISONS)
     assert {point.candidate if point else None for point in observer.best_points} == {FASTER}
-    best = assess(trials, problem, BASELINE, FAST).best_so_far
-    assert best is not None
+    best = not_none(assess(trials, problem, BASELINE, FAST).best_so_far)
     assert observer.best_points[-1] == best, "an interrupted run shows the same, not what the search measured"
     assert best.measurement not in [measured for _, measured in trials[best.trial].measurements]
 
@@ -214,10 +211,8 @@ def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path
 def test_the_runner_up_is_tested_if_no_load_of_the_best_candidate_passes(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer(slow={FASTER: (9.0,)})
     outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.candidate == FAST
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert not_none(outcome.recommended).candidate == FAST
+    assert not_none(outcome.confirmed).judged.verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("is_bounded", [True, False])
@@ -231,12 +226,11 @@ def test_a_runner_up_that_serves_clearly_more_on_fresh_servers_is_tested_too(
     trials = confirm(server, searched(RandomServer(), LOADS), problem, tmp_path)
     assert {candidate for candidate, _ in judged_loads(trials, problem)} == {FASTER, FAST}
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.candidate == FAST
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.error == pytest.approx((1 - problem.confidence) * OTHER_ERROR_SHARES[0])
-    assert outcome.confirmed.servers in LOOKS, "the servers by which it was chosen do not count"
+    assert not_none(outcome.recommended).candidate == FAST
+    confirmed = not_none(outcome.confirmed)
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.error == pytest.approx((1 - problem.confidence) * OTHER_ERROR_SHARES[0])
+    assert confirmed.servers in LOOKS, "the servers by which it was chosen do not count"
 
 
 def test_a_runner_up_with_a_clearly_better_objective_is_tested_although_it_serves_less(
@@ -246,8 +240,7 @@ def test_a_runner_up_with_a_clearly_better_objective_is_tested_although_it_serve
     server = RandomServer(slow={FASTER: (1.5,)})
     trials = confirm(server, searched(RandomServer(), dict.fromkeys(LOADS, 1)), problem, tmp_path)
     assert {candidate for candidate, _ in judged_loads(trials, problem)} == {FASTER, FAST}
-    recommended = assess(trials, problem, BASELINE, FAST).recommended
-    assert recommended is not None
+    recommended = not_none(assess(trials, problem, BASELINE, FAST).recommended)
     assert recommended.candidate == FAST
     assert recommended.throughput_infer_per_sec < SERVED[FASTER]
 
@@ -271,8 +264,7 @@ def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison
     predictions = LoadPredictions(
         tuple(loads), (-3.0, -2.5, -2.49, -2.48, -2.47), (200.0, 400.0, 600.0, 800.0, 1000.0)
     )
-    corrected = predictions.for_rival(measured.point, problem)
-    assert corrected is not None
+    corrected = not_none(predictions.for_rival(measured.point, problem))
     sequence = LoadSequence(
         corrected.log_latency_ratios,
         corrected.throughput_infer_per_sec,
@@ -292,15 +284,15 @@ def test_a_lower_load_is_tested_if_the_first_one_does_not_pass(problem: Problem,
     tested_loads = [load for candidate, load in judged_loads(trials, problem) if candidate == FASTER]
     assert tested_loads[1] < tested_loads[0]
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.point.candidate == FASTER
+    confirmed = not_none(outcome.confirmed)
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.point.candidate == FASTER
     passed = [
         load
         for (_, load), tested_load in judged_loads(trials, problem).items()
         if tested_load.judged.verdict is Verdict.PASS
     ]
-    assert outcome.confirmed.point.load.concurrency in passed
+    assert confirmed.point.load.concurrency in passed
 
 
 class BiasedLoadGenerator(RandomServer):
@@ -321,10 +313,11 @@ class BiasedLoadGenerator(RandomServer):
 def cross_checked(
     perf_analyzer: BiasedLoadGenerator, server: RandomServer, problem: Problem, path: Path
 ) -> list[Trial]:
-    table = TrialsTable(path / "trials.csv", "drawn", {})
-    measuring = Measurer(server, server, table, QuietObserver(), cross_checking=perf_analyzer)
-    trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
-    assert [t.cross_checks for t in table.read()] == [t.cross_checks for t in trials if t.confirmations]
+    searched_trials = searched(server, LOADS)
+    confirmer = make_confirmer(server, searched_trials, problem, path, Budget(600), cross_checking=perf_analyzer)
+    trials = confirmer.run(COMPARISONS)
+    stored = TrialsTable(path / "trials.csv", "drawn", {}).read()
+    assert [trial.cross_checks for trial in stored] == [trial.cross_checks for trial in trials if trial.confirmations]
     return trials
 
 
@@ -333,12 +326,11 @@ def test_perf_analyzer_measures_each_server_of_the_tested_configuration(problem:
     perf_analyzer = BiasedLoadGenerator(server, 1.0)
     trials = cross_checked(perf_analyzer, server, problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
-    confirmed = outcome.confirmed
-    assert confirmed is not None
+    confirmed = not_none(outcome.confirmed)
     assert confirmed.judged.verdict is Verdict.PASS
-    assert confirmed.agreement is not None
-    assert (confirmed.agreement.pairs, confirmed.agreement.disagreement) == (confirmed.servers, "")
-    assert {ratio.metric for ratio in confirmed.agreement.ratios} == {"throughput", "latency-p95"}
+    agreement = not_none(confirmed.agreement)
+    assert (agreement.pairs, agreement.disagreement) == (confirmed.servers, "")
+    assert {ratio.metric for ratio in agreement.ratios} == {"throughput", "latency-p95"}
     assert confirmed.windows == confirmed.servers * WINDOWS, "no window of the verdict"
     assert len(perf_analyzer.loads) == server.deployed.count(FASTER)
     assert all(
@@ -364,21 +356,19 @@ def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, 
             r"perf_analyzer measured \d\d % more p95 latency than tune's own client: 2\d.* ms \(allowed: 20\)",
             confirmed_load.judged.reason,
         )
-    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
-    assert confirmed is not None
+    confirmed = not_none(assess(trials, problem, BASELINE, FAST).confirmed)
     assert confirmed.judged.verdict is Verdict.PASS, "at a lower load, where perf_analyzer meets the bound too"
     assert confirmed.point.load < contradicted[0].point.load
-    assert confirmed.agreement is not None
-    assert "more p95 latency" in confirmed.agreement.disagreement
-    assert confirmed.agreement.ratios[1].value < BOUND_MS
+    agreement = not_none(confirmed.agreement)
+    assert "more p95 latency" in agreement.disagreement
+    assert agreement.ratios[1].value < BOUND_MS
 
 
 def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: Problem, tmp_path: Path) -> None:
     server = RandomServer()
     trials = cross_checked(BiasedLoadGenerator(server, 1.0, crashes=True), server, problem, tmp_path)
     outcome = assess(trials, problem, BASELINE, FAST)
-    confirmed = outcome.confirmed
-    assert confirmed is not None
+    confirmed = not_none(outcome.confirmed)
     assert confirmed.judged.verdict is Verdict.UNDECIDED
     cause = "a fresh server crashed under this load: tritonserver died (SIGKILL) while measuring"
     assert (confirmed.judged.reason, undecided_cause(outcome)) == (cause, cause)
@@ -389,9 +379,9 @@ def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows(problem: P
     assert confirmed.point.load in loads
     assert len(outcome.crashes) == len(loads) - loads.count(confirmed.point.load), "at the other tested loads"
     assert confirmed.windows == confirmed.servers * WINDOWS
-    assert confirmed.agreement is not None
-    assert (confirmed.agreement.pairs, confirmed.agreement.servers) == (0, confirmed.servers)
-    assert "died (SIGKILL)" in confirmed.agreement.reason
+    agreement = not_none(confirmed.agreement)
+    assert (agreement.pairs, agreement.servers) == (0, confirmed.servers)
+    assert "died (SIGKILL)" in agreement.reason
 
 
 def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: Problem) -> None:
@@ -423,10 +413,8 @@ def test_an_unstable_candidate_is_confirmed_if_none_is_stable(problem: Problem, 
     server = RandomServer()
     measured = with_measured(searched(server, {BASELINE: 3, FASTER: 13}), stable=False)
     outcome = assess(confirm(server, measured, problem, tmp_path), problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.candidate == FASTER
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert not_none(outcome.recommended).candidate == FASTER
+    assert not_none(outcome.confirmed).judged.verdict is Verdict.PASS
 
 
 class LossyServer(RandomServer):
@@ -447,9 +435,9 @@ class LossyServer(RandomServer):
 def test_a_lost_measurement_is_repeated(problem: Problem, tmp_path: Path) -> None:
     server = LossyServer()
     outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.windows == outcome.confirmed.servers * WINDOWS
+    confirmed = not_none(outcome.confirmed)
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.windows == confirmed.servers * WINDOWS
     assert "cannot keep up" in (tmp_path / "trials.csv").read_text(), "nothing that happened is lost"
 
 
@@ -466,8 +454,7 @@ def test_repeatedly_lost_measurements_give_an_undecided_verdict(problem: Problem
         "a measurement was lost: the load generator cannot keep up"
     }
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.candidate == FAST
+    assert not_none(outcome.recommended).candidate == FAST
 
 
 class CrashingServer(RandomServer):
@@ -585,9 +572,10 @@ def test_wrong_outputs_of_a_later_server_fail_the_candidate(problem: Problem, tm
             super().check(endpoint)
 
     server = LoadDependentServer()
-    table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
-    measuring = Measurer(server, server, table, QuietObserver(), output_check=WrongLaterOutputs())
-    (trial,) = Confirmer(problem, server, measuring, Budget(6000), cautious_search(server)).run(COMPARISONS)
+    confirmer = make_confirmer(
+        server, cautious_search(server), problem, tmp_path, Budget(6000), output_check=WrongLaterOutputs()
+    )
+    (trial,) = confirmer.run(COMPARISONS)
     assert (trial.status, trial.confirmations) == ("failed", ())
 
 
@@ -628,11 +616,10 @@ def test_a_candidate_passes_on_a_machine_that_is_always_disturbed(
 
     server = DisturbedMachine()
     outcome = assess(confirm(server, searched(server, loads), problem, tmp_path), problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.candidate == max(loads, key=lambda candidate: loads[candidate])
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.judged.disturbed_share == 1
+    assert not_none(outcome.recommended).candidate == max(loads, key=lambda candidate: loads[candidate])
+    confirmed = not_none(outcome.confirmed)
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.judged.disturbed_share == 1
 
 
 def test_the_next_candidate_replaces_one_that_cannot_be_deployed_as_written(problem: Problem, tmp_path: Path) -> None:
@@ -640,8 +627,7 @@ def test_the_next_candidate_replaces_one_that_cannot_be_deployed_as_written(prob
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert [trial.status for trial in trials] == ["ok", "failed", "failed"]
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.candidate == BASELINE
+    assert not_none(outcome.recommended).candidate == BASELINE
 
 
 def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, tmp_path: Path) -> None:
@@ -652,9 +638,9 @@ def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, t
     trials = confirm(server, searched(server, {**LOADS, longer_delay: 10}), problem, tmp_path)
     assert [trial.status for trial in trials] == ["failed", "failed", "failed", "ok"]
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert outcome.confirmed.point.candidate == longer_delay
+    confirmed = not_none(outcome.confirmed)
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.point.candidate == longer_delay
 
 
 def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_path: Path) -> None:
@@ -684,16 +670,15 @@ def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Pr
     planned = plan_server(Point(2, FASTER, *measured[2].measurements[0]), LoadPoint(1, 8), None)
     before, seconds = len(server.deployed), replace(planned, windows=FEWER_WINDOWS).server_seconds
     budget = Budget((LOOKS[0] - 1) * seconds, clock=lambda: seconds * (len(server.deployed) - before))
-    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    trials = Confirmer(problem, server, measuring, budget, measured).run(COMPARISONS)
+    trials = make_confirmer(server, measured, problem, tmp_path, budget).run(COMPARISONS)
     assert server.deployed[before:] == (LOOKS[0] - 1) * [FASTER]
     outcome = assess(trials, problem, BASELINE, FAST)
     assert undecided_cause(outcome) == f"the time ended after {LOOKS[0] - 1} of at least {LOOKS[0]} fresh servers"
 
 
 def confirm_in_time(server: TimedServer, problem: Problem, path: Path, seconds: float) -> list[Trial]:
-    measuring = Measurer(server, server, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
-    return Confirmer(problem, server, measuring, server.budget(seconds), searched(server, LOADS)).run(COMPARISONS)
+    confirmer = make_confirmer(server, searched(server, LOADS), problem, path, server.budget(seconds))
+    return confirmer.run(COMPARISONS)
 
 
 def test_a_short_budget_tests_a_lower_load_before_the_baseline(problem: Problem, tmp_path: Path) -> None:
@@ -724,8 +709,7 @@ def test_deployments_of_the_search_say_how_long_a_fresh_server_takes(problem: Pr
     trials = [replace(trial, deploy_seconds=30.0) for trial in searched(server, LOADS)]
     assert estimate_start_seconds(trials) == 30.0
     assert estimate_start_seconds([replace(trial, deploy_seconds=0.5) for trial in trials]) == START_SECONDS
-    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    Confirmer(problem, server, measuring, server.budget(4 * 32.0), trials).run(COMPARISONS)
+    make_confirmer(server, trials, problem, tmp_path, server.budget(4 * 32.0)).run(COMPARISONS)
     assert server.deployed[: LOOKS[0]] == LOOKS[0] * [FASTER], "a comparison may take the time of the test"
 
 
@@ -737,8 +721,9 @@ def test_a_budget_for_one_load_begins_at_a_load_that_is_likelier_to_pass(
 ) -> None:
     server, plans = TimedServer(), list[ConfirmationPlan]()
     trials = with_measured(searched(server, LOADS), other_cpu_share=share)
-    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    Confirmer(problem, server, measuring, server.budget(seconds), trials, store_plan=plans.append).run(COMPARISONS)
+    confirmer = make_confirmer(server, trials, problem, tmp_path, server.budget(seconds))
+    confirmer.store_plan = plans.append
+    confirmer.run(COMPARISONS)
     predictions = plans[0].predictions[plans[0].finalists[0]]
     assert (predictions.highest_first is not None) is is_limited
     if predictions.highest_first is not None:
@@ -817,8 +802,7 @@ def test_only_the_windows_during_a_disturbance_do_not_count(problem: Problem, tm
     assert {window.stable for window in windows} == {True, False}
     assert all(window.stable is (window.begin_unix_seconds != 0) for window in windows)
     assert all(window.disturbed is not window.stable for window in windows)
-    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
-    assert confirmed is not None
+    confirmed = not_none(assess(trials, problem, BASELINE, FAST).confirmed)
     assert confirmed.judged.verdict is Verdict.PASS
     assert confirmed.judged.disturbed_share == 1 / WINDOWS
 
@@ -848,8 +832,7 @@ def test_a_constraint_on_memory_is_part_of_the_verdict(problem: Problem, tmp_pat
     bounded = replace(problem, sla=Sla((*problem.sla, Constraint("memory", 1.5e9))))
     measured = with_measured(searched(server, LOADS), server_memory_bytes=1e9)
     outcome = assess(confirm(server, measured, bounded, tmp_path), bounded, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.candidate == FAST
+    assert not_none(outcome.recommended).candidate == FAST
 
 
 @pytest.mark.parametrize(("rise_ms", "expected"), [(0.0, Verdict.PASS), (40.0, Verdict.UNDECIDED)])

@@ -30,6 +30,7 @@ from optimizer.core.trial import ConfirmationWindow, FreshServer, LoadPoint, Tri
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
+from tests.conftest import not_none
 from tests.random_server import (
     BASELINE,
     BOUND_MS,
@@ -171,8 +172,7 @@ def test_repeating_until_pass_spends_no_more_error_than_one_session(
         for confirmed_load in judge_confirmations(trials, problem):
             assert confirmed_load.judged.verdict is not Verdict.PASS or confirmed_load.servers in LOOKS
     assert errors
-    assert sessions.plan is not None
-    for number, predictions in sessions.plan.predictions.items():
+    for number, predictions in not_none(sessions.plan).predictions.items():
         tested = errors_by_load(trials[number])
         for share in set(tested.values()):
             places = [predictions.loads.index(load) for load, error in tested.items() if error == share]
@@ -187,8 +187,7 @@ def test_a_complete_confirmation_deploys_nothing(new_sessions: Callable[..., Ses
     sessions = new_sessions()
     trials = sessions.run()
     deployed = len(sessions.server.deployed)
-    assert sessions.plan is not None
-    assert next_verdict(sessions.plan, trials, problem, is_cross_checked=False) is None
+    assert next_verdict(not_none(sessions.plan), trials, problem, is_cross_checked=False) is None
     assert sessions.run() == trials
     assert len(sessions.server.deployed) == deployed
 
@@ -196,9 +195,7 @@ def test_a_complete_confirmation_deploys_nothing(new_sessions: Callable[..., Ses
 def test_what_the_next_verdict_needs_is_known(new_sessions: Callable[..., Sessions], problem: Problem) -> None:
     sessions = new_sessions()
     trials = sessions.run(servers=1)
-    assert sessions.plan is not None
-    look = next_verdict(sessions.plan, trials, problem, is_cross_checked=False)
-    assert look is not None
+    look = not_none(next_verdict(not_none(sessions.plan), trials, problem, is_cross_checked=False))
     assert look.missing_servers == LOOKS[0] - 1
     assert look.seconds == pytest.approx(look.missing_servers * (START_SECONDS + WINDOWS * 0.5))
 
@@ -228,12 +225,11 @@ def test_a_better_candidate_of_a_later_search_gets_the_error_that_is_left(
     better_trial = Trial(3, later, ((load, sessions.server.measure(Endpoint("", later), load)),))
     sessions.add_to_table([better_trial])
     trials = sessions.run()
-    assert first_plan is not None
-    assert sessions.plan is not None
-    assert sessions.plan.finalists[0] == 3
-    assert BEST not in sessions.plan.finalists, "it was tested"
-    assert sessions.plan.error == pytest.approx(first_plan.error * (1 - ERROR_SHARES[0]))
-    assert set(errors_by_load(trials[3]).values()) == {sessions.plan.error * ERROR_SHARES[0]}
+    plan = not_none(sessions.plan)
+    assert plan.finalists[0] == 3
+    assert BEST not in plan.finalists, "it was tested"
+    assert plan.error == pytest.approx(not_none(first_plan).error * (1 - ERROR_SHARES[0]))
+    assert set(errors_by_load(trials[3]).values()) == {plan.error * ERROR_SHARES[0]}
     assert begun_error(trials) <= 1 - problem.confidence
     assert trials[BEST].confirmations == sessions.table.read()[BEST].confirmations
 

@@ -1,3 +1,5 @@
+"""Tests of the correction of a search for the CPU time that other programs took."""
+
 from __future__ import annotations
 
 import math

@@ -20,7 +20,6 @@ from objectives.sequential import LOOKS
 from objectives.sla import Sla, Verdict
 from objectives.verdict import MAX_EXCLUDED_SHARE
 from optimizer.confirmation.candidate_tests import ConfirmationState, corrected_predictions
-from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.machine_states import (
     LATENCY_SLOPE,
@@ -41,11 +40,20 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.resource_usage import ResourceUsage
 from optimizer.core.trial import ConfirmationWindow, FreshServer, LoadPoint, Trial
-from optimizer.measure.measurer import Measurer
-from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
+from tests.conftest import not_none
 from tests.curve_model import CurveModel
-from tests.random_server import BOUND_MS, FAST, FASTER, LOADS, RandomServer, confirm, drawn_problem, with_measured
+from tests.random_server import (
+    BOUND_MS,
+    FAST,
+    FASTER,
+    LOADS,
+    RandomServer,
+    confirm,
+    drawn_problem,
+    make_confirmer,
+    with_measured,
+)
 from tests.random_server import searched as searched_loads
 
 PROBLEM = replace(drawn_problem(), cpu_count=2)
@@ -262,8 +270,7 @@ def test_perf_analyzer_is_compared_with_the_bounds_of_the_usual_states() -> None
     usual_rise = confirmed.judged.latency_rise
     assert confirmed.judged.verdict is Verdict.UNDECIDED
     assert confirmed.judged.excess == pytest.approx(math.log(0.9) + usual_rise, abs=1e-3)
-    assert confirmed.agreement is not None
-    assert confirmed.agreement.contradicts_pass
+    assert not_none(confirmed.agreement).contradicts_pass
     assert f"18 ms (allowed: 20, tested as {four_digits(20 * math.exp(-usual_rise))})" in confirmed.judged.reason
     assert "other programs were usually more active during this run" in confirmed.judged.reason
 
@@ -349,8 +356,7 @@ def test_the_tests_of_a_rival_begin_by_the_states_until_then() -> None:
 
     def log_ratio(*trials: Trial) -> float:
         confirmation = ConfirmationState(PROBLEM, plan, trials, START_SECONDS, is_cross_checked=False)
-        corrected = corrected_predictions(confirmation, compared)
-        assert corrected is not None
+        corrected = not_none(corrected_predictions(confirmation, compared))
         return corrected.log_latency_ratios[1]
 
     measured = math.log((pooled_point(compared, TESTED).measurement.latency_p95_ms or 0.0) / BOUND_MS)
@@ -451,8 +457,8 @@ def test_windows_have_the_slope_of_a_disturbed_search_or_the_usual_one(busy_shar
     ]
     trials = [Trial(0, FASTER, tuple(measured))]
     server = RandomServer()
-    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    confirmer = Confirmer(PROBLEM, server, measuring, Budget(600), list(trials), fit=lambda points: model)
+    confirmer = make_confirmer(server, list(trials), PROBLEM, tmp_path, Budget(600))
+    confirmer.fit = lambda points: model
     (slope,) = {window.latency_slope for trial in confirmer.run([]) for window in trial.confirmations}
     if busy_share:
         assert slope == correct_search_points(trials, PROBLEM, lambda points: model)[1].latency_slope
