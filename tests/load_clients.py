@@ -11,7 +11,7 @@ import heapq
 import math
 import struct
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -28,8 +28,9 @@ from optimizer.measure.load_client.http2 import DATA, END_HEADERS, END_STREAM, H
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
 
 Serve: TypeAlias = Callable[[float], float]
+Respond: TypeAlias = Callable[[float], Sequence[tuple[float, bytes]]]
 SUCCESS = b"\x88\x00\x0bgrpc-status\x010"  # header block with HTTP status 200 and gRPC status 0
-MESSAGE_PREFIX_BYTES = 5  # of each message in gRPC: whether it is compressed, and its length
+MESSAGE_PREFIX = struct.Struct(">BI")  # of each message in gRPC: whether it is compressed, and its length
 FRAME = struct.Struct(">IBI")  # length (24 bits) and type, flags, stream
 
 
@@ -38,15 +39,13 @@ def failure(message: str) -> bytes:
     return SUCCESS[:-1] + b"3" + b"\x00\x0cgrpc-message" + bytes([len(message)]) + message.encode()
 
 
-MAX_BLOCK_BYTES = len(failure("x" * 100))
-
-
 class SimulatedSocket:
     """The connection to a server that answers each call at the time that ``serve`` returns for its arrival."""
 
     def __init__(self, network: SimulatedNetwork, address: str) -> None:
         self._network, self._address, self._received = network, address, b""
-        self._answers: list[tuple[int, int, bytes]] = []  # a heap of (time in ns, stream, header block)
+        # a heap of (time in ns, stream, type of frame, response or header block); DATA is less than HEADERS
+        self._answers: list[tuple[int, int, int, bytes]] = []
 
     def fileno(self) -> int:
         return -1  # as a closed socket: it has no file
@@ -60,12 +59,15 @@ class SimulatedSocket:
             if len(received) < end:
                 break
             if word & 0xFF == DATA and flags & END_STREAM:
-                message = received[start + FRAME.size + MESSAGE_PREFIX_BYTES : end]
+                message = received[start + FRAME.size + MESSAGE_PREFIX.size : end]
                 self._network.calls.append((self._address, message))
-                answered_seconds = self._network.serve(self._network.now_ns / 1e9)
+                arrived_seconds = self._network.now_ns / 1e9
+                for seconds, response in self._network.respond(arrived_seconds):
+                    heapq.heappush(self._answers, (round(1e9 * seconds), stream, DATA, response))
+                answered_seconds = self._network.serve(arrived_seconds)
                 if math.isfinite(answered_seconds):
                     end_of_call = failure(error) if (error := self._network.fail(message)) else SUCCESS
-                    heapq.heappush(self._answers, (round(1e9 * answered_seconds), stream, end_of_call))
+                    heapq.heappush(self._answers, (round(1e9 * answered_seconds), stream, HEADERS, end_of_call))
             start = end
         self._received = received[start:]
         return len(data)
@@ -77,9 +79,14 @@ class SimulatedSocket:
     def recv(self, size: int, /) -> bytes:
         assert self.next_answer_ns <= self._network.now_ns, "nothing can be read"
         answers = b""
-        while self.next_answer_ns <= self._network.now_ns and len(answers) + FRAME.size + MAX_BLOCK_BYTES <= size:
-            _, stream, block = heapq.heappop(self._answers)
-            answers += FRAME.pack(len(block) << 8 | HEADERS, END_STREAM | END_HEADERS, stream) + block
+        while self.next_answer_ns <= self._network.now_ns:
+            _, stream, kind, content = self._answers[0]
+            flags = END_STREAM | END_HEADERS if kind == HEADERS else 0
+            payload = content if kind == HEADERS else MESSAGE_PREFIX.pack(0, len(content)) + content
+            if len(answers) + FRAME.size + len(payload) > size:
+                break
+            heapq.heappop(self._answers)
+            answers += FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
         return answers
 
     def close(self) -> None: ...
@@ -90,11 +97,14 @@ class SimulatedNetwork:
 
     ``serve`` is called with the time at which a request arrives, in seconds, and returns when it is answered; inf
     if it never is. Warm-up requests are served too. ``fail`` is called with the request, and returns the message of
-    its failure; "" if it succeeds. ``calls`` has the address of the server and the request of each call.
+    its failure; "" if it succeeds. ``respond`` is called as ``serve`` is, and returns the responses of a model that
+    streams, each with its time. ``calls`` has the address of the server and the request of each call.
     """
 
-    def __init__(self, serve: Serve, fail: Callable[[bytes], str] = lambda _: "") -> None:
-        self.serve, self.fail, self.now_ns = serve, fail, 0
+    def __init__(
+        self, serve: Serve, fail: Callable[[bytes], str] = lambda _: "", respond: Respond = lambda _: ()
+    ) -> None:
+        self.serve, self.fail, self.respond, self.now_ns = serve, fail, respond, 0
         self.calls: list[tuple[str, bytes]] = []
         self._sockets: list[SimulatedSocket] = []
 
@@ -116,13 +126,18 @@ class SimulatedNetwork:
 
 
 def run_in_this_process(load_client: LoadClient, folder: Path) -> SendRecord:
-    """Run a client in this process and return its record. Turn on the garbage collector again, which it turns off."""
+    """Run a client in this process and return its record."""
+    run_without_reading(load_client, folder)
+    return SendRecord.read(folder)
+
+
+def run_without_reading(load_client: LoadClient, folder: Path) -> None:
+    """Run a client in this process. Turn on the garbage collector again, which it turns off."""
     try:
         load_client.run(folder)
     finally:
         gc.unfreeze()
         gc.enable()
-    return SendRecord.read(folder)
 
 
 @dataclass(frozen=True)

@@ -55,26 +55,25 @@ def test_ids_of_two_measurements_differ_if_at_most_100_sequences_a_ms_were_start
     assert len({*first, *second}) == 2000
 
 
-def test_the_output_check_waits_for_slow_sequences(random_requests: Path, tmp_path: Path) -> None:
-    waited = []
+@pytest.mark.parametrize(
+    ("seconds_alone", "timeout_seconds"), [(0.001, TIMEOUT_SECONDS), (1.0, 4 * MIN_IN_FLIGHT * 5 * 1.0)]
+)
+def test_the_output_check_waits_for_slow_sequences(
+    seconds_alone: float, timeout_seconds: float, random_requests: Path, tmp_path: Path
+) -> None:
+    sent = []
 
     def infer(_: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
-        waited.append((in_flight, timeout_seconds))
-        return list(messages)
+        sent.append((in_flight, timeout_seconds))
+        return [b"" for _ in messages]
 
+    file = tmp_path / "reference.npz"
+    ReferenceOutputs((b"",) * 10, (b"",) * 10, seconds_alone, 0.0).write(file)
     check = SequenceOutputCheck(
-        tmp_path / "reference.npz",
-        input_data=random_requests,
-        shapes=(),
-        request_batch_size=1,
-        sequence_length=5,
-        infer=infer,
+        file, input_data=random_requests, shapes=(), request_batch_size=1, sequence_length=5, infer=infer
     )
-    endpoint = Endpoint("m", Candidate(4))
-    for seconds_alone, timeout_seconds in ((0.001, TIMEOUT_SECONDS), (1.0, 4 * MIN_IN_FLIGHT * 5 * 1.0)):
-        check._send_together(endpoint, ReferenceOutputs((b"",) * 10, (), seconds_alone, 0.0))
-        assert waited == [(1, timeout_seconds)] * MIN_IN_FLIGHT
-        waited.clear()
+    assert check.check(Endpoint("m", Candidate(4))) == 0.0
+    assert sent == [(1, timeout_seconds)] * MIN_IN_FLIGHT
 
 
 def steps_of(
