@@ -25,8 +25,28 @@ from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from tests.generated_requests import model_with, write_requests
 
+TRITON_SERVICE = "inference.GRPCInferenceService"
 Array: TypeAlias = npt.NDArray[Any]
 Model: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
+
+
+@contextlib.contextmanager
+def serving_grpc(
+    *handlers: grpc.GenericRpcHandler,
+    options: Sequence[tuple[str, int]] = (),
+    credentials: grpc.ServerCredentials | None = None,
+) -> Iterator[str]:
+    """Yield the address of a gRPC server in this process; with ``credentials`` it uses TLS."""
+    server = grpc.server(ThreadPoolExecutor(4), handlers=handlers, options=options)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
 
 
 @dataclass
@@ -55,7 +75,6 @@ class FakeInferenceServer:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Endpoint]:
-        server = grpc.server(ThreadPoolExecutor(4))
         methods = {
             "ModelMetadata": grpc.unary_unary_rpc_method_handler(
                 self._metadata, ModelMetadataRequest.FromString, ModelMetadataResponse.SerializeToString
@@ -64,13 +83,8 @@ class FakeInferenceServer:
                 self._infer, ModelInferRequest.FromString, ModelInferResponse.SerializeToString
             ),
         }
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)]
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield Endpoint("m", Candidate(self.max_batch_size, self.max_batch_size > 1), grpc=f"127.0.0.1:{port}")
-        server.stop(None).wait()
+        with serving_grpc(grpc.method_handlers_generic_handler(TRITON_SERVICE, methods)) as address:
+            yield Endpoint("m", Candidate(self.max_batch_size, self.max_batch_size > 1), grpc=address)
 
     def _metadata(self, request: ModelMetadataRequest, context: grpc.ServicerContext) -> ModelMetadataResponse:
         if self.hides_metadata:

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -21,6 +20,7 @@ from optimizer.core.errors import ServerFault
 from optimizer.deploy.remote_address import SERVER_PROGRAM, is_tunnel, listener_pid, other_machine_address
 from optimizer.deploy.remote_server import OBSERVED_SECONDS, RemoteServer
 from optimizer.options.run_options import RunOptions
+from tests.inference_server import TRITON_SERVICE, serving_grpc
 
 
 @contextlib.contextmanager
@@ -51,19 +51,11 @@ def serve_counted_requests(
     }
     if not gives_statistics:
         del methods["ModelStatistics"]
-    with serve(methods) as connection, contextlib.closing(RemoteServer(connection)) as remote:
+    with (
+        serving_grpc(grpc.method_handlers_generic_handler(TRITON_SERVICE, methods)) as address,
+        contextlib.closing(RemoteServer(Connection(address))) as remote,
+    ):
         yield remote
-
-
-@contextlib.contextmanager
-def serve(methods: Mapping[str, grpc.RpcMethodHandler]) -> Iterator[Connection]:
-    """Serve ``methods`` of Triton's gRPC service."""
-    server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield Connection(f"127.0.0.1:{port}")
-    server.stop(None).wait()
 
 
 def test_requests_of_other_clients_are_noticed() -> None:
@@ -98,11 +90,12 @@ def test_a_model_may_answer_the_requests_in_its_queue_as_long_as_a_load_may_take
         ),
     }
     load_seconds = 0.5
-    with serve(methods) as connection, contextlib.closing(RemoteServer(connection, load_seconds)) as remote:
+    with (
+        serving_grpc(grpc.method_handlers_generic_handler(TRITON_SERVICE, methods)) as address,
+        contextlib.closing(RemoteServer(Connection(address), load_seconds)) as remote,
+    ):
         began = time.monotonic()
-        with pytest.raises(
-            ServerFault, match=rf"m on {connection.address} was not unloaded within 0\.5 s; if it still"
-        ):
+        with pytest.raises(ServerFault, match=rf"m on {address} was not unloaded within 0\.5 s; if it still"):
             remote.unload("m")
         assert time.monotonic() - began >= load_seconds
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import select
 import socket
 import struct
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import grpc
 import hpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +28,6 @@ from optimizer.measure.load_client.client_files import (
     SendPlan,
     SendRecord,
     StreamPlan,
-    open_responses,
 )
 from optimizer.measure.load_client.http2 import (
     DATA,
@@ -42,7 +42,8 @@ from optimizer.measure.load_client.http2 import (
     split_messages,
 )
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, error_text
-from tests.load_clients import run_in_this_process
+from tests.inference_server import serving_grpc
+from tests.load_clients import SimulatedNetwork, run_in_this_process, run_without_reading
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 UNLIMITED = (("grpc.max_receive_message_length", -1),)
@@ -59,28 +60,25 @@ class InferService(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Handler], str]]:
+def serve() -> Iterator[Callable[..., str]]:
     """Return a function that serves a handler until the test ends and returns the address."""
-    servers = []
+    with contextlib.ExitStack() as servers:
 
-    def start(handler: Handler, *options: tuple[str, int]) -> str:
-        server = grpc.server(ThreadPoolExecutor(4), options=(*UNLIMITED, *options))
-        server.add_generic_rpc_handlers((InferService(handler),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        servers.append(server)
-        return f"127.0.0.1:{port}"
+        def start(handler: Handler, *options: tuple[str, int]) -> str:
+            return servers.enter_context(serving_grpc(InferService(handler), options=(*UNLIMITED, *options)))
 
-    yield start
-    for server in servers:
-        server.stop(None).wait()
+        yield start
 
 
 def call_errors(
     address: str, messages: list[bytes], method: str = INFER_METHOD, headers: Mapping[str, str] | None = None
 ) -> dict[int, str]:
     """Send all messages at once and return the error message of each call (empty: success)."""
-    connection = Http2Connection(address, method, headers)
+    return exchange(Http2Connection(address, method, headers), address, messages)
+
+
+def exchange(connection: Http2Connection, address: str, messages: list[bytes]) -> dict[int, str]:
+    """Send all messages at once over ``connection`` until their calls end; return the error of each call."""
     ended: dict[int, str] = {}
     deadline = time.monotonic() + 60
     with contextlib.closing(connect(address)) as connected:
@@ -98,7 +96,7 @@ def call_errors(
     return ended
 
 
-def test_every_call_arrives_whole_and_is_answered(serve: Callable[[Handler], str]) -> None:
+def test_every_call_arrives_whole_and_is_answered(serve: Callable[..., str]) -> None:
     received: list[bytes] = []
 
     def record_and_answer(message: bytes, _: grpc.ServicerContext) -> bytes:
@@ -111,7 +109,7 @@ def test_every_call_arrives_whole_and_is_answered(serve: Callable[[Handler], str
     assert sorted(received) == sorted(messages)
 
 
-def test_many_calls_at_once_are_all_answered(serve: Callable[[Handler], str]) -> None:
+def test_many_calls_at_once_are_all_answered(serve: Callable[..., str]) -> None:
     address = serve(lambda message, _: message)
     assert call_errors(address, [b"x" * 600] * 500) == dict.fromkeys(range(500), "")
 
@@ -132,12 +130,12 @@ def test_no_more_calls_are_open_than_the_server_permits(serve: Callable[..., str
     assert NEVER not in send_record.answered_ns
 
 
-def test_large_answers_do_not_close_the_window(serve: Callable[[Handler], str]) -> None:
+def test_large_answers_do_not_close_the_window(serve: Callable[..., str]) -> None:
     address = serve(lambda _, __: b"y" * 1_000_000)
     assert call_errors(address, [b""] * 20) == dict.fromkeys(range(20), "")
 
 
-def test_a_failure_has_the_servers_words(serve: Callable[[Handler], str]) -> None:
+def test_a_failed_call_has_the_message_of_the_server(serve: Callable[..., str]) -> None:
     def fail(message: bytes, context: grpc.ServicerContext) -> bytes:
         if message:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"größer als 3 % {message.decode()}" + "." * 200)
@@ -147,7 +145,7 @@ def test_a_failure_has_the_servers_words(serve: Callable[[Handler], str]) -> Non
     assert errors == {0: "", 1: "größer als 3 % abc" + "." * 200, 2: ""}
 
 
-def test_each_call_has_the_headers(serve: Callable[[Handler], str]) -> None:
+def test_each_call_has_the_headers(serve: Callable[..., str]) -> None:
     headers = {"authorization": "x" * 300, "next": "1"}
 
     def check(_: bytes, context: grpc.ServicerContext) -> bytes:
@@ -157,23 +155,19 @@ def test_each_call_has_the_headers(serve: Callable[[Handler], str]) -> None:
     assert call_errors(serve(check), [b""] * 3, headers=headers) == dict.fromkeys(range(3), "")
 
 
-def test_an_unknown_method_fails(serve: Callable[[Handler], str]) -> None:
+def test_an_unknown_method_fails(serve: Callable[..., str]) -> None:
     errors = call_errors(serve(lambda message, _: message), [b"a"], method="/other/Method")
     assert errors == {0: "Method not found!"}
 
 
-def test_the_error_of_a_connection_that_is_limited_names_the_limit() -> None:
+def test_the_error_of_a_connection_that_is_limited_names_the_limit(serve: Callable[..., str]) -> None:
     def answer(message: bytes, _: grpc.ServicerContext) -> bytes:
         time.sleep(2)
         return message
 
-    server = grpc.server(ThreadPoolExecutor(1), options=(("grpc.max_connection_age_ms", 100),))
-    server.add_generic_rpc_handlers((InferService(answer),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    address = serve(answer, ("grpc.max_connection_age_ms", 100))
     with pytest.raises(ConnectionError, match="closes the connection after some time or some requests"):
-        call_errors(f"127.0.0.1:{port}", [b"a"])
-    server.stop(None).wait()
+        call_errors(address, [b"a"])
 
 
 def test_an_answer_that_is_not_http2_ends_no_call() -> None:
@@ -252,26 +246,28 @@ def test_the_error_of_a_response_is_read(text: str) -> None:
 
 
 def test_the_client_writes_each_response_to_a_file_and_keeps_none_in_memory(tmp_path: Path) -> None:
+    """The last request takes so long that the client writes its record before all responses have arrived."""
+    message, count = bytes(2**16), 400
+    durations, gaps = (itertools.chain([seconds] * 2, itertools.repeat(100 * seconds)) for seconds in (0.4, 0.001))
+
+    def respond(arrived_seconds: float) -> list[tuple[float, bytes]]:
+        gap = next(gaps)
+        return [(arrived_seconds + gap * number, message) for number in range(1, count + 1)]
+
+    network = SimulatedNetwork(lambda arrived_seconds: arrived_seconds + next(durations), respond=respond)
     plan = SendPlan(("server:8001",), 0.0, concurrency=1, seconds=1.0, stream=StreamPlan())
-    client = StreamingClosedLoopClient(plan, [b""])
-    (channel,) = client._channels
-    client._request(b"")  # the request that is sent alone
-    client._send(0)
-    message = bytes(2**16)
-    with open_responses(tmp_path) as client._responses:
-        tracemalloc.start()
-        for number in range(400):
-            client._receive(channel, frame(prefixed([message]), 1), number)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak_bytes < 20 * len(message)
-        assert (tmp_path / RESPONSES_FILE).stat().st_size > 0.95 * 400 * len(message)
-        client._write_record(tmp_path)
-        client._receive(channel, frame(prefixed([b"late"]), 1), 400)
+    tracemalloc.start()
+    run_without_reading(StreamingClosedLoopClient(plan, [b""], (), None, network), tmp_path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 20 * len(message)
     responses = SendRecord.read(tmp_path).responses
     assert responses is not None
-    assert responses.messages == (message,) * 400, "a later response is not read"
-    assert responses.arrived_ns.tolist() == list(range(400))
+    assert count < len(responses.messages) < 2 * count
+    assert set(responses.messages) == {message}
+    assert np.diff(responses.arrived_ns[:count]) == pytest.approx(1e6)
+    stored_bytes = (tmp_path / RESPONSES_FILE).stat().st_size
+    assert stored_bytes > len(responses.messages) * len(message), "a later response is not read"
 
 
 class StreamingService(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -289,25 +285,10 @@ class StreamingService(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def test_the_responses_of_calls_at_the_same_time_arrive_whole_and_in_order() -> None:
-    server = grpc.server(ThreadPoolExecutor(4))
-    server.add_generic_rpc_handlers((StreamingService(),))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    connection = StreamingConnection(address, STREAM_METHOD)
-    counts, ended = [5, 0, 40, 1, 3], dict[int, str]()
-    deadline = time.monotonic() + 60
-    with contextlib.closing(connect(address)) as connected:
-        for count in counts:
-            connection.request(b"%d" % count)
-        while len(ended) < len(counts) and time.monotonic() < deadline:
-            readable, writable, _ = select.select([connected], [connected] if connection.outbox else [], [], 1)
-            if writable:
-                del connection.outbox[: connected.send(connection.outbox)]
-            if readable:
-                data = connected.recv(1000)
-                assert data
-                ended.update(connection.receive(data))
-    server.stop(None).wait()
+    counts = [5, 0, 40, 1, 3]
+    with serving_grpc(StreamingService()) as address:
+        connection = StreamingConnection(address, STREAM_METHOD)
+        ended = exchange(connection, address, [b"%d" % count for count in counts])
     assert ended == {0: "", 1: "", 2: "", 3: "", 4: "three"}
     for call, count in enumerate(counts):
         messages = [message for number, message in connection.messages if number == call]

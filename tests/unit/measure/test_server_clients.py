@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -37,6 +36,7 @@ from optimizer.measure.perf_analyzer import connection_arguments
 from optimizer.measure.server_calls import open_client, responds
 from optimizer.measure.server_client import CallError
 from tests.certificates import Certificates, tls_proxy
+from tests.inference_server import serving_grpc
 
 SECRET = "Bearer 5d41402abc4b"
 
@@ -62,17 +62,13 @@ def grpc_server(certificate: Path | None = None, client_ca: Path | None = None) 
         def service(self, _: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(deny)
 
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[Denying()])
-    if certificate is None:
-        port = server.add_insecure_port("127.0.0.1:0")
-    else:
+    credentials = None
+    if certificate is not None:
         pair = (certificate.read_bytes(), certificate.read_bytes())
         trusted = None if client_ca is None else client_ca.read_bytes()
         credentials = grpc.ssl_server_credentials([pair], trusted, client_ca is not None)
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with serving_grpc(Denying(), credentials=credentials) as address:
+        yield address
 
 
 @contextlib.contextmanager
@@ -194,14 +190,13 @@ def test_a_request_whose_response_is_an_error_is_received_to_its_end() -> None:
         def service(self, _: Any) -> Any:
             return grpc.stream_stream_rpc_method_handler(respond)
 
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[Streaming()])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    client = GrpcClient(Connection(f"127.0.0.1:{port}"))
     request = ModelInferRequest(model_name="m").SerializeToString()
-    with contextlib.closing(client), pytest.raises(CallError, match="it fails"):
+    with (
+        serving_grpc(Streaming()) as address,
+        contextlib.closing(GrpcClient(Connection(address))) as client,
+        pytest.raises(CallError, match="it fails"),
+    ):
         client.stream([request], in_flight=2, timeout_seconds=60)
-    server.stop(None).wait()
     assert cancelled == [False]
 
 
