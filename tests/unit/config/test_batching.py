@@ -76,11 +76,11 @@ def test_settings_with_the_same_effect_have_the_same_behaviour(
 @pytest.mark.parametrize(
     ("first", "second", "request_size"),
     [
-        pytest.param(batcher(24, 500), Candidate(24), 16, id="alone, and yet it waits"),
-        pytest.param(batcher(24, 500), batcher(24, 900), 16, id="and for how long"),
-        pytest.param(batcher(8, 0), Candidate(8), 1, id="batching"),
-        pytest.param(batcher(8, 100), batcher(16, 100), 1, id="the limit"),
-        pytest.param(batcher(8, 100, 4), batcher(8, 100), 1, id="the sizes"),
+        pytest.param(batcher(24, 500), Candidate(24), 16, id="a lone request that waits for the delay"),
+        pytest.param(batcher(24, 500), batcher(24, 900), 16, id="the delay of a lone request"),
+        pytest.param(batcher(8, 0), Candidate(8), 1, id="with and without dynamic batching"),
+        pytest.param(batcher(8, 100), batcher(16, 100), 1, id="max_batch_size"),
+        pytest.param(batcher(8, 100, 4), batcher(8, 100), 1, id="the preferred sizes"),
         pytest.param(
             batcher(8, 100, 4), batcher(4, 100), 1, id="with delay a late batch grows beyond the largest size"
         ),

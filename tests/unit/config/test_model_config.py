@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from google.protobuf import json_format, text_format
+from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -156,10 +156,6 @@ def test_without_dynamic_batching_its_message_is_gone() -> None:
     assert not result.HasField("dynamic_batching")
 
 
-def test_no_preferred_size_above_the_limit_survives() -> None:
-    assert not apply(Candidate(16, True), config()).dynamic_batching.preferred_batch_size
-
-
 def test_plain_dynamic_batching_is_an_empty_message() -> None:
     result = apply(Candidate(8, True), config("max_batch_size: 8"))
     assert result.HasField("dynamic_batching")
@@ -232,14 +228,6 @@ def test_the_override_has_proto_names_and_whole_numbers() -> None:
     assert plain["dynamic_batching"]["default_queue_policy"]["default_timeout_microseconds"] == 5_000_000_000
     assert plain["dynamic_batching"]["priority_queue_policy"]["2"]["timeout_action"] == "DELAY"
     assert plain["parameters"]["intra_op_thread_count"] == {"string_value": "4"}
-
-
-def test_the_override_says_the_same_as_the_config() -> None:
-    assert json_format.Parse(to_override_json(config()), ModelConfig()) == config()
-
-
-def test_empty_messages_stay_in_the_override() -> None:
-    assert json.loads(to_override_json(config("dynamic_batching { }"))) == {"dynamic_batching": {}}
 
 
 # -- differences --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config import model_config
 from optimizer.config.problem import Problem
 from optimizer.config.search_space import MAX_SERVER_PROCESSES, SearchSpace
-from optimizer.core.candidate import SERVER_CPUS, SERVER_PROCESSES, Candidate
+from optimizer.core.candidate import SERVER_CPUS, SERVER_PROCESSES, Candidate, FieldValue
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile import load_profile
@@ -25,11 +25,11 @@ from optimizer.study.task import Task, prepare_task
 from tests.repositories import write_sleeper, write_sums
 
 LEVEL = "optimization.graph.level"
-CPUS_PROFILE = """\
-model: {{builder: mlp}}
+PROFILE = """\
+model: {{{}}}
 space:
   max_batch_size: [8]
-  server_cpus: {}
+  {}: {}
 """
 
 
@@ -46,13 +46,14 @@ def test_an_invalid_list_of_cpus_is_refused() -> None:
         SearchSpace((8,), fields={SERVER_CPUS: ("all",)})
 
 
-def test_server_cpus_are_not_written_to_config_pbtxt() -> None:
-    candidate = Candidate(8, fields=((LEVEL, 1), (SERVER_CPUS, "0-3")))
+@pytest.mark.parametrize(("path", "value", "word"), [(SERVER_CPUS, "0-3", "cpus"), (SERVER_PROCESSES, 2, "process")])
+def test_settings_of_the_server_are_not_written_to_config_pbtxt(path: str, value: FieldValue, word: str) -> None:
+    candidate = Candidate(8, fields=((LEVEL, 1), (path, value)))
     written = model_config.apply(candidate, ModelConfig(name="m"))
-    assert "cpus" not in model_config.to_text(written)
+    assert word not in model_config.to_text(written)
     assert written.optimization.graph.level == 1
     assert model_config.differences(candidate, written) == []
-    assert model_config.candidate_of(written, [LEVEL, SERVER_CPUS]) == Candidate(8, fields=((LEVEL, 1),))
+    assert model_config.candidate_of(written, [LEVEL, path]) == Candidate(8, fields=((LEVEL, 1),))
 
 
 def test_the_summary_shows_server_cpus() -> None:
@@ -63,18 +64,24 @@ def test_the_summary_shows_server_cpus() -> None:
 
 def test_a_profile_lists_choices_of_server_cpus(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(CPUS_PROFILE.format('["0-3,8", 4, 0-1]'))
+    path.write_text(PROFILE.format("builder: mlp", "server_cpus", '["0-3,8", 4, 0-1]'))
     space = load_profile(path).space
     assert space is not None
     assert space.server_cpus == ("0-3,8", "4", "0-1")
     assert space.fields() == {SERVER_CPUS: ("0-3,8", "4", "0-1")}
 
 
-@pytest.mark.parametrize("choices", ["[all]", "[true]", "[3-0]", "[[0, 1]]", "[]"])
-def test_invalid_server_cpus_of_a_profile_are_refused_with_their_line(tmp_path: Path, choices: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [
+        *(("server_cpus", choices) for choices in ("[all]", "[true]", "[3-0]", "[[0, 1]]", "[]")),
+        *(("server_processes", choices) for choices in ("[0]", "[1.5]", "[two]", "[true]", "[]", "[[1]]", "[65]")),
+    ],
+)
+def test_invalid_choices_in_a_profile_are_refused_with_their_line(tmp_path: Path, key: str, choices: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(CPUS_PROFILE.format(choices))
-    with pytest.raises(BadInputError, match=r"mine.yaml:4: space.server_cpus") as caught:
+    path.write_text(PROFILE.format("builder: mlp", key, choices))
+    with pytest.raises(BadInputError, match=rf"mine.yaml:4: space.{key}") as caught:
         load_profile(path)
     assert "\n" not in str(caught.value)
 
@@ -94,12 +101,6 @@ def test_a_server_with_more_cpus_computes_faster() -> None:
 
 TWO_PROCESSES = Candidate(8, fields=((SERVER_PROCESSES, 2),))
 TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
-PROCESSES_PROFILE = """\
-model: {{repository: models, name: {}}}
-space:
-  max_batch_size: [8]
-  server_processes: {}
-"""
 
 
 def test_each_number_of_server_processes_is_a_choice() -> None:
@@ -113,13 +114,6 @@ def test_each_number_of_server_processes_is_a_choice() -> None:
 def test_an_invalid_number_of_server_processes_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^server_processes: .* is not a whole number from 1 to 64$"):
         SearchSpace((8,), fields={SERVER_PROCESSES: (value,)})
-
-
-def test_server_processes_are_not_written_to_config_pbtxt() -> None:
-    written = model_config.apply(TWO_PROCESSES, ModelConfig(name="m"))
-    assert "process" not in model_config.to_text(written)
-    assert model_config.differences(TWO_PROCESSES, written) == []
-    assert model_config.candidate_of(written, [SERVER_PROCESSES]) == Candidate(8)
 
 
 def test_the_summary_shows_the_server_processes_unless_there_is_one() -> None:
@@ -142,15 +136,8 @@ def models(tmp_path: Path) -> Path:
 
 def task(models: Path, name: str = "sleeper", choices: str = "[1, 2]", **options: Any) -> Task:
     profile = models.parent / "mine.yaml"
-    profile.write_text(PROCESSES_PROFILE.format(name, choices))
+    profile.write_text(PROFILE.format(f"repository: models, name: {name}", "server_processes", choices))
     return prepare_task(RunOptions(str(profile), **options), TWO_CPUS, print)
-
-
-@pytest.mark.parametrize("choices", ["[0]", "[1.5]", "[two]", "[true]", "[]", "[[1]]", "[65]"])
-def test_an_invalid_number_in_a_profile_is_refused_with_its_line(models: Path, choices: str) -> None:
-    with pytest.raises(BadInputError, match=r"mine.yaml:4: space.server_processes") as caught:
-        task(models, choices=choices)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_model_as_configured_has_one_server(models: Path) -> None:

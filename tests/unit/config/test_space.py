@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from optimizer.config.model_config import ENVIRONMENT
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.candidate import Candidate, FieldValue
+from tests.conftest import not_none
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 ORDERING = "dynamic_batching.preserve_ordering"
@@ -109,7 +110,7 @@ def test_a_policy_that_cannot_be_met_does_not_matter_without_batching() -> None:
     assert candidate_with(space, max_queue_delay_us="off", preferred_batch_sizes="max/4") == Candidate(6)
 
 
-def test_without_batching_the_smallest_size_that_admits_the_request_stands_for_all() -> None:
+def test_without_batching_the_smallest_size_that_admits_the_request_is_the_candidate() -> None:
     space = SearchSpace((4, 16, 8, 32), ("off", 100), ("none", "max/2"), (1, 2), request_batch_size=8)
     for size, policy in product((8, 16, 32), ("none", "max/2")):
         assert candidate_with(
@@ -122,7 +123,7 @@ def test_without_batching_the_smallest_size_that_admits_the_request_stands_for_a
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_batching_spellings_the_one_with_the_smallest_limit_stands_for_all(order: int) -> None:
+def test_of_equivalent_batchers_the_one_with_the_smallest_limit_is_the_candidate(order: int) -> None:
     space = SearchSpace((8, 16, 18)[::order], (0, 100), ("max/2", "none")[::order], request_batch_size=4)
     assert candidate_with(space, max_batch_size=18, max_queue_delay_us=0, preferred_batch_sizes="none") == Candidate(
         16, True
@@ -177,7 +178,7 @@ def test_a_value_read_from_a_config_is_the_choice_it_says(choice: FieldValue, re
     assert type(canonical.fields[0][1]) is type(choice)
 
 
-def test_fields_of_the_batcher_are_gone_without_it_and_make_it_count() -> None:
+def test_fields_of_the_batcher_are_choices_only_with_dynamic_batching() -> None:
     space = SearchSpace((8,), ("off", 0), fields={ORDERING: (False, True), THREADS: (1, 2)}, request_batch_size=8)
     off = [candidate for candidate in space.candidates() if not candidate.dynamic_batching]
     assert [candidate.fields for candidate in off] == [((THREADS, 1),), ((THREADS, 2),)]
@@ -222,6 +223,7 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
         instance_count=tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2))),
         fields=draw(st.dictionaries(st.sampled_from([THREADS, ORDERING]), st.just((1, 2)), max_size=2)),
         request_batch_size=draw(st.integers(1, max(batch_sizes))),
+        is_streaming=draw(st.booleans()),
     )
 
 
@@ -234,8 +236,7 @@ def test_candidates_are_distinct_valid_and_canonical(space: SearchSpace) -> None
         assert space.canonical(candidate) == candidate
         assert candidate.max_batch_size >= space.request_batch_size
         assert all(size <= candidate.max_batch_size for size in candidate.preferred_batch_sizes)
-        values = space.parameter_values(candidate)
-        assert values is not None
+        values = not_none(space.parameter_values(candidate))
         assert space.candidate(values) == candidate
 
 
@@ -257,23 +258,11 @@ def test_canonical_is_idempotent_anywhere(
     assert space.canonical(once) == once
 
 
-# -- models that stream, which may compute requests together that no batch joined ------------------------------------
-
-STREAMING = SearchSpace((1, 4, 16), ("off", 0, 5000), ("none", "max/2"), (1, 2), is_streaming=True)
-
-
-def test_each_largest_batch_is_a_configuration_of_its_own() -> None:
-    without_batcher = {c.max_batch_size for c in STREAMING.candidates() if not c.dynamic_batching}
-    assert without_batcher == {1, 4, 16}
-    merged = {c.max_batch_size for c in replace(STREAMING, is_streaming=False).candidates() if not c.dynamic_batching}
-    assert merged == {1}
-
-
-def test_candidates_are_canonical_and_counted() -> None:
-    candidates = STREAMING.candidates()
-    assert len(set(candidates)) == len(candidates) == len(STREAMING)
-    for candidate in candidates:
-        assert STREAMING.canonical(candidate) == candidate
-        values = STREAMING.parameter_values(candidate)
-        assert values is not None
-        assert STREAMING.candidate(values) == candidate
+@pytest.mark.parametrize(("is_streaming", "sizes_without_batcher"), [(True, {1, 4, 16}), (False, {1})])
+def test_each_largest_batch_of_a_model_that_streams_is_a_configuration_of_its_own(
+    is_streaming: bool, sizes_without_batcher: set[int]
+) -> None:
+    """Such a model may compute requests together that no batch joined."""
+    space = SearchSpace((1, 4, 16), ("off", 0, 5000), ("none", "max/2"), (1, 2), is_streaming=is_streaming)
+    unbatched = [candidate for candidate in space.candidates() if not candidate.dynamic_batching]
+    assert {candidate.max_batch_size for candidate in unbatched} == sizes_without_batcher
