@@ -63,11 +63,18 @@ FORBIDDEN = {
 }
 
 
+def dotted_name(node: ast.expr) -> str:
+    """Return a name such as ``os.system``; an empty string for another expression."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def dangerous_expressions(source: str) -> Iterator[str]:
     """Yield what runs arbitrary code, uses a predictable name in a shared folder or listens on all addresses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
+            name = dotted_name(node.func)
             if name in FORBIDDEN:
                 yield name
             for keyword in node.keywords:
