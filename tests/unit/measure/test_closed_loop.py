@@ -41,6 +41,7 @@ from optimizer.measure.load_client.measured_requests import SATURATED_CPU_SHARE,
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.model.input_data import MAX_SENT_BYTES, to_json
 from optimizer.store.trials_table import TrialsTable
+from tests.conftest import not_none
 from tests.inference_server import Array, FakeInferenceServer
 from tests.load_clients import KeptRecords, SimulatedNetwork, planned_task, run_in_this_process
 
@@ -203,10 +204,8 @@ def test_the_concurrency_is_kept_and_all_requests_are_answered(generator: Closed
         result = replace(generator, run_client=client).measure(endpoint, LOAD, seconds=0.8)
     assert model.most == LOAD.concurrency
     assert model.in_flight == 0
-    assert result.latency_avg_ms is not None
-    assert result.latency_avg_ms >= 20
-    assert result.requests is not None
-    assert result.throughput_infer_per_sec == pytest.approx(result.requests * LOAD.request_batch_size / 0.8)
+    assert not_none(result.latency_avg_ms) >= 20
+    assert result.throughput_infer_per_sec == pytest.approx(not_none(result.requests) * LOAD.request_batch_size / 0.8)
     (send_record,) = client.records
     assert np.all(send_record.answered_ns != NEVER)
     sent = np.searchsorted(send_record.sent_ns, send_record.sent_ns, side="right")
@@ -231,8 +230,7 @@ def test_windows_are_cut_from_one_load(generator: ClosedLoopGenerator) -> None:
 def test_a_model_slower_than_the_windows_is_measured_for_longer(generator: ClosedLoopGenerator) -> None:
     with FakeInferenceServer(CountingModel(seconds=0.5)).serving() as endpoint:
         result = generator.measure(endpoint, LOAD, seconds=0.1)
-    assert result.latency_p50_ms is not None
-    assert result.latency_p50_ms >= 500
+    assert not_none(result.latency_p50_ms) >= 500
 
 
 @pytest.mark.parametrize(("bound_ms", "is_slow"), [(20.0, True), (30_000.0, False)])

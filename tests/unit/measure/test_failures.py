@@ -45,6 +45,11 @@ def record(count: int, failures: Any, latency_ms: float = 4.0) -> SendRecord:
     return SendRecord(sent_ns, sent_ns, answered_ns, int(answered_ns.max()) + MS, failures=failures)
 
 
+def two_windows(send_record: SendRecord) -> list[Measurement]:
+    """Return the measurements of the two halves of a closed loop."""
+    return summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
+
+
 @pytest.mark.parametrize(
     ("message", "outcome"),
     [
@@ -65,14 +70,12 @@ def test_the_queue_refuses_requests_by_their_number_and_by_their_wait(message: s
 
 def test_failed_requests_of_a_closed_loop_are_counted_in_their_window_and_not_served() -> None:
     send_record = record(100, {FULL: [0, 1, 99], EXPIRED: [2], "x": [60, 61]})
-    first, second = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
+    first, second = two_windows(send_record)
     assert (first.rejected_requests, first.timed_out_requests, first.failed_requests) == (2, 1, 0)
     assert (second.rejected_requests, second.timed_out_requests, second.failed_requests) == (1, 0, 2)
     assert (first.requests or 0) + (second.requests or 0) == 94
     assert first.throughput_infer_per_sec == pytest.approx(2 * (first.requests or 0) / 0.5)
-    uncounted = summarize_closed_loop(
-        replace(send_record, failures=None), PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2
-    )
+    uncounted = two_windows(replace(send_record, failures=None))
     assert uncounted[0].errors is None
     assert METRICS["error-rate"].value(uncounted[0]) is None
 
@@ -109,7 +112,7 @@ def test_a_request_that_hangs_in_a_closed_loop_has_timed_out() -> None:
     send_record = replace(record(100, {}), ended_ns=10_000 * MS)
     send_record.answered_ns[[10, 99]] = NEVER
     send_record.sent_ns[99] = send_record.planned_ns[99] = 1000 * CLOSED_LOOP_LEAD_IN_SECONDS * MS + 995 * MS
-    first, second = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
+    first, second = two_windows(send_record)
     assert (first.timed_out_requests, second.timed_out_requests) == (0, 1)
 
 
@@ -127,7 +130,7 @@ def test_failures_in_one_third_of_an_open_loop_are_no_steady_state() -> None:
 
 def test_a_window_in_which_all_failed_serves_nothing() -> None:
     send_record = record(100, {FULL: list(range(40, 100))})
-    _, second = summarize_closed_loop(send_record, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
+    _, second = two_windows(send_record)
     assert (second.throughput_infer_per_sec, second.goodput_infer_per_sec, second.errors) == (0.0, 0.0, 50)
     assert SLA.violation(second) == math.inf
 

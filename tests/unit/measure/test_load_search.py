@@ -38,12 +38,20 @@ def saturating_server(service_ms: float, floor_ms: float = 0.5) -> Callable[[int
     return measure
 
 
-def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[tuple[LoadPoint, Measurement]]:
+def sweep(
+    server: Callable[[int], Measurement], rules: LoadSearchRules, repeats: int = 0
+) -> list[tuple[LoadPoint, Measurement]]:
+    """Return the measurements of a search, which are at most ``repeats`` more than the loads that are allowed."""
     measured: list[tuple[LoadPoint, Measurement]] = []
     while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
         measured.append((load, server(load.concurrency)))
-        assert len(measured) <= rules.max_loads
+        assert len(measured) <= rules.max_loads + repeats
     return measured
+
+
+def measured_loads(server: Callable[[int], Measurement], rules: LoadSearchRules, repeats: int = 0) -> list[int]:
+    """Return the concurrencies that a search measures."""
+    return [load.concurrency for load, _ in sweep(server, rules, repeats)]
 
 
 @pytest.mark.parametrize("start", [1, 4, 30, 200])
@@ -82,8 +90,7 @@ def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
         def measure(concurrency: int) -> Measurement:
             return replace(saturating_server(1.9)(concurrency), stable=next(attempts) >= first_stable)
 
-        rules = LoadSearchRules(1, 256, P95_20MS, first_load=10)
-        return [load.concurrency for load, _ in sweep(measure, rules)]
+        return measured_loads(measure, LoadSearchRules(1, 256, P95_20MS, first_load=10))
 
     assert measured_concurrencies(0) == [10]
     assert measured_concurrencies(1) == [10, 10]
@@ -109,13 +116,12 @@ def test_the_search_ends_if_the_loads_around_the_bound_differ_by_less_than_the_r
 
 def test_without_a_throughput_objective_the_lowest_sufficient_load_is_searched() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, first_load=40, finds_lowest_load=True)
-    assert [load.concurrency for load, _ in sweep(saturating_server(2.0), rules)] == [1]
+    assert measured_loads(saturating_server(2.0), rules) == [1]
 
     def measure_growing_throughput(concurrency: int) -> Measurement:
         return Measurement(100.0 * concurrency, latency_p95_ms=10.0, stable=True)
 
-    measured = sweep(measure_growing_throughput, replace(rules, throughput_floor=550))
-    assert [load.concurrency for load, _ in measured] == [1, 6]
+    assert measured_loads(measure_growing_throughput, replace(rules, throughput_floor=550)) == [1, 6]
 
 
 def test_without_a_bound_it_climbs_to_saturation() -> None:
@@ -231,14 +237,11 @@ def slowed_server(factor: float, server: Callable[[int], Measurement]) -> Callab
 
 def test_a_slow_machine_changes_no_load_if_the_speed_is_known() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, first_load=8, to_beat=900, speed=SpeedCorrection(80.0, 1.0))
-
-    def loads(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[int]:
-        return [load.concurrency for load, _ in sweep(server, rules)]
-
     server, slowed = saturating_server(1.0), slowed_server(1.5, saturating_server(1.0))
-    assert len(loads(server, rules)) > 1
-    assert loads(slowed, rules) == loads(server, rules)
-    assert loads(slowed, replace(rules, speed=SpeedCorrection())) != loads(server, rules)
+    usual = measured_loads(server, rules)
+    assert len(usual) > 1
+    assert measured_loads(slowed, rules) == usual
+    assert measured_loads(slowed, replace(rules, speed=SpeedCorrection())) != usual
 
 
 def test_a_slow_minute_does_not_make_a_deployment_hopeless() -> None:
@@ -252,8 +255,7 @@ def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
     def measure_disturbed(concurrency: int) -> Measurement:
         return replace(saturating_server(1.9)(concurrency), stable=False, other_cpu_share=0.46)
 
-    measured = sweep(measure_disturbed, LoadSearchRules(1, 256, P95_20MS, first_load=10))
-    assert [load.concurrency for load, _ in measured] == [10]
+    assert measured_loads(measure_disturbed, LoadSearchRules(1, 256, P95_20MS, first_load=10)) == [10]
 
 
 # -- goals other than the highest load -------------------------------------------------------------------------------
@@ -334,15 +336,6 @@ def test_a_rate_whose_bursts_exceed_the_capacity_shows_the_way_by_its_latency(
 LOADS = st.sets(st.integers(1, 300), min_size=1, max_size=12).map(lambda loads: tuple(sorted(loads)))
 
 
-def measured_loads(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[int]:
-    """Return the measured concurrencies."""
-    measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
-        measured.append((load, server(load.concurrency)))
-        assert len(measured) <= rules.max_loads + REPEATS
-    return [load.concurrency for load, _ in measured]
-
-
 def constant_until_busy(service_ms: float, floor_ms: float) -> Callable[[int], Measurement]:
     """Simulate a server whose latency is constant until it is busy, then proportional to the load."""
 
@@ -385,7 +378,7 @@ def test_only_the_given_loads_are_measured(
         throughput_floor=500,
         allowed_concurrencies=loads,
     )
-    measured = measured_loads(server, rules)
+    measured = measured_loads(server, rules, repeats=0 if stable else REPEATS)
     assert set(measured) <= set(loads)
     assert all(concurrency <= 256 for concurrency in measured)
     assert bool(measured) == (loads[0] <= 256)

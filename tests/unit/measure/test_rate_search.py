@@ -38,6 +38,7 @@ from optimizer.measure.load_search import (
     first_rate,
     with_first_rate,
 )
+from tests.conftest import not_none
 
 BOUND_MS = 20.0
 
@@ -202,8 +203,7 @@ def test_with_a_latency_objective_a_rate_above_the_throughput_floor_is_measured(
 
 
 def test_a_higher_rate_follows_if_too_few_requests_arrived_for_the_throughput_floor() -> None:
-    load = RateSearch((), FLOOR).next_load()
-    assert load is not None
+    load = not_none(RateSearch((), FLOOR).next_load())
     few = (load, Measurement(1600.0, stable=True))
     assert RateSearch([few], FLOOR).next_load() == LoadPoint(4, request_rate=688.0)  # 550 * 2000 / 1600
     overloaded = (load, Measurement(1600.0, stable=False, overloaded=True, reason="overloaded"))
@@ -219,8 +219,7 @@ def test_a_higher_rate_follows_if_too_few_requests_arrived_for_the_throughput_fl
     ],
 )
 def test_an_unstable_measurement_of_the_only_rate_is_repeated(lost: Measurement) -> None:
-    load = RateSearch((), FLOOR).next_load()
-    assert load is not None
+    load = not_none(RateSearch((), FLOOR).next_load())
     assert RateSearch([(load, lost)], FLOOR).next_load() == load
     assert RateSearch([(load, lost), (load, Measurement(2100.0, stable=True))], FLOOR).next_load() is None
     assert RateSearch([(load, lost)] * (1 + REPEATS), FLOOR).next_load() is None
@@ -231,8 +230,7 @@ def test_an_unstable_measurement_of_the_only_rate_is_repeated(lost: Measurement)
 @pytest.mark.parametrize(("floor", "servers"), [(12345.0, 4), (50.0, 13)])
 def test_the_rate_of_the_throughput_floor_passes_if_all_requests_are_served(floor: float, servers: int) -> None:
     """The windows differ by the number of requests that arrive in them."""
-    load = RateSearch((), replace(FLOOR, request_batch_size=1, throughput_floor=floor)).next_load()
-    assert load is not None
+    load = not_none(RateSearch((), replace(FLOOR, request_batch_size=1, throughput_floor=floor)).next_load())
     random, seconds = np.random.default_rng(0), max(0.5, 40 / load.request_rate)
     rates = random.poisson(seconds * load.request_rate, (servers, 8)) / seconds
     windows = [
@@ -257,8 +255,7 @@ def test_a_model_that_takes_seconds_is_measured_at_low_rates(capacity: float) ->
 def test_the_lowest_rate_has_requests_in_each_window() -> None:
     assert MIN_RATE * MAX_WINDOW_MS / 1000 == MIN_REQUESTS
     rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 20.0}), first_load=1.3 * MIN_RATE, open_loop=True)
-    first_load = RateSearch((), rules).next_load()
-    assert first_load is not None
+    first_load = not_none(RateSearch((), rules).next_load())
     late_measurement = (first_load, Measurement(first_load.request_rate, latency_p95_ms=90.0, stable=True))
     lowest = LoadPoint(1, request_rate=MIN_RATE)
     assert RateSearch([late_measurement], rules).next_load() == lowest

@@ -45,6 +45,7 @@ from optimizer.measure.load_client.streaming_client import (
     StreamingOpenLoopClient,
 )
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate, read_outputs
+from tests.conftest import not_none
 from tests.inference_server import FakeInferenceServer
 from tests.load_clients import SimulatedClient, SimulatedNetwork, planned_task, run_in_this_process
 
@@ -87,6 +88,16 @@ def record(
     return SendRecord.read(folder)
 
 
+def closed_loop_of(
+    folder: Path, requests: Sequence[tuple[float, float, Sequence[tuple[float, bytes]]]]
+) -> Measurement:
+    """Return the measurement of a closed loop of 1 s with the requests of a ``record``."""
+    (result,) = summarize_closed_loop(
+        record(folder, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
+    )
+    return result
+
+
 def steady_responses(begin_ms: float, first_ms: float, gap_ms: float, count: int) -> list[tuple[float, bytes]]:
     return [(begin_ms + first_ms + gap_ms * i, response(i, i)) for i in range(count)]
 
@@ -97,10 +108,10 @@ def test_responses_are_read_in_the_order_of_their_requests(tmp_path: Path) -> No
         [(0, 90, steady_responses(0, 10, 20, 3)), (5, 6, []), (10, 80, steady_responses(10, 5, 30, 2))],
         (0, 100),
     )
-    assert send_record.responses is not None
-    assert send_record.responses.offsets.tolist() == [0, 3, 3, 5]
-    assert send_record.responses.arrived_ns.tolist() == [10 * MS, 30 * MS, 50 * MS, 15 * MS, 45 * MS]
-    streamed = StreamedRequests.decode(send_record.responses, "tokens")
+    responses = not_none(send_record.responses)
+    assert responses.offsets.tolist() == [0, 3, 3, 5]
+    assert responses.arrived_ns.tolist() == [10 * MS, 30 * MS, 50 * MS, 15 * MS, 45 * MS]
+    streamed = StreamedRequests.decode(responses, "tokens")
     assert streamed.responses.tolist() == [3, 0, 2]
     assert streamed.tokens.tolist() == [6, 0, 4]
     assert streamed.first_ns.tolist() == [10 * MS, NEVER, 15 * MS]
@@ -109,9 +120,7 @@ def test_responses_are_read_in_the_order_of_their_requests(tmp_path: Path) -> No
 
 def test_each_timing_has_its_own_statistics_and_counts(tmp_path: Path) -> None:
     requests = [(100.0 * i, 100.0 * i + 95, steady_responses(100 * i, 10 + i, 10 + i, 5)) for i in range(10)]
-    (result,) = summarize_closed_loop(
-        record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
-    )
+    result = closed_loop_of(tmp_path, requests)
     assert result.requests == 10
     assert result.latency_p50_ms == pytest.approx(5 * 14.0)
     assert result.ttft_p50_ms == pytest.approx(14.0)
@@ -150,9 +159,7 @@ def test_tokens_are_the_elements_of_the_named_output(tmp_path: Path) -> None:
 
 def test_an_empty_final_response_does_not_count(tmp_path: Path) -> None:
     requests = [(0.0, 300.0, [*steady_responses(0, 10, 10, 3), (300.0, response())])]
-    (result,) = summarize_closed_loop(
-        record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
-    )
+    result = closed_loop_of(tmp_path, requests)
     assert result.responses_per_sec == 3.0
     assert result.latency_p50_ms == pytest.approx(30.0), "it ends with the last response that has outputs"
     assert result.itl_p50_ms == pytest.approx(10.0)
@@ -164,9 +171,7 @@ def test_requests_without_a_time_are_left_out_of_it(tmp_path: Path) -> None:
         (0.0, 60.0, steady_responses(0, 50, 0, 1)),
         (0.0, 70.0, steady_responses(0, 20, 40, 2)),
     ]
-    (result,) = summarize_closed_loop(
-        record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
-    )
+    result = closed_loop_of(tmp_path, requests)
     assert result.requests == 3
     assert result.latency_p50_ms == pytest.approx(50.0)
     assert result.ttft_avg_ms == pytest.approx(35.0)
@@ -174,9 +179,7 @@ def test_requests_without_a_time_are_left_out_of_it(tmp_path: Path) -> None:
 
 
 def test_no_responses_at_all_leave_the_times_unknown(tmp_path: Path) -> None:
-    (result,) = summarize_closed_loop(
-        record(tmp_path, [(0, 40, [])], (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
-    )
+    result = closed_loop_of(tmp_path, [(0, 40, [])])
     assert (result.requests, result.responses_per_sec) == (1, 0.0)
     assert (result.ttft_p95_ms, result.itl_p95_ms, result.ttft_sketch, result.requests_over_ttft_ms) == (
         None,
@@ -398,8 +401,7 @@ def closed_loop_record(folder: Path, concurrency: int, seconds: Sequence[float],
 
 def begin_seconds(send_record: SendRecord) -> float:
     """Return when the lead-in ended, after the start."""
-    assert send_record.responses is not None
-    return send_record.responses.begin_ns / 1e9
+    return not_none(send_record.responses).begin_ns / 1e9
 
 
 @pytest.mark.parametrize(
@@ -432,8 +434,7 @@ def test_an_overload_in_the_lead_in_counts_from_the_start(tmp_path: Path) -> Non
     send_record = run_in_this_process(client, tmp_path)
     assert send_record.overload
     assert begin_seconds(send_record) == 0
-    assert send_record.responses is not None
-    assert send_record.responses.end_ns == send_record.ended_ns
+    assert not_none(send_record.responses).end_ns == send_record.ended_ns
 
 
 def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_first_ones(tmp_path: Path) -> None:
