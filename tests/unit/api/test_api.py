@@ -20,6 +20,7 @@ from optimizer import Run, TuneError, load_run, tune
 from optimizer.cli import reference
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
+from tests.conftest import not_none
 from tests.documents import undocumented_keys
 from tests.run_folders import change_info
 
@@ -58,7 +59,7 @@ def test_importing_is_cheap_and_changes_nothing() -> None:
         optimizer.tuna  # noqa: B018
 
 
-def test_an_interrupt_leaves_the_signals_of_a_program_that_is_not_ours() -> None:
+def test_an_interrupt_leaves_the_signal_handlers_of_the_calling_program() -> None:
     before = signal.getsignal(signal.SIGINT)
     interrupts.acknowledge()
     assert signal.getsignal(signal.SIGINT) is before
@@ -119,18 +120,17 @@ def test_the_tables_of_a_run_have_types_and_every_measurement() -> None:
         "Float64",
         "string",
     )
-    assert run.recommended is not None
     passed = run.confirmations[run.confirmations.verdict == "PASS"].iloc[0]
-    assert passed.trial == run.recommended.trial
+    assert passed.trial == not_none(run.recommended).trial
     assert (
         passed.throughput_infer_per_sec_low < passed.throughput_infer_per_sec < passed.throughput_infer_per_sec_high
     )
     assert run.pareto.throughput_infer_per_sec.is_monotonic_decreasing
     assert run.configs == {"dlrm": (SAMPLE / "best/config.pbtxt").read_text()}
     assert (run.verdict, run.undecided_cause) == ("PASS", None)
-    assert run.confirmation is not None
-    assert "expected share of requests over the bound" in str(run.confirmation["estimand"])
-    assert run.confirmation["throughput_infer_per_sec"] == [
+    confirmation = not_none(run.confirmation)
+    assert "expected share of requests over the bound" in str(confirmation["estimand"])
+    assert confirmation["throughput_infer_per_sec"] == [
         passed.throughput_infer_per_sec_low,
         passed.throughput_infer_per_sec_high,
     ]
@@ -158,7 +158,7 @@ def test_a_run_that_measured_nothing_has_empty_tables(tmp_path: Path) -> None:
     assert run._repr_html_()
 
 
-def test_a_notebook_shows_the_answer_and_no_markup_of_a_model(tmp_path: Path) -> None:
+def test_a_notebook_shows_the_result_and_escapes_the_markup_in_names(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
     info_path = folder / "run.json"
     info_path.write_text(

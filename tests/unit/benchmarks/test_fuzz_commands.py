@@ -20,7 +20,7 @@ def place(tmp_path: Path) -> CaseFolders:
     return CaseFolders(tmp_path / "root")
 
 
-def test_tune_ends_well_whatever_it_gets(place: CaseFolders) -> None:
+def test_the_first_cases_find_no_fault(place: CaseFolders) -> None:
     state = State.read(None, 0)
     fuzz(state, SMOKE_CASES, place)
     assert state.faults == []

@@ -63,7 +63,7 @@ def test_openvino_needs_a_python_with_a_wheel() -> None:
 
 @pytest.fixture
 def _without_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pip find no package."""
+    """Let pip find no other packages than the wheels in ``tmp_path``."""
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
         monkeypatch.setenv(name, value)
 
@@ -97,8 +97,9 @@ def test_the_newer_release_is_not_added_to_a_server_that_another_process_unpacke
     assert newer_problem() == "it is not unpacked"
 
 
+@pytest.mark.usefixtures("_without_index")
 def test_a_folder_of_the_cache_without_its_program_is_unpacked_again(
-    tmp_path: Path, unpacked_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unpacked_runtime: Runtime
 ) -> None:
     """A cleaner of old files may have removed it. A wheel on the disk stands in for the one on PyPI."""
     member = "perf_analyzer/bin/perf_analyzer"
@@ -110,8 +111,6 @@ def test_a_folder_of_the_cache_without_its_program_is_unpacked_again(
         )
         archive.writestr("perf_analyzer-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("perf_analyzer-1.0.dist-info/RECORD", "")
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
-        monkeypatch.setenv(name, value)
     wheel = Wheel("perf-analyzer==1.0", hashlib.sha256(file.read_bytes()).hexdigest(), (member,))
     folder = tmp_path / "perf_analyzer-1.0"
     program = folder / member

@@ -30,6 +30,7 @@ from optimizer.search import make_searcher
 from optimizer.store.recording import baselines, read_recording
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
+from tests.conftest import not_none
 from tests.explanation_text import explanation_text
 from tests.run_folders import change_info
 
@@ -92,8 +93,7 @@ def test_a_replayed_run_is_not_contradicted(table: str, bound_ms: float, search:
 
 def check_explanation(explanation: Explanation) -> None:
     """Assert that text and document show a measurement wherever there is one, and no forecast that it refutes."""
-    changes = explanation.changes
-    assert changes is not None
+    changes = not_none(explanation.changes)
     text = explanation_text(explanation)
     assert deepest_parentheses(text) <= 1
     shown = " ".join(text.split())
@@ -121,9 +121,8 @@ def check_explanation(explanation: Explanation) -> None:
 
 def check_bottleneck(explanation: Explanation) -> None:
     """Assert that the stage that limits the throughput is none whose removal is expected to gain nothing."""
-    assert explanation.changes is not None
     removal = {"client": "faster_network", "copying": "no_copying"}.get(explanation.bottleneck.kind)
-    gains = [remedy.gain for remedy in explanation.changes.remedies if remedy.kind == removal]
+    gains = [remedy.gain for remedy in not_none(explanation.changes).remedies if remedy.kind == removal]
     assert all(gain is None or gain.is_possible for gain in gains)
 
 

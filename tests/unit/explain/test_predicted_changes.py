@@ -25,6 +25,7 @@ from optimizer.explain.predicted_changes import SurrogateForecaster, predict_cha
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork
 from tests import stateful_run, streaming_run
+from tests.conftest import not_none
 from tests.csv_tables import read_rows, write_rows
 from tests.explanation_text import explanation_text
 from tests.run_folders import change_info
@@ -88,12 +89,11 @@ def forecaster() -> SurrogateForecaster:
 def test_predicted_gains_match_the_server(forecaster: SurrogateForecaster) -> None:
     subject, forecast_now = TRIED[1], forecaster.best([TRIED[1]], SLA)
     for other in (TRIED[0], TRIED[2], TRIED[3], TRIED[4]):
-        gain = compute_gain(forecaster.best([other], SLA), forecast_now)
-        assert gain is not None
-        assert gain.interval is not None
+        gain = not_none(compute_gain(forecaster.best([other], SLA), forecast_now))
+        interval = not_none(gain.interval)
         true_gain = best_rate(other) / best_rate(subject) - 1
         assert gain.estimate == pytest.approx(true_gain, abs=0.1), other
-        assert gain.interval.low - 0.02 <= true_gain <= gain.interval.high + 0.02, other
+        assert interval.low - 0.02 <= true_gain <= interval.high + 0.02, other
 
 
 def test_other_slas_widen_one_bound_and_keep_the_other_bounds(forecaster: SurrogateForecaster) -> None:
@@ -105,17 +105,15 @@ def test_other_slas_widen_one_bound_and_keep_the_other_bounds(forecaster: Surrog
     assert {metric for metric, _ in slas} == BOUNDS.keys()
     assert slas["ttft-p95", 2.0].bound_ms == 600.0
     wider, true_gain = slas["ttft-p95", 2.0].gain, best_rate(TRIED[1], 600.0) / best_rate(TRIED[1]) - 1
-    assert wider is not None
-    assert wider.estimate == pytest.approx(true_gain, abs=0.1)
+    assert not_none(wider).estimate == pytest.approx(true_gain, abs=0.1)
     assert slas["itl-p95", 2.0].gain is not None
 
 
 def test_a_setting_that_was_not_tried_has_a_wide_interval(forecaster: SurrogateForecaster) -> None:
     def interval_width(candidate: Candidate) -> float:
-        expected = compute_gain(forecaster.best([candidate], SLA), forecaster.best([TRIED[1]], SLA))
-        assert expected is not None
-        assert expected.interval is not None
-        return expected.interval.high - expected.interval.low
+        expected = not_none(compute_gain(forecaster.best([candidate], SLA), forecaster.best([TRIED[1]], SLA)))
+        interval = not_none(expected.interval)
+        return interval.high - interval.low
 
     assert interval_width(TRIED[1]) == 0.0, "its own error cancels"
     assert interval_width(TRIED[2]) < interval_width(replace(TRIED[1], max_queue_delay_us=5000))
@@ -279,8 +277,7 @@ def test_an_inconclusive_gain_of_instances_decides_nothing() -> None:
 
 def test_a_run_of_a_model_that_streams_is_explained(tmp_path: Path) -> None:
     explanation = explain(read_run(streaming_run.write_run(tmp_path)))
-    changes = explanation.changes
-    assert changes is not None
+    changes = not_none(explanation.changes)
     assert {latency.metric for latency in changes.latencies} == streaming_run.BOUNDS_MS.keys()
     assert changes.measurement_count == len(streaming_run.trials()) * len(streaming_run.LOADS)
     shown = explanation_text(explanation)
@@ -348,9 +345,8 @@ def test_an_open_loop_is_predicted_by_its_requests_in_flight(tmp_path: Path) -> 
     )
     change_info(folder, "options", load="rate")
     explanation = explain(read_run(folder))
-    assert explanation.changes is not None
-    assert explanation.changes.next_load is not None
+    changes = not_none(explanation.changes)
     point = explanation.subject.point
     in_flight = point.throughput_infer_per_sec * (point.measurement.latency_avg_ms or 0.0) / 1e3
-    assert explanation.changes.next_load.concurrency == pytest.approx(1.1 * in_flight, abs=1)
+    assert not_none(changes.next_load).concurrency == pytest.approx(1.1 * in_flight, abs=1)
     json.dumps(document(explanation), allow_nan=False)

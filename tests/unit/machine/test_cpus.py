@@ -228,13 +228,6 @@ def test_server_and_load_generator_get_separate_cores(
     assert all(core <= placement.server or core <= placement.client for core in machine_topology.cores)
 
 
-def test_a_note_names_the_separate_cpus() -> None:
-    assert (
-        str(split_server_and_client(machine(single_cpu_cores(0, 3))).note)
-        == "the server runs on CPUs 0-2, the load generator on CPU 3"
-    )
-
-
 @pytest.mark.parametrize(
     ("machine_topology", "limit", "note"),
     [

@@ -39,6 +39,7 @@ from optimizer.machine.process_telemetry import (
 )
 from optimizer.machine.speed_probe import SpeedProbe, probe_speed, speed_note
 from tests.command_fixtures import eventually
+from tests.conftest import not_none
 from tests.programs import write_program
 
 ENDPOINT = Endpoint("model", Candidate(1), server_pid=os.getpid())
@@ -50,8 +51,7 @@ def parent_and_child() -> Iterator[tuple[int, int]]:
     """Yield a process and its child, and kill them at the end."""
     script = "sleep 600 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
+        child = int(not_none(parent.stdout).readline())
         assert eventually(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n", 60)
         yield parent.pid, child
         os.killpg(parent.pid, signal.SIGKILL)
@@ -147,9 +147,7 @@ def test_a_server_that_is_no_child_is_the_runs_too() -> None:
 
 def test_the_memory_of_a_process_tree_includes_its_children(parent_and_child: tuple[int, int]) -> None:
     tree_bytes, child_bytes = tree_memory_bytes(parent_and_child[0]), tree_memory_bytes(parent_and_child[1])
-    assert tree_bytes is not None
-    assert child_bytes is not None
-    assert tree_bytes > child_bytes > 0
+    assert not_none(tree_bytes) > not_none(child_bytes) > 0
 
 
 def test_memory_of_a_process_that_has_ended_is_unknown() -> None:
@@ -162,8 +160,7 @@ def test_a_recording_has_the_cpu_share_of_other_processes() -> None:
     with ProcessTelemetry().record(ENDPOINT) as usage:
         assert usage.other_cpu_share is None
         subprocess.run(["sleep", "0.05"], check=True)
-    assert usage.other_cpu_share is not None
-    assert 0 <= usage.other_cpu_share <= 1
+    assert 0 <= not_none(usage.other_cpu_share) <= 1
     assert usage.server_memory_bytes
 
 
@@ -269,9 +266,7 @@ def test_the_proxy_of_a_container_does_not_count_as_another_program(docker_proxy
     telemetry, start_seconds = ProcessTelemetry(), cpu_seconds()
     with telemetry.record(unpublished) as with_proxy, telemetry.record(published) as without_proxy:
         assert eventually(lambda: cpu_seconds() > start_seconds + 0.3, 60)
-    assert with_proxy.other_cpu_share is not None
-    assert without_proxy.other_cpu_share is not None
-    assert without_proxy.other_cpu_share < with_proxy.other_cpu_share
+    assert not_none(without_proxy.other_cpu_share) < not_none(with_proxy.other_cpu_share)
 
 
 ROOTLESS_FORWARDER = f"""#!{sys.executable}
@@ -286,8 +281,7 @@ sys.stdin.read()
 def test_a_rootless_forwarder_belongs_to_a_run_that_uses_all_of_its_ports(name: str, tmp_path: Path) -> None:
     program = write_program(tmp_path / name, ROOTLESS_FORWARDER)
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forwarder:
-        assert forwarder.stdout is not None
-        grpc, http = (f"127.0.0.1:{port}" for port in forwarder.stdout.readline().split())
+        grpc, http = (f"127.0.0.1:{port}" for port in not_none(forwarder.stdout).readline().split())
         assert port_forwarders(replace(ENDPOINT, grpc=grpc, http=http)) == {forwarder.pid}
         assert port_forwarders(replace(ENDPOINT, grpc=grpc)) == set()
 

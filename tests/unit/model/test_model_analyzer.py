@@ -28,6 +28,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.study import task
 from optimizer.study.model_finder import find_model
 from optimizer.study.task import Task
+from tests.conftest import not_none
 from tests.repositories import doubler, stored, write_model
 
 KNOWN = Path(__file__).parents[2] / "data" / "model_analyzer_keys.txt"  # triton-model-analyzer 1.58.0's own names
@@ -482,9 +483,8 @@ def test_the_task_is_that_of_the_printed_profile() -> None:
     text = EXAMPLES["flags of perf_analyzer"].text.replace("        - INPUT:1:16,4\n", "")
     read(f"{text}constraints: {{perf_latency_p95: {{max: 20}}, perf_throughput: {{min: 10}}}}\n")
     values = read_run_arguments(["--from-model-analyzer", "ma.yaml", "--print-profile", "--budget", "1m"])
-    assert values.model_analyzer is not None
     assert values.parsed["print-profile"]
-    printed = render_imported_profile(values.model_analyzer, values.options, stored(Path("models")))
+    printed = render_imported_profile(not_none(values.model_analyzer), values.options, stored(Path("models")))
     Path("m.yaml").write_text(printed)
     (command,) = re.findall("^#   (tune .*)", printed, re.MULTILINE)
     printed_arguments = read_run_arguments(shlex.split(command)[1:])
@@ -513,10 +513,11 @@ def test_gpu_is_requested_if_there_is_one() -> None:
     group = "{kind: [KIND_GPU, KIND_CPU], count: 1, gpus: [0]}"
     mapped = read(f"{HEAD}profile_models: {{m: {{model_config_parameters: {{instance_group: [{group}]}}}}}}\n")
     without, with_gpu = profile(mapped).space, profile(mapped, gpu=True).space
-    assert without is not None
-    assert with_gpu is not None
-    assert without.config == {"instance_group.0.kind": ("KIND_CPU",)}
-    assert with_gpu.config == {"instance_group.0.kind": ("KIND_GPU", "KIND_CPU"), "instance_group.0.gpus.0": (0,)}
+    assert not_none(without).config == {"instance_group.0.kind": ("KIND_CPU",)}
+    assert not_none(with_gpu).config == {
+        "instance_group.0.kind": ("KIND_GPU", "KIND_CPU"),
+        "instance_group.0.gpus.0": (0,),
+    }
 
 
 # -- notes ------------------------------------------------------------------------------------------------------
@@ -626,8 +627,7 @@ def test_a_backend_of_the_users_server_is_found_by_the_other_targets(
     words = ["--from-model-analyzer", "ma.yaml", "--target", target, *target_options]
     found_model = find_model(read_run_arguments(words).options, MACHINE, print, start_server=False)
     assert found_model.profile is not None
-    assert found_model.profile.space is not None
-    assert found_model.profile.space.max_queue_delay_microseconds == (70,)
+    assert not_none(found_model.profile.space).max_queue_delay_microseconds == (70,)
     assert main([*words, "--print-profile"]) == 0
     assert "max_queue_delay_microseconds: [70]" in capsys.readouterr().out
     with pytest.raises(BadInputError, match="backend 'tensorrt' is not in the embedded server"):
@@ -658,12 +658,11 @@ ensemble_composing_models:
 """)
     space, gpu_space = profile(mapped).space, profile(mapped, gpu=True).space
     assert space is not None
-    assert gpu_space is not None
     assert space.instance_group_count == (1, 4), "m is the step whose batches are tuned"
     assert space.config == {"instance_group.0.kind": ("KIND_CPU",)}
     of_n = {"instance_group_count": (1, 2), "max_queue_delay_microseconds": (0,)}
     assert space.models["n"].fields() == of_n
-    assert gpu_space.models["n"].fields() == {**of_n, "instance_group.0.kind": ("KIND_GPU",)}
+    assert not_none(gpu_space).models["n"].fields() == {**of_n, "instance_group.0.kind": ("KIND_GPU",)}
     notes = [str(note) for note in mapped.notes if "composing_models.m.weighting" in str(note)]
     assert notes == [
         "ma.yaml:5: ensemble_composing_models.m.weighting: not supported: only the choices of a composing model are "
@@ -682,8 +681,7 @@ ensemble_composing_models:
       dynamic_batching: {{max_queue_delay_microseconds: [0]}}
       instance_group: [{{count: 2}}]
 """)
-    space = profile(mapped).space
-    assert space is not None
+    space = not_none(profile(mapped).space)
     assert space.models["n"].fields() == {"instance_group_count": (2,)}
 
 
@@ -702,8 +700,7 @@ def test_values_of_config_pbtxt_are_those_of_the_tuned_step(folder: Path) -> Non
     caller = CONFIG.replace("count: 3", "count: 2").replace("max_queue_delay_microseconds: 70", "")
     (folder / "models" / "n" / "config.pbtxt").write_text(caller)
     for models in ("profile_models: chain", "profile_models: n\nbls_composing_models: [m]"):
-        space = profile(read(f"{HEAD}run_config_search_disable: true\n{models}\n")).space
-        assert space is not None
+        space = not_none(profile(read(f"{HEAD}run_config_search_disable: true\n{models}\n")).space)
         assert (space.max_batch_size, space.max_queue_delay_microseconds) == ((8,), (70,))
         assert (space.preferred_batch_size, space.instance_group_count) == (("4",), (3,))
 

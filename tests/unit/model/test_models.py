@@ -52,7 +52,7 @@ def requests_of(source: ModelSource) -> list[dict[str, bytes]]:
     return [{name: base64.b64decode(value["b64"]) for name, value in entry.items()} for entry in entries]
 
 
-def dlrm_by_the_book(weights: dict[str, Array], dense: Array, indices: Array, rows: list[int]) -> Array:
+def reference_dlrm(weights: dict[str, Array], dense: Array, indices: Array, rows: list[int]) -> Array:
     """Compute DLRM sample by sample in double precision, sharing only the weights with the graph."""
     w = {name: values.astype(np.float64) for name, values in weights.items() if values.dtype.kind == "f"}
 
@@ -101,26 +101,26 @@ def test_dlrm_has_the_published_parameters(tmp_path: Path) -> None:
     assert facts["embedding_bytes"] == rows * 128 * 4
 
 
-def test_dlrm_computes_dlrm(tmp_path: Path) -> None:
+def test_dlrm_computes_the_published_formulas(tmp_path: Path) -> None:
     source = obtain(tmp_path, "dlrm", **SMALL_DLRM)
     rng = np.random.default_rng(1)
     dense = rng.uniform(0, 5, (6, 13)).astype(np.float32)
     indices = rng.integers(0, CARDINALITIES, (6, 26))
-    expected = dlrm_by_the_book(weights_of(source), dense, indices, [min(n, 100) for n in CARDINALITIES])
+    expected = reference_dlrm(weights_of(source), dense, indices, [min(n, 100) for n in CARDINALITIES])
     actual = run(source, input__0=dense, input__1=indices)[0]
     assert actual.shape == (6, 1)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
     assert np.std(expected) > 0.1, "outputs that do not vary would hide a wrong graph"
 
 
-def test_dlrm_in_half_precision_computes_dlrm(tmp_path: Path) -> None:
+def test_dlrm_in_half_precision_computes_the_published_formulas(tmp_path: Path) -> None:
     source = obtain(tmp_path, "dlrm", **SMALL_DLRM, precision="fp16")
     rng = np.random.default_rng(2)
     dense = rng.uniform(0, 5, (6, 13)).astype(np.float16)
     indices = rng.integers(0, CARDINALITIES, (6, 26))
     weights = weights_of(source)
     assert weights["embedding"].dtype == np.float16
-    expected = dlrm_by_the_book(weights, dense, indices, [min(n, 100) for n in CARDINALITIES])
+    expected = reference_dlrm(weights, dense, indices, [min(n, 100) for n in CARDINALITIES])
     actual = run(source, input__0=dense, input__1=indices)[0]
     assert actual.dtype == np.float16
     np.testing.assert_allclose(actual, expected, rtol=0.05, atol=0.05)
@@ -131,7 +131,7 @@ def test_any_int64_is_a_valid_index(tmp_path: Path) -> None:
     bounds = np.iinfo(np.int64)
     indices = np.array([[bounds.min] * 26, [-1] * 26, [bounds.max] * 26], np.int64)
     dense = np.ones((3, 13), np.float32)
-    expected = dlrm_by_the_book(weights_of(source), dense, indices, [min(n, 100) for n in CARDINALITIES])
+    expected = reference_dlrm(weights_of(source), dense, indices, [min(n, 100) for n in CARDINALITIES])
     np.testing.assert_allclose(run(source, input__0=dense, input__1=indices)[0], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -142,7 +142,7 @@ def test_the_embedding_table_lies_in_its_own_file(tmp_path: Path) -> None:
     assert source.facts["model_bytes"] == table.stat().st_size + model_file(source).stat().st_size
 
 
-def test_mlp_computes_an_mlp(tmp_path: Path) -> None:
+def test_mlp_computes_dense_layers_with_relu(tmp_path: Path) -> None:
     source = obtain(tmp_path, layers=2, hidden_width=32)
     w = weights_of(source)
     x = np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)

@@ -645,7 +645,7 @@ def test_weights_that_only_the_user_of_a_container_may_read_have_no_hash() -> No
 
 @contextlib.contextmanager
 def as_ordinary_user() -> Iterator[None]:
-    """Lay down the rights of root within the context, if this user is root."""
+    """Give up the rights of root within the context, if this user is root."""
     user = os.geteuid()
     os.seteuid(user or 65534)
     try:

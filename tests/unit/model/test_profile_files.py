@@ -19,11 +19,11 @@ from optimizer.core import yaml_lines
 from optimizer.model.profile import SECTIONS, Profile, load_profile, parse_profile
 from optimizer.model.profile_files import MODELINE, SCHEMA_FILE, flow, render_profile
 from optimizer.model.profile_schema import ModelSpaceSection
+from tests.profile_file import MODEL
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 SECTION_TYPES: tuple[type[BaseModel], ...] = (Profile, *SECTIONS.values(), ModelSpaceSection)
 VALIDATOR = Draft7Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
-MODEL = "model: {builder: mlp}\n"
 STORED = {"model": {"repository": "models", "name": "mine"}}
 COMMENTED_KEY = re.compile(r"^(\s*)# (?=\s*[a-z_]\w*:( |$))", re.MULTILINE)
 

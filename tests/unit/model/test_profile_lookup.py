@@ -12,8 +12,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import shipped_folder
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_lookup import find_profile, list_profiles
-
-MODEL = "model: {builder: mlp}\n"
+from tests.profile_file import MODEL
 
 
 @pytest.fixture

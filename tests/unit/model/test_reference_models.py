@@ -38,6 +38,7 @@ from optimizer.model.builders.python_models import minilm_tokenize
 from optimizer.model.builders.request_data import vocabulary
 from optimizer.model.builders.stateful import draw_gru
 from tests.built_models import Array, obtain, run, weights_of
+from tests.conftest import not_none
 
 HIDDEN = 12
 
@@ -71,7 +72,7 @@ def dense(x: Array, w: dict[str, Array], name: str) -> Array:
     return out
 
 
-def encoded_by_the_book(
+def reference_encoding(
     w: dict[str, Array], ids: Array, segments: Array, mask: Array, layers: int, heads: int
 ) -> Array:
     """Compute BERT for one sample, head by head, in double precision."""
@@ -112,7 +113,7 @@ def test_bert_computes_the_published_formulas(tiny: ModelSource) -> None:
     assert begin.shape == end.shape == (3, 16)
     w = weights_of(tiny)
     for sample in range(3):
-        logits = dense(encoded_by_the_book(w, ids[sample], segments[sample], mask[sample], 2, 2), w, "answer")
+        logits = dense(reference_encoding(w, ids[sample], segments[sample], mask[sample], 2, 2), w, "answer")
         np.testing.assert_allclose(begin[sample], logits[:, 0], atol=1e-4)
         np.testing.assert_allclose(end[sample], logits[:, 1], atol=1e-4)
 
@@ -137,7 +138,7 @@ def test_minilm_takes_any_number_of_tokens(bare_minilm: ModelSource) -> None:
         ids, segments, mask = tokens(np.random.default_rng(length), 2, length)
         (logits,) = run(bare_minilm, input_ids=ids, token_type_ids=segments, attention_mask=mask)
         assert logits.shape == (2, 2)
-        encoded = encoded_by_the_book(w, ids[1], segments[1], mask[1], 6, 12)
+        encoded = reference_encoding(w, ids[1], segments[1], mask[1], 6, 12)
         expected = dense(np.tanh(dense(encoded[0], w, "pooler")), w, "labels")
         np.testing.assert_allclose(logits[1], expected, atol=1e-4)
 
@@ -220,9 +221,10 @@ def test_a_text_is_cut_off_at_128_tokens_and_padded_to_a_multiple(tmp_path: Path
 
 
 def test_requests_are_texts_of_many_lengths(ensemble: ModelSource) -> None:
-    assert ensemble.input_data is not None
     entries = list(
-        request_data.parse_entries(ensemble.input_data, [request_data.InputTensor("TEXT", "BYTES", (1,), True)])
+        request_data.parse_entries(
+            not_none(ensemble.input_data), [request_data.InputTensor("TEXT", "BYTES", (1,), True)]
+        )
     )
     lengths = [tokenize(ensemble, entry["TEXT"][0].decode())["input_ids"].shape[1] for entry in entries]
     assert len(lengths) == 40
@@ -244,9 +246,8 @@ def test_padding_does_not_change_the_output(ensemble: ModelSource) -> None:
 
 
 def test_requests_without_the_tokenizer_say_their_shape(bare_minilm: ModelSource) -> None:
-    assert bare_minilm.input_data is not None
     inputs = [request_data.InputTensor(item.name, item.datatype, item.dims, True) for item in TOKENS]
-    for entry in request_data.parse_entries(bare_minilm.input_data, inputs):
+    for entry in request_data.parse_entries(not_none(bare_minilm.input_data), inputs):
         assert {array.shape for array in entry.values()} == {(7,)}
 
 

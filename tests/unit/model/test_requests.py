@@ -22,7 +22,6 @@ from optimizer.core.trial import LoadPoint
 from optimizer.measure.explained_failures import REFUSED_CONFIGURATIONS, RefusedRequestsLoadGenerator, index_hint
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.model import input_data
-from optimizer.model import input_data as data
 from optimizer.model.input_data import InputTensor
 from optimizer.model.requests import (
     GENERATED_BYTES,
@@ -66,7 +65,7 @@ def samples(
     result = prepare_requests(options, config(model), sent, cache)
     assert result.shapes == shapes
     assert result.input_data.parent == cache / "requests"
-    return list(data.parse_entries(result.input_data, tensors))
+    return list(input_data.parse_entries(result.input_data, tensors))
 
 
 # -- generated --------------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ def test_all_load_generators_read_the_same_random_requests(tmp_path: Path) -> No
         True,
     )
     assert result.largest == {"ids": (16,), "mask": (8,)}
-    sent = list(data.parse_entries(result.input_data, TENSORS))
+    sent = list(input_data.parse_entries(result.input_data, TENSORS))
     assert len({item["ids"].tobytes() for item in sent}) == len(sent) == MAX_GENERATED_SAMPLES
     floats = np.array([item["x"] for item in sent])
     assert np.isfinite(floats).all()
@@ -95,7 +94,9 @@ def test_zero_requests_are_a_file_too(tmp_path: Path) -> None:
     result = prepare_requests(RequestOptions("zero", ("ids,mask:8",)), config(), ONE, tmp_path)
     assert result.input_data.name.startswith("zero-")
     assert (result.unbounded, result.has_unbounded_numbers) == ((), False)
-    assert not any(array.any() for item in data.parse_entries(result.input_data, TENSORS) for array in item.values())
+    assert not any(
+        array.any() for item in input_data.parse_entries(result.input_data, TENSORS) for array in item.values()
+    )
 
 
 def test_large_random_samples_are_few_whatever_the_size_of_a_request(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_large_random_samples_are_few_whatever_the_size_of_a_request(tmp_path: P
         result = prepare_requests(
             RequestOptions(shapes=("ids,mask:1",)), config(image), RequestBatching(batch), tmp_path
         )
-        assert len(data.read_entries(result.input_data)) == 3
+        assert len(input_data.read_entries(result.input_data)) == 3
         assert result.input_data.stat().st_size < 1.5 * GENERATED_BYTES
 
 
@@ -117,7 +118,7 @@ def test_large_requests_of_large_random_samples_fit_into_shared_memory(
     image = config(MODEL.replace("dims: [ 2, 2 ]", "dims: [ 3, 224, 224 ]"))
     options = RequestOptions(shapes=("ids,mask:1",))
     result = prepare_requests(options, image, RequestBatching(256, open_loop), tmp_path)
-    assert len(data.read_entries(result.input_data)) == count
+    assert len(input_data.read_entries(result.input_data)) == count
 
 
 @pytest.mark.parametrize(("open_loop", "count"), [(False, 64), (True, MAX_GENERATED_SAMPLES)])
@@ -125,7 +126,7 @@ def test_random_samples_are_as_few_as_perf_analyzer_prepares(open_loop: bool, co
     """None of them is left out, so no note advises another load."""
     options = RequestOptions(shapes=("ids,mask:1",))
     result = prepare_requests(options, config(), RequestBatching(8192, open_loop), tmp_path)
-    assert len(data.read_entries(result.input_data)) == count
+    assert len(input_data.read_entries(result.input_data)) == count
     assert result.input_data.name.startswith("random-")
     assert result.note is None
 
@@ -190,10 +191,11 @@ def test_fewer_generated_samples_have_no_note(kind: str, tmp_path: Path) -> None
 
 
 def test_an_open_loop_takes_samples_of_all_parts_of_a_large_file(tmp_path: Path) -> None:
-    entries = [{"ids": [i], "mask": [0], "x": [0] * 4} for i in range(input_data.MAX_SENT_ENTRIES + 1000)]
+    entries = [{"ids": [i]} for i in range(input_data.MAX_SENT_ENTRIES + 1000)]
     (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
-    options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:1",))
-    result = prepare_requests(options, config(), RequestBatching(4, open_loop=True), tmp_path)
+    model = 'name: "m" max_batch_size: 8 input { name: "ids" data_type: TYPE_INT64 dims: 1 }'
+    options = RequestOptions(str(tmp_path / "many.json"))
+    result = prepare_requests(options, config(model), RequestBatching(4, open_loop=True), tmp_path)
     sent_ids = [entry["ids"][0] for entry in json.loads(result.input_data.read_text())["data"]]
     assert input_data.MAX_SENT_ENTRIES - 8 < len(sent_ids) <= input_data.MAX_SENT_ENTRIES
     assert (sent_ids[:4], sent_ids[-1]) == ([0, 1, 2, 3], len(entries) - 5), (
@@ -226,12 +228,15 @@ def test_row_numbers_are_valid_unless_the_user_gives_a_range(tmp_path: Path) -> 
     options = RequestOptions(shapes=("ids,mask:50",))
     result = prepare_requests(options, config(), ONE, tmp_path, index_ranges=ranges)
     assert (result.unbounded, result.has_unbounded_numbers) == ((), True)  # x has random floats
-    drawn = list(data.parse_entries(result.input_data, TENSORS))
+    drawn = list(input_data.parse_entries(result.input_data, TENSORS))
     assert {value for item in drawn for value in item["ids"].tolist()} == set(range(5))
     assert all(item["mask"].min() >= 0 for item in drawn)
     options = RequestOptions(shapes=("ids,mask:50",), ranges=("ids:7..8",))
     result = prepare_requests(options, config(), ONE, tmp_path, index_ranges=ranges)
-    assert {int(value) for item in data.parse_entries(result.input_data, TENSORS) for value in item["ids"]} == {7, 8}
+    assert {int(value) for item in input_data.parse_entries(result.input_data, TENSORS) for value in item["ids"]} == {
+        7,
+        8,
+    }
 
 
 @pytest.mark.parametrize(("datatype", "mean"), [("BOOL", 0.5), ("FP16", 32752)])
@@ -240,7 +245,7 @@ def test_row_numbers_of_a_long_table_are_values_of_the_type(datatype: str, mean:
     tensor = InputTensor("x", datatype, (1000,), has_batch=False)
     text = f'name: "m" input {{ name: "x" data_type: TYPE_{datatype} dims: 1000 }}'
     result = prepare_requests(RequestOptions(), config(text), ONE, tmp_path, index_ranges={"x": (0, 99_999)})
-    drawn = np.concatenate([sample["x"] for sample in data.parse_entries(result.input_data, [tensor])])
+    drawn = np.concatenate([sample["x"] for sample in input_data.parse_entries(result.input_data, [tensor])])
     assert drawn.astype(float).mean() == pytest.approx(mean, rel=0.1)
 
 

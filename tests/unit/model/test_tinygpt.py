@@ -66,7 +66,7 @@ def dense(x: Array, w: dict[str, Array], name: str) -> Array:
     return out
 
 
-def logits_by_the_book(w: dict[str, Array], ids: Array) -> Array:
+def reference_logits(w: dict[str, Array], ids: Array) -> Array:
     """Compute GPT-2 for one sequence, head by head, and return the logits after each token."""
     x = w["embedding.token"][ids] + w["embedding.position"][: len(ids)]
     future = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
@@ -127,13 +127,13 @@ def test_one_pass_computes_gpt_2(session: Any, weights: dict[str, Array]) -> Non
     ids = rng.integers(0, VOCABULARY, (3, 12))
     outputs = decode(session, ids, counts, [0, 0, 0], empty_cache(3, 1))
     for row, count in enumerate(counts):
-        expected = logits_by_the_book(weights, ids[row, :count])[-1]
+        expected = reference_logits(weights, ids[row, :count])[-1]
         np.testing.assert_allclose(outputs["logits"][row], expected, atol=1e-9)
 
 
 def test_steps_with_the_cache_equal_one_pass(session: Any, weights: dict[str, Array]) -> None:
     ids = np.random.default_rng(2).integers(0, VOCABULARY, 10)
-    expected = logits_by_the_book(weights, ids)
+    expected = reference_logits(weights, ids)
     cache = empty_cache(1, 16)
     for place in range(len(ids)):
         outputs = decode(session, ids[None, place : place + 1], [1], [place], cache)
@@ -213,7 +213,7 @@ def test_tokens_are_those_of_repeated_passes_in_any_batch(session: Any, weights:
     for prompt, token_count in requests:
         ids = list(prompt)
         for _ in range(token_count):
-            ids.append(int(logits_by_the_book(weights, np.array(ids))[-1].argmax()))
+            ids.append(int(reference_logits(weights, np.array(ids))[-1].argmax()))
         expected.append(ids[len(prompt) :])
     assert [len(tokens) for tokens in expected] == [token_count for _, token_count in requests]
     for size in (1, 2, 4, 16):
