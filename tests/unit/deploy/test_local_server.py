@@ -44,6 +44,12 @@ def write_server(folder: Path, output: str = HELP, exit_code: int = 1) -> Path:
     return write_program(folder / "tritonserver", f"#!/bin/sh\ncat <<'END'\n{output}END\nexit {exit_code}\n")
 
 
+def write_source(folder: Path, **config: str) -> ModelSource:
+    """Return the model ``m`` with an empty version in the repository ``folder/models``."""
+    (folder / "models" / "m" / "1").mkdir(parents=True)
+    return ModelSource(folder / "models", "m", ModelConfig(name="m", **config))
+
+
 def test_the_known_options_are_those_of_the_help(tmp_path: Path) -> None:
     installation = find_installation(str(write_server(tmp_path)), arguments=("--rate-limit=off",))
     assert installation.options == frozenset({"help", "model-repository", "model-control-mode", "rate-limit"})
@@ -69,8 +75,7 @@ def test_the_server_on_path_is_the_default(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_error_of_a_server_that_was_started_for_the_inputs_names_no_removed_log(tmp_path: Path) -> None:
-    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
-    source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m"))
+    source = write_source(tmp_path)
     failing = write_server(tmp_path, HELP + "no such library\n")
     with pytest.raises(ServerFault, match="tritonserver did not start: no such library") as caught:
         complete_config(source, lambda: find_installation(str(failing)), 20.0)
@@ -112,15 +117,12 @@ def test_a_program_for_another_machine_is_reported(tmp_path: Path) -> None:
 
 def test_a_missing_backend_is_reported_with_the_folder(tmp_path: Path) -> None:
     (tmp_path / "backends" / "python").mkdir(parents=True)
-    (tmp_path / "models" / "m").mkdir(parents=True)
     installation = Installation(tmp_path / "tritonserver", {}, tmp_path / "backends")
-    config = ModelConfig(name="m", platform="tensorrt_plan")
-    source = ModelSource(tmp_path / "models", "m", config)
+    source = write_source(tmp_path, platform="tensorrt_plan")
     with pytest.raises(
         EnvironmentFault, match=f"m: backend 'tensorrt' is not in {tmp_path}/backends, which has python"
     ):
         LocalTarget(source, installation, TargetSettings(tmp_path / "log"))
-    (tmp_path / "models" / "m" / "1").mkdir()
     (tmp_path / "models" / "m" / "1" / "libtriton_tensorrt.so").touch()  # a model may contain its backend
     LocalTarget(source, installation, TargetSettings(tmp_path / "log")).close()
 
@@ -130,12 +132,11 @@ def test_models_in_python_need_bash_and_backends_on_a_plain_path(tmp_path: Path)
     for backend in ("python", "onnxruntime"):
         (backends / backend).mkdir(parents=True)
         (backends / backend / f"libtriton_{backend}.so").touch()
-    (tmp_path / "models" / "m").mkdir(parents=True)
+    sources = {backend: write_source(tmp_path / backend, backend=backend) for backend in ("python", "onnxruntime")}
 
     def check(backend: str, **environment: str) -> None:
-        source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend=backend))
         installation = Installation(tmp_path / "tritonserver", environment, backends)
-        LocalTarget(source, installation, TargetSettings(tmp_path / "log")).close()
+        LocalTarget(sources[backend], installation, TargetSettings(tmp_path / "log")).close()
 
     check("onnxruntime", PATH="/nowhere")
     with pytest.raises(EnvironmentFault, match=r"^bash is missing"):
@@ -219,8 +220,7 @@ def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_
     backend = tmp_path / "backends" / "onnxruntime"
     backend.mkdir(parents=True)
     backend.joinpath("libtriton_onnxruntime.so").touch()
-    (tmp_path / "models" / "m").mkdir(parents=True)
-    source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend="onnxruntime"))
+    source = write_source(tmp_path, backend="onnxruntime")
     installation = Installation(write_server(tmp_path, "error: no memory is left\n"), {}, tmp_path / "backends")
     two_processes = Candidate(8, fields=((SERVER_PROCESSES, 2),))
     with contextlib.closing(LocalTarget(source, installation, TargetSettings(tmp_path / "log"))) as target:
@@ -235,9 +235,8 @@ def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_
 def test_the_server_numbers_gpus_as_nvml_does_unless_the_user_chose_an_order(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    source = write_source(tmp_path, backend="own")
     (tmp_path / "models" / "m" / "1" / "libtriton_own.so").touch()
-    source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend="own"))
     server = write_program(tmp_path / "tritonserver", '#!/bin/sh\necho "the order is $CUDA_DEVICE_ORDER"; exit 1\n')
     installation = Installation(server, environment, tmp_path / "backends")
     order = environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

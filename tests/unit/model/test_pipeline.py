@@ -40,32 +40,36 @@ LAPTOP = Hardware(gpus=(), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> ModelSource:
+def repository(tmp_path: Path) -> Path:
+    """Return a repository with the ensemble ``chain`` and its steps ``first`` and ``second``."""
     write_ensemble(tmp_path, milliseconds=5)
-    return read_source(stored(tmp_path), "chain")
+    return tmp_path
 
 
-def test_an_ensemble_brings_its_steps_and_the_largest_of_them_is_tuned(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
-    program = tmp_path / "first" / "1" / "model.py"
+@pytest.fixture
+def chain(repository: Path) -> ModelSource:
+    return read_source(stored(repository), "chain")
+
+
+def test_an_ensemble_brings_its_steps_and_the_largest_of_them_is_tuned(repository: Path) -> None:
+    program = repository / "first" / "1" / "model.py"
     program.write_text(program.read_text() + "# longer\n" * 100)
-    result = read_source(stored(tmp_path), "chain")
+    result = read_source(stored(repository), "chain")
     assert list(result.composing) == ["first", "second"]
     assert result.batcher == "first"
     assert result.tuned_config.max_batch_size == 8
-    assert read_source(stored(tmp_path), "chain", batcher="second").batcher == "second"
+    assert read_source(stored(repository), "chain", batcher="second").batcher == "second"
     assert int(result.facts["model_bytes"]) > program.stat().st_size
 
 
-def test_python_bytecode_does_not_count_as_part_of_a_step(tmp_path: Path) -> None:
+def test_python_bytecode_does_not_count_as_part_of_a_step(repository: Path) -> None:
     """Bytecode written by a server must not change which step is the largest."""
-    write_ensemble(tmp_path, milliseconds=5)
-    before = read_source(stored(tmp_path), "chain").batcher
+    before = read_source(stored(repository), "chain").batcher
     other_step = "first" if before == "second" else "second"
-    compiled = tmp_path / other_step / "1" / "__pycache__"
+    compiled = repository / other_step / "1" / "__pycache__"
     compiled.mkdir()
     (compiled / "model.pyc").write_bytes(bytes(100_000))
-    assert read_source(stored(tmp_path), "chain").batcher == before
+    assert read_source(stored(repository), "chain").batcher == before
 
 
 def test_nested_ensembles_are_loaded_after_their_steps(tmp_path: Path) -> None:
@@ -103,65 +107,58 @@ def test_a_copy_for_a_remote_server_needs_only_the_configurations(tmp_path: Path
         read_source(stored(tmp_path), "chain")
 
 
-def test_missing_step_of_an_ensemble_is_named(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
-    shutil.rmtree(tmp_path / "second")
+def test_missing_step_of_an_ensemble_is_named(repository: Path) -> None:
+    shutil.rmtree(repository / "second")
     with pytest.raises(
         BadInputError, match=r"chain consists of 'second': .*no model 'second' there; it has chain, first"
     ):
-        read_source(stored(tmp_path), "chain")
+        read_source(stored(repository), "chain")
 
 
-def test_a_missing_concurrent_model_is_named_with_its_option(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
+def test_a_missing_concurrent_model_is_named_with_its_option(repository: Path) -> None:
     with pytest.raises(BadInputError, match=r"^--concurrent-models gone: .*no model 'gone' there; it has chain, "):
-        read_source(stored(tmp_path), "first", concurrent=("second", "gone"))
+        read_source(stored(repository), "first", concurrent=("second", "gone"))
 
 
-def test_an_ensemble_next_to_its_own_step_is_refused_with_the_other_order(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
+def test_an_ensemble_next_to_its_own_step_is_refused_with_the_other_order(repository: Path) -> None:
     with pytest.raises(
         BadInputError, match=r"^--concurrent-models chain: first, the tuned model, is a step of it; tune"
     ):
-        read_source(stored(tmp_path), "first", concurrent=("chain",))
-    assert read_source(stored(tmp_path), "chain", concurrent=("first",)).concurrent == {"first": 1.0}
+        read_source(stored(repository), "first", concurrent=("chain",))
+    assert read_source(stored(repository), "chain", concurrent=("first",)).concurrent == {"first": 1.0}
 
 
-def test_the_size_of_concurrent_models_includes_that_of_the_tuned_one(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
-    sizes = [int(stored(tmp_path)(name).facts["model_bytes"]) for name in ("first", "second")]
-    assert read_source(stored(tmp_path), "first", concurrent=("second",)).facts["model_bytes"] == sum(sizes)
+def test_the_size_of_concurrent_models_includes_that_of_the_tuned_one(repository: Path) -> None:
+    sizes = [int(stored(repository)(name).facts["model_bytes"]) for name in ("first", "second")]
+    assert read_source(stored(repository), "first", concurrent=("second",)).facts["model_bytes"] == sum(sizes)
 
 
-def test_a_concurrent_model_has_one_share_of_the_load(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
-    assert read_source(stored(tmp_path), "first", concurrent=("second=3",)).concurrent == {"second": 3.0}
+def test_a_concurrent_model_has_one_share_of_the_load(repository: Path) -> None:
+    assert read_source(stored(repository), "first", concurrent=("second=3",)).concurrent == {"second": 3.0}
     for second in ("second", "second=3"):
         with pytest.raises(BadInputError, match=rf"^--concurrent-models second=3,{second}: a model is named twice; "):
-            read_source(stored(tmp_path), "first", concurrent=("second=3", second))
+            read_source(stored(repository), "first", concurrent=("second=3", second))
     with pytest.raises(BadInputError, match=r"^--concurrent-models first=3: first is the tuned model itself"):
-        read_source(stored(tmp_path), "first", concurrent=("first=3",))
+        read_source(stored(repository), "first", concurrent=("first=3",))
 
 
-def test_the_batches_of_an_ensemble_next_to_another_are_those_of_one_of_its_own_steps(tmp_path: Path) -> None:
+def test_the_batches_of_an_ensemble_next_to_another_are_those_of_one_of_its_own_steps(repository: Path) -> None:
     """An ensemble has no dynamic batching of its own."""
-    write_ensemble(tmp_path, milliseconds=5)
-    alone = read_source(stored(tmp_path), "chain")
-    shutil.copytree(tmp_path / alone.batcher, tmp_path / "large")
-    (tmp_path / "large" / "1" / "weights").write_bytes(bytes(100_000))
-    both = read_source(stored(tmp_path), "chain", concurrent=("large",))
+    alone = read_source(stored(repository), "chain")
+    shutil.copytree(repository / alone.batcher, repository / "large")
+    (repository / "large" / "1" / "weights").write_bytes(bytes(100_000))
+    both = read_source(stored(repository), "chain", concurrent=("large",))
     assert both.batcher == alone.batcher
     with pytest.raises(
         BadInputError, match=r"^model\.batcher: 'large' is not a model of chain, which has first, second"
     ):
-        read_source(stored(tmp_path), "chain", concurrent=("large",), batcher="large")
-    assert read_source(stored(tmp_path), "first", concurrent=("large",)).tuned_model == "first"
+        read_source(stored(repository), "chain", concurrent=("large",), batcher="large")
+    assert read_source(stored(repository), "first", concurrent=("large",)).tuned_model == "first"
 
 
-def test_a_batcher_of_a_model_without_steps_is_refused(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
+def test_a_batcher_of_a_model_without_steps_is_refused(repository: Path) -> None:
     with pytest.raises(BadInputError, match=r"^model\.batcher: first calls no other model, .*; leave the key out$"):
-        read_source(stored(tmp_path), "first", batcher="second")
+        read_source(stored(repository), "first", batcher="second")
 
 
 def test_an_ensemble_that_calls_itself_is_refused(tmp_path: Path) -> None:
@@ -234,11 +231,10 @@ def test_settings_of_other_models_are_applied_to_them(chain: ModelSource) -> Non
     ]
 
 
-def test_different_counts_of_a_step_that_is_not_tuned_are_kept(tmp_path: Path) -> None:
-    write_ensemble(tmp_path, milliseconds=5)
-    with (tmp_path / "first" / "config.pbtxt").open("a") as config:
+def test_different_counts_of_a_step_that_is_not_tuned_are_kept(repository: Path) -> None:
+    with (repository / "first" / "config.pbtxt").open("a") as config:
         config.write("instance_group { count: 3 kind: KIND_CPU }\n")
-    source = read_source(stored(tmp_path), "chain", batcher="second")
+    source = read_source(stored(repository), "chain", batcher="second")
     space = build_space(SpaceSection(), source, parse_size_distribution("1"), LAPTOP)
     assert [path for path in space.fields if "/" in path] == ["first/max_queue_delay_microseconds"]
     configured = served_models(source, configured_candidate(source, space.fields))
