@@ -76,6 +76,12 @@ def in_production(models: str, format_name: str) -> list[str]:
     return ["--format", format_name, "--image", IMAGE, "--model-repository", where]
 
 
+def production_file(run: Path, folder: Path, format_name: str, *words: str, models: str = "s3://b/m") -> str:
+    """Return the text of the only file that is written for production."""
+    (text,) = emitted(run, folder, *in_production(models, format_name), *words).values()
+    return text
+
+
 def recommendation_of(run: Path) -> Recommendation:
     return read_recommendation(read_run(run))
 

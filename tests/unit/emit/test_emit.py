@@ -46,6 +46,7 @@ from tests.emitted_files import (
     by_kind,
     emitted,
     in_production,
+    production_file,
     production_server,
     read_config,
     recommendation_of,
@@ -65,9 +66,9 @@ def test_limits_are_the_resources_of_the_measured_server(server_cpus: float, cpu
     run = write_run(tmp_path, server_cpus=server_cpus)
     limits = {"cpu": cpu, "memory": "1472Mi"}
     assert container(run)["resources"] == {"requests": limits, "limits": limits}
-    (compose,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
+    compose = production_file(run, tmp_path / "compose", "compose")
     assert yaml.safe_load(compose)["services"]["doubler"]["deploy"]["resources"]["limits"]["cpus"] == float(cpu)
-    (script,) = emitted(run, tmp_path / "docker", *in_production("s3://b/m", "docker")).values()
+    script = production_file(run, tmp_path / "docker", "docker")
     assert f"--cpus={cpu} " in script
 
 
@@ -151,7 +152,7 @@ def test_replicas_follow_the_measured_load(
 ) -> None:
     """The target is 70 % of 20 requests in flight, or of 150.5 requests per second."""
     run = write_run(tmp_path, load=load)
-    (text,) = emitted(run, tmp_path / "out", *in_production("mounted", "kubernetes")).values()
+    text = production_file(run, tmp_path / "out", "kubernetes", models="mounted")
     scaler = by_kind(yaml.safe_load_all(text))["HorizontalPodAutoscaler"]
     (rule,) = scaler["spec"]["metrics"]
     assert rule["pods"] == {"metric": {"name": metric}, "target": {"type": "AverageValue", "averageValue": target}}
@@ -191,7 +192,7 @@ def test_the_target_of_a_small_load_is_below_it(load: LoadPoint, target: str, wo
     ],
 )
 def test_kserve_notes_that_its_smallest_target_is_above_the_load(load: LoadPoint, words: str, tmp_path: Path) -> None:
-    (text,) = emitted(write_run(tmp_path, load=load), tmp_path / "out", *in_production("s3://b/m", "kserve")).values()
+    text = production_file(write_run(tmp_path, load=load), tmp_path / "out", "kserve")
     assert yaml.safe_load(text)["spec"]["predictor"]["scaleTarget"] == 1
     assert f"scaled to keep each at {words}" in text
 
@@ -223,7 +224,7 @@ def checksums(run: Path, out: Path) -> set[str]:
     """Return the checksums in the pods of both kinds of repository, and in the InferenceService."""
     checksums_of_pods: list[str] = []
     for models, form in (("mounted", "kubernetes"), ("s3://b/m", "kubernetes"), ("s3://b/m", "kserve")):
-        (text,) = emitted(run, out / f"{form}-{len(checksums_of_pods)}", *in_production(models, form)).values()
+        text = production_file(run, out / f"{form}-{len(checksums_of_pods)}", form, models=models)
         objects = by_kind(yaml.safe_load_all(text))
         holder = objects["InferenceService"] if form == "kserve" else objects["Deployment"]["spec"]["template"]
         checksums_of_pods.append(holder["metadata"]["annotations"]["checksum/config"])
@@ -244,7 +245,7 @@ def test_a_container_that_stops_may_complete_its_requests(tmp_path: Path) -> Non
     run = write_run(tmp_path)
     script = emitted(run, tmp_path / "docker", *in_production("s3://b/m", "docker"))["run.sh"]
     assert "--stop-timeout=60 " in script
-    (text,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
+    text = production_file(run, tmp_path / "compose", "compose")
     (service,) = yaml.safe_load(text)["services"].values()
     assert service["stop_grace_period"] == "60s"
 
@@ -401,11 +402,11 @@ def test_folders_and_limits_of_the_measured_container_are_kept(tmp_path: Path) -
         docker_ulimits=("nofile=100000", "stack=1:2"),
     )
     run = write_run(tmp_path, options=options)
-    (script,) = emitted(run, tmp_path / "docker", *in_production("s3://b/m", "docker")).values()
+    script = production_file(run, tmp_path / "docker", "docker")
     volumes = ("--volume=/weights:/weights:ro ", "'--volume=/my $plugins:/plugins' ")
     assert all(flag in script for flag in (*volumes, "--ulimit=nofile=100000:100000 "))
     assert script.count("--ulimit=stack=1:2 ") == script.count("--ulimit=stack=") == 1
-    (text,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
+    text = production_file(run, tmp_path / "compose", "compose")
     service = yaml.safe_load(text)["services"]["doubler"]
     assert service["ulimits"]["stack"] == {"soft": 1, "hard": 2}
     assert service["volumes"] == [
@@ -422,14 +423,14 @@ def test_variables_of_the_measured_container_are_kept(tmp_path: Path) -> None:
     """A value that was not stored has to come from the environment, or from a Secret."""
     run = RUNS["variables"](tmp_path)
     preload, text = "LD_PRELOAD=/plugins/a.so:/plugins/b.so", "$(HOME) $$ 'x'"
-    (script,) = emitted(run, tmp_path / "docker", *in_production("gs://b/m", "docker")).values()
+    script = production_file(run, tmp_path / "docker", "docker", models="gs://b/m")
     flags = shlex.split(script.partition("exec ")[2])
     assert [flag for flag in flags if flag.startswith("--env=")] == [
         f"--env={preload}",
         "--env=HF_TOKEN",
         f"--env=TEXT={text}",
     ]
-    (composed,) = emitted(run, tmp_path / "compose", *in_production("gs://b/m", "compose")).values()
+    composed = production_file(run, tmp_path / "compose", "compose", models="gs://b/m")
     service = yaml.safe_load(composed)["services"]["doubler"]
     assert service["environment"] == [preload, "HF_TOKEN", "TEXT=$$(HOME) $$$$ 'x'"]
     expected = [
@@ -464,7 +465,7 @@ def test_a_relative_folder_of_the_container_starts_from_where_the_run_began(
     for working_folder in (began, tmp_path):
         monkeypatch.chdir(working_folder)
         out = tmp_path / f"from-{working_folder.name}"
-        (script,) = emitted(run, out, *in_production("s3://b/m", "docker")).values()
+        script = production_file(run, out, "docker")
         assert f"--volume={began}/weights:/weights " in script
 
 
@@ -485,7 +486,7 @@ def test_the_file_that_is_mounted_over_must_exist(format_name: str, tmp_path: Pa
 @pytest.mark.parametrize("warm_up", [[], ["--model-warmup"]])
 def test_a_bucket_gets_the_files_of_the_command_in_the_header(warm_up: list[str], tmp_path: Path) -> None:
     run = write_run(tmp_path / "results")
-    (text,) = emitted(run, tmp_path / "out", *in_production("s3://b/m", "kubernetes"), *warm_up).values()
+    text = production_file(run, tmp_path / "out", "kubernetes", *warm_up)
     copied = r"^# before: copy the config.pbtxt of doubler from `tune emit (.*)` into s3://b/m/doubler$"
     (command,) = re.findall(copied, text, re.M)
     folder, *words = shlex.split(command)
@@ -495,7 +496,7 @@ def test_a_bucket_gets_the_files_of_the_command_in_the_header(warm_up: list[str]
 
 def test_a_bucket_gets_the_files_of_an_undecided_run_by_force(tmp_path: Path) -> None:
     run = write_run(tmp_path / "results", is_confirmed=False)
-    (text,) = emitted(run, tmp_path / "out", *in_production("s3://b/m", "kubernetes"), "--force").values()
+    text = production_file(run, tmp_path / "out", "kubernetes", "--force")
     (command,) = re.findall(r"^# before: copy .* from `tune emit (.*)` into ", text, re.M)
     folder, *words = shlex.split(command)
     assert list(emitted(Path(folder), tmp_path / "copied", *words)) == ["config.pbtxt"]
@@ -702,7 +703,7 @@ def test_the_header_says_how_a_mounted_repository_gets_the_configurations(
     form: str, is_mounted: bool, tmp_path: Path
 ) -> None:
     """KServe mounts no files into the repository."""
-    (text,) = emitted(write_run(tmp_path), tmp_path / "out", *in_production("mounted", form)).values()
+    text = production_file(write_run(tmp_path), tmp_path / "out", form, models="mounted")
     (preparation,) = re.findall(r"^# before: (.*)$", text, re.MULTILINE)
     assert ("config.pbtxt given here is mounted over the one of each model" in preparation) is is_mounted
     assert ("copy the config.pbtxt of doubler" in preparation) is not is_mounted
@@ -783,9 +784,9 @@ def test_a_model_next_to_others_is_scaled_by_its_own_load(tmp_path: Path) -> Non
         assert "NOTE: several models get load, in the proportion doubler 1, other 2.5, third 0.5; the " in "\n".join(
             header(recommendation_of(run))
         )
-    (manifest,) = emitted(run, tmp_path / "kubernetes", *in_production("s3://b/m", "kubernetes")).values()
+    manifest = production_file(run, tmp_path / "kubernetes", "kubernetes")
     assert "scaled by the requests to doubler alone; they are too few if a larger part of the requests" in manifest
-    (service,) = emitted(run, tmp_path / "kserve", *in_production("s3://b/m", "kserve")).values()
+    service = production_file(run, tmp_path / "kserve", "kserve")
     predictor = yaml.safe_load(service)["spec"]["predictor"]
     assert (predictor["scaleTarget"], predictor["containerConcurrency"]) == (80, 80), "Knative counts all requests"
 
@@ -802,7 +803,7 @@ def test_each_server_process_is_a_replica_in_kubernetes(tmp_path: Path) -> None:
 
 def test_each_server_process_is_a_service_in_compose(tmp_path: Path) -> None:
     run = write_run_of_processes(tmp_path, 2)
-    (text,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
+    text = production_file(run, tmp_path / "compose", "compose")
     services = yaml.safe_load(text)["services"]
     assert list(services) == ["doubler-1", "doubler-2"]
     assert services["doubler-2"]["ports"][1] == "${ADDRESS:-127.0.0.1}:8011:8001"
@@ -811,7 +812,7 @@ def test_each_server_process_is_a_service_in_compose(tmp_path: Path) -> None:
 
 def test_each_server_process_is_a_replica_in_kserve(tmp_path: Path) -> None:
     run = write_run_of_processes(tmp_path, 2)
-    (text,) = emitted(run, tmp_path / "kserve", *in_production("s3://b/m", "kserve")).values()
+    text = production_file(run, tmp_path / "kserve", "kserve")
     predictor = yaml.safe_load(text)["spec"]["predictor"]
     load = int(recommendation_of(run).measured_load)
     assert (predictor["minReplicas"], predictor["containerConcurrency"]) == (2, load)
@@ -821,7 +822,7 @@ def test_server_processes_share_gpus(tmp_path: Path) -> None:
     configs = {"doubler": config_text("doubler", "KIND_GPU")}
     run = write_run(tmp_path, fields={SERVER_PROCESSES: [2]}, configs=configs, hardware=GPUS)
     assert container(run)["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    (text,) = emitted(run, tmp_path / "k", *in_production("s3://b/m", "kubernetes")).values()
+    text = production_file(run, tmp_path / "k", "kubernetes")
     assert "# GPU: 2 replicas share each; configure the NVIDIA device plugin to share a GPU among 2 pods" in text
 
 
