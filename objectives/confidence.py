@@ -437,7 +437,13 @@ def _may_pass(
 
 
 def judge_mean(
-    logs: Windows, log_bound: float, spread: ServerSpread, test: SequentialTest, *, higher_is_better: bool
+    logs: Windows,
+    log_bound: float,
+    spread: ServerSpread,
+    test: SequentialTest,
+    *,
+    higher_is_better: bool,
+    queue_variance: float = 0.0,
 ) -> ConstraintVerdict:
     """Return the verdict on the mean of a metric on a fresh server; the looks are as in ``judge_share``.
 
@@ -447,6 +453,8 @@ def judge_mean(
         spread: Variance of the log between servers.
         test: The test of this configuration and load.
         higher_is_better: Whether the bound is a lower bound.
+        queue_variance: Variance of the mean over a server's windows by the memory of its queue, which the differences
+            between the windows may hide.
     """
     servers = len(logs)
     sign = -1.0 if higher_is_better else 1.0
@@ -461,7 +469,7 @@ def judge_mean(
         verdict = Verdict.FAIL if misses else Verdict.UNDECIDED
         return ConstraintVerdict(verdict, "a server served nothing", excess=UNSERVED_EXCESS, served_nothing=True)
     distance = sign * (log_bound - _mean(logs))
-    standard_error = math.sqrt(_mean_variance(logs, spread))
+    standard_error = math.sqrt(_mean_variance(logs, spread, queue_variance))
     excess = -distance
     if not higher_is_better:
         needed = _needed_standard_errors(spread.degrees_of_freedom, test.error)
@@ -471,7 +479,10 @@ def judge_mean(
         return ConstraintVerdict(
             Verdict.UNDECIDED, servers_missing(servers), is_promising=is_promising, excess=excess
         )
-    low, high = mean_bounds(logs, spread, look_error(test.error, next_look(servers)))
+    error = look_error(test.error, next_look(servers))
+    _, high = mean_bounds(logs, spread, error, queue_variance)
+    # a FAIL has to rule out that the bound is met, where the queue has a shorter memory
+    low, _ = mean_bounds(logs, spread, error, queue_variance * min(1.0, math.exp(distance)))
     inner, outer = sorted((sign * (low - log_bound), sign * (high - log_bound)))
     verdict = Verdict.PASS if outer <= 0 else Verdict.FAIL if inner > 0 else Verdict.UNDECIDED
     half = (outer - inner) / 2
@@ -484,14 +495,19 @@ def judge_mean(
     return ConstraintVerdict(verdict, reason, math.exp(low), math.exp(high), is_promising=is_promising, excess=excess)
 
 
-def mean_bounds(logs: Windows, spread: ServerSpread, error: float) -> tuple[float, float]:
+def mean_bounds(
+    logs: Windows, spread: ServerSpread, error: float, queue_variance: float = 0.0
+) -> tuple[float, float]:
     """Return a lower and an upper bound of the mean of the log on a fresh server, each wrong with ``error``.
 
-    They are Student's t bounds, from the variance between servers and that of the windows' means.
+    They are Student's t bounds, from the variance between servers and that of the windows' means. The latter is at
+    least ``queue_variance``, see ``judge_mean``.
     """
     from scipy import special
 
-    half = -float(special.stdtrit(spread.degrees_of_freedom, error)) * math.sqrt(_mean_variance(logs, spread))
+    half = -float(special.stdtrit(spread.degrees_of_freedom, error)) * math.sqrt(
+        _mean_variance(logs, spread, queue_variance)
+    )
     middle = _mean(logs)
     return middle - half, middle + half
 
@@ -537,19 +553,36 @@ def _mean(logs: Windows) -> float:
     return float(np.mean([windows.mean() for windows in logs]))
 
 
-def _mean_variance(logs: Windows, spread: ServerSpread) -> float:
+def _mean_variance(logs: Windows, spread: ServerSpread, queue_variance: float = 0.0) -> float:
     """Return the variance of the mean over servers, from the variance between servers and that of their windows.
 
     If differences that other processes explain were left out of the variance between servers, it contains that of the
     windows already. The rest of the differences between windows is the machine's state, about which the verdict is.
     """
-    within = 0.0 if spread.excludes_disturbance else _windows_variance(logs)
+    within = 0.0 if spread.excludes_disturbance else max(_windows_variance(logs), queue_variance)
     return (spread.variance + within) / len(logs)
 
 
 def _windows_variance(logs: Windows) -> float:
     """Return the variance of the mean over a server's windows, from the differences between them."""
     return float(np.mean([windows.var(ddof=1) / len(windows) if len(windows) > 1 else 0.0 for windows in logs]))
+
+
+def queue_mean_variance(logs: Windows, independent: float, overdispersion: float, shown: float) -> float:
+    """Return the variance of the log of a server's mean latency by the memory of its queue.
+
+    It is the predicted one, as far as neighboring windows can hide it, see ``MissCounts.overdispersion``.
+
+    Args:
+        logs: The log of the mean latency in each window of each server.
+        independent: The variance if the requests were independent.
+        overdispersion: How many times as large it is by the predicted memory.
+        shown: The share of the predicted variance that neighboring windows are expected to show, 0 to 1.
+    """
+    squares = [float(np.square(np.diff(windows)).mean()) / 2 / len(windows) for windows in logs if len(windows) > 1]
+    neighbors = max(independent, float(np.mean(squares))) if squares else math.inf
+    predicted = overdispersion * independent
+    return min(predicted, SEEN_MARGIN * neighbors / shown) if shown > 0 else predicted
 
 
 def servers_missing(servers: int) -> str:

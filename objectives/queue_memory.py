@@ -110,6 +110,15 @@ def queue_overdispersion(
     return np.maximum(1.0, np.asarray(request_rate) * share * memory_seconds)
 
 
+def mean_overdispersion(request_rate: FloatArray | float, memory_seconds: FloatArray | float) -> FloatArray:
+    """Return how much more a mean latency varies than that of independent requests would.
+
+    The variance of the mean of a reflected Brownian motion over a time T is its variance times the relaxation time
+    over T (Whitt 1989, "Planning queueing simulations"). The arguments are those of ``queue_overdispersion``.
+    """
+    return np.maximum(1.0, np.asarray(request_rate) * memory_seconds)
+
+
 def seen_share(window_seconds: FloatArray | float, memory_seconds: FloatArray | float) -> FloatArray:
     """Return the share of a slow variance that the differences of neighboring windows show, 0 to 1.
 

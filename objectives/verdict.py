@@ -19,15 +19,28 @@ from objectives.confidence import (
     fewest_requests,
     judge_mean,
     judge_share,
+    queue_mean_variance,
     servers_missing,
     share_spread,
 )
 from objectives.intervals import UNBOUNDED, ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement, Timing, four_digits
-from objectives.pooled_windows import misses_over, pooled_quantile_ms, requests_with, served_nothing
-from objectives.queue_memory import MIN_TAIL_LEVEL, QueuedLoad, exponential_tail_ms, seen_share
+from objectives.pooled_windows import (
+    misses_over,
+    pooled_average_ms,
+    pooled_quantile_ms,
+    requests_with,
+    served_nothing,
+)
+from objectives.queue_memory import (
+    MIN_TAIL_LEVEL,
+    QueuedLoad,
+    exponential_tail_ms,
+    mean_overdispersion,
+    seen_share,
+)
 from objectives.sequential import LOOKS
-from objectives.server_spread import ServerSpread, ServerWindows, metric_logs
+from objectives.server_spread import ServerSpread, ServerWindows, Windows, metric_logs
 from objectives.sla import DEFAULT_CONFIDENCE, Constraint, Sla, Verdict
 
 NOTHING = "nothing was measured"
@@ -317,12 +330,14 @@ def _judge_constraint(
     if metric.counted_requests is not None:
         return _judge_counted(servers, bound, metric.counted_requests, test)
     if bound.metric in spreads:
+        logs = metric_logs(servers, bound.metric)
         judged = judge_mean(
-            metric_logs(servers, bound.metric),
+            logs,
             math.log(bound.bound),
             spreads[bound.metric],
             test,
             higher_is_better=metric.better == "higher",
+            queue_variance=_queue_variance(servers, logs, queued) if timing is not None else 0.0,
         )
         windows = [window for server in servers for window in server] if timing is not None else []
         nothing = sum(served_nothing(window) and bool(window.errors) for window in windows)  # all requests failed
@@ -331,6 +346,26 @@ def _judge_constraint(
         reason = f"no request was served in {nothing} of {sum(map(len, servers))} windows"
         return ConstraintVerdict(Verdict.UNDECIDED, reason, excess=max(judged.excess, COUNTED_EXCESS))
     return _judge_each_window([metric.value(window) for server in servers for window in server], bound)
+
+
+def _queue_variance(servers: ServerWindows, logs: Windows, queued: QueuedLoad | None) -> float:
+    """Return the variance of the log of a server's mean latency by the memory of its queue; 0 if it is unknown.
+
+    It is unknown for a load whose rate changes, and for an overloaded server. The standard deviation of the latencies
+    is taken as the mean of their exponential tail.
+    """
+    windows = [window for server in servers for window in server]
+    requests = sum(requests_with(window, LATENCY) for window in windows)
+    if queued is None or queued.period is not None or not requests or any(window.overloaded for window in windows):
+        return 0.0
+    median_ms, high_ms = (pooled_quantile_ms(windows, level) for level in (0.5, MIN_TAIL_LEVEL))
+    if not high_ms < math.inf:
+        return 0.0
+    tail_ms = exponential_tail_ms(median_ms, high_ms, MIN_TAIL_LEVEL)
+    independent = (tail_ms / pooled_average_ms(windows)) ** 2 * len(servers) / requests
+    memory_seconds, window_seconds = queued.memory_seconds(tail_ms), requests / len(windows) / queued.request_rate
+    overdispersion = float(mean_overdispersion(queued.request_rate, memory_seconds))
+    return queue_mean_variance(logs, independent, overdispersion, float(seen_share(window_seconds, memory_seconds)))
 
 
 def count_misses(

@@ -94,6 +94,17 @@ def test_the_memory_of_the_queue_counts_for_each_percentile(problem: Problem, st
     assert 0 < 2 * effective[1] < effective[0]
 
 
+@pytest.mark.parametrize(("answered", "verdict"), [(8e5, Verdict.PASS), (4.01e5, Verdict.UNDECIDED)])
+def test_the_memory_of_the_queue_counts_for_a_mean_latency(
+    problem: Problem, answered: float, verdict: Verdict
+) -> None:
+    load, trial = LoadPoint(1, request_rate=4e5), searched_trial(answered, LoadPoint(1, request_rate=4e5))
+    problem = replace(problem, sla=Sla.from_bounds({"avg": 6.5}))  # the windows have a mean of 5 ms
+    for times, expected in ((RequestTimes(), verdict), (None, Verdict.PASS)):
+        judged = judge_load([trial], trial, load, replace(problem, request_times=times), ERROR)
+        assert judged.verdict is expected
+
+
 def test_a_rate_far_above_the_capacity_fails(problem: Problem) -> None:
     """Most latencies miss the bound, so no memory of a queue that meets it explains them."""
     load, bound_ms = LoadPoint(1, request_rate=4e5), BOUND_MS / 4

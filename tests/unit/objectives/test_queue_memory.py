@@ -20,12 +20,19 @@ from objectives.confidence import (
     judge_share,
     overdispersion,
 )
+from objectives.metrics import Measurement
 from objectives.periodic_queue import LoadPeriod
-from objectives.queue_memory import MIN_HEADROOM, QueuedLoad, exponential_tail_ms, seen_share
+from objectives.queue_memory import (
+    MIN_HEADROOM,
+    QueuedLoad,
+    exponential_tail_ms,
+    mean_overdispersion,
+    seen_share,
+)
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
-from objectives.sla import Verdict
-from objectives.verdict import MAX_SLOPE, SLOPE_LEVELS
+from objectives.sla import Sla, Verdict
+from objectives.verdict import MAX_SLOPE, SLOPE_LEVELS, judge_sla
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.measure.load_client.arrivals import parse_arrivals
 
@@ -125,6 +132,68 @@ def passes(rate: float, capacity: float, bound: float, tests: int, *, knows: boo
         counts = counts_of(rate, capacity, bound, random, knows=knows, shape=shape)
         passed += judge_share(counts, ALLOWED, SPREAD, test).verdict is Verdict.PASS
     return passed / tests
+
+
+def mean_passes(rate: float, capacity: float, log_distance: float, tests: int, *, knows: bool = True) -> float:
+    """Return the share of tests at the first look that pass with a bound on the mean latency.
+
+    The log of the bound is ``log_distance`` above that of the mean in the long run.
+    """
+    bound_ms = 1e3 * math.exp(log_distance) / (capacity - rate)
+    sla, spreads = Sla.from_bounds({"avg": bound_ms}), {"latency-avg": SPREAD}
+    queued = QueuedLoad(rate, capacity) if knows else None
+    random, test, passed = np.random.default_rng(1), SequentialTest(0.005, LOOKS[0]), 0
+    for _ in range(tests):
+        servers = [mean_windows(rate, capacity, random) for _ in range(LOOKS[0])]
+        passed += judge_sla(servers, sla, spreads, test, queued=queued).verdict is Verdict.PASS
+    return passed / tests
+
+
+def mean_windows(rate: float, capacity: float, random: np.random.Generator) -> list[Measurement]:
+    """Return the windows of one server."""
+    seconds = LEAD_IN_SECONDS + WINDOWS * WINDOW_SECONDS
+    arrivals, latencies = arrivals_and_latencies(rate, capacity, seconds, random)
+    edges = np.searchsorted(arrivals, LEAD_IN_SECONDS + WINDOW_SECONDS * np.arange(WINDOWS + 1))
+    windows = []
+    for begin, end in pairwise(edges):
+        window_ms = 1e3 * latencies[begin:end]
+        median_ms, p90_ms, p95_ms = np.quantile(window_ms, [0.5, 0.9, 0.95]).tolist()
+        windows.append(
+            Measurement(
+                rate,
+                latency_avg_ms=float(window_ms.mean()),
+                latency_p50_ms=median_ms,
+                latency_p90_ms=p90_ms,
+                latency_p95_ms=p95_ms,
+                requests=int(end - begin),
+                stable=True,
+            )
+        )
+    return windows
+
+
+def test_the_mean_latency_varies_as_the_memory_of_the_queue_predicts() -> None:
+    rate, capacity, blocks = 320.0, 400.0, 2000
+    tail_ms = 1e3 / (capacity - rate)
+    load = QueuedLoad(rate, capacity)
+    block_seconds = 20 * load.memory_seconds(tail_ms)
+    arrivals, latencies = arrivals_and_latencies(rate, capacity, blocks * block_seconds, np.random.default_rng(0))
+    edges = np.searchsorted(arrivals, np.arange(blocks + 1) * block_seconds)
+    means_ms = np.array([1e3 * latencies[begin:end].mean() for begin, end in pairwise(edges)])
+    predicted = float(mean_overdispersion(rate, load.memory_seconds(tail_ms))) / float(np.diff(edges).mean())
+    assert predicted == pytest.approx(float(means_ms.var()) / tail_ms**2, rel=0.2)
+
+
+@pytest.mark.parametrize(("rate", "capacity"), [(360.0, 400.0), (90.0, 100.0)])
+def test_at_a_bound_on_the_mean_a_pass_is_rare_although_the_queue_changes_slowly(
+    rate: float, capacity: float
+) -> None:
+    assert mean_passes(rate, capacity, 0.0, 150) <= 0.015
+    assert mean_passes(rate, capacity, 0.0, 150, knows=False) > 0.04
+
+
+def test_a_mean_inside_the_bound_passes_where_the_memory_is_short() -> None:
+    assert mean_passes(1200.0, 2000.0, 0.4, 50) >= 0.95
 
 
 @pytest.mark.parametrize(("rate", "capacity"), [(320.0, 400.0), (360.0, 400.0), (90.0, 100.0)])
