@@ -1,7 +1,6 @@
 """Count the recommendations of simulated runs near the capacity of a server that miss the bound.
 
     python benchmarks/rate_runs.py [--capacities 100 400 2000] [--use 0.8 0.9 0.95] [--distribution poisson]
-        [--bound p95]
 
 Searches simulated servers with Poisson arrivals, or those of ``--distribution``, and confirms the best configurations
 with the functions of a real run, by a virtual clock. The servers are those of disturbed_runs.py without its
@@ -70,7 +69,7 @@ from optimizer.study.trial_runner import run_trials
 UNBATCHED = "unbatched"
 POISSON = "poisson"
 ALLOWED = 0.05  # p95
-P95, AVERAGE = "p95", "avg"  # what is bounded
+P95, AVERAGE = "p95", "avg"  # the bounded latency
 # the highest permitted ``excess_ratio``: the share of requests over a bound on p95, or the mean over its bound
 PERMITTED = {P95: ALLOWED, AVERAGE: 1.0}
 TRUE_REQUESTS = 2_000_000  # requests of the simulation that decides whether the bound is met
