@@ -24,8 +24,10 @@ from optimizer.measure.server_errors import missing_model
 
 REQUESTS = 32  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS
 REFERENCE_SECONDS = 2.0
+MIN_REQUESTS = 2  # distinct ones of a slow model: with a single one exchanged answers would not be noticed
 REFERENCE_ATTEMPTS = 2  # a server may die
-MIN_IN_FLIGHT, MAX_IN_FLIGHT = 16, 256
+MIN_IN_FLIGHT = 4  # of a slow model: the first request may be executed alone, and the others form a batch
+USUAL_IN_FLIGHT, MAX_IN_FLIGHT = 16, 256
 MAX_BYTES = 128 << 20  # limit for the requests in flight
 CHECK_SECONDS = 5.0  # limit for a check whose requests are answered one at a time
 TIMEOUT_SECONDS = 30.0
@@ -154,14 +156,14 @@ class BaselineOutputCheck:
         return deviation.share_of_tolerance
 
     def _send_alone(self, endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
-        """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least _CHUNK of them.
+        """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least MIN_REQUESTS of them.
 
         Return the responses and the seconds they took.
         """
         started = time.monotonic()
         responses: list[bytes] = []
         while len(responses) < len(requests) and time.monotonic() - started < REFERENCE_SECONDS:
-            chunk = requests[len(responses) : len(responses) + _CHUNK]
+            chunk = requests[len(responses) : len(responses) + (_CHUNK if responses else MIN_REQUESTS)]
             responses += self.infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
         return responses, time.monotonic() - started
 
@@ -212,13 +214,15 @@ class BaselineOutputCheck:
     def _in_flight(self, endpoint: Endpoint, reference: ReferenceOutputs) -> int:
         """Return twice the requests of a full batch, so that the next batch forms during an execution.
 
-        It is less for slow models and large requests.
+        It is less for slow models and large requests: one more than a full batch of less than USUAL_IN_FLIGHT.
         """
         candidate = endpoint.candidate
-        two_batches = 2 * math.ceil(candidate.max_batch_size / self.request_batch_size) * candidate.dynamic_batching
+        batch = math.ceil(candidate.max_batch_size / self.request_batch_size) * candidate.dynamic_batching
+        usual = max(USUAL_IN_FLIGHT, min(2 * batch, MAX_IN_FLIGHT))
+        least = max(MIN_IN_FLIGHT, min(batch + 1, USUAL_IN_FLIGHT))
         in_time = CHECK_SECONDS / max(reference.seconds_alone, 1e-6)
         in_memory = MAX_BYTES / max(map(len, reference.requests))
-        return max(MIN_IN_FLIGHT, min(two_batches, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
+        return max(least, int(min(usual, in_time, in_memory)))
 
 
 def infer_streamed(
@@ -277,8 +281,9 @@ class SequenceOutputCheck(BaselineOutputCheck):
         numbers = range(len(reference.requests))
         sequences = [numbers[first : first + self._steps] for first in range(0, len(numbers), self._steps)]
         in_time = int(CHECK_SECONDS / max(self._steps * reference.seconds_alone, 1e-6))
-        count = min(2 * endpoint.candidate.max_batch_size, in_time, MAX_SEQUENCES_IN_FLIGHT)
-        sent_sequences = [sequences[number % len(sequences)] for number in range(max(MIN_IN_FLIGHT, count))]
+        usual = max(USUAL_IN_FLIGHT, min(2 * endpoint.candidate.max_batch_size, MAX_SEQUENCES_IN_FLIGHT))
+        count = max(MIN_IN_FLIGHT, min(usual, in_time))
+        sent_sequences = [sequences[number % len(sequences)] for number in range(count)]
 
         # a sequence may have to wait until all others have ended
         expected_seconds = reference.expected_seconds(len(sent_sequences) * self._steps)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import (
     BadInputError,
@@ -29,9 +30,10 @@ from optimizer.core.errors import (
 from optimizer.core.notes import NanOutputs
 from optimizer.measure import server_calls
 from optimizer.measure.output_check import (
-    MIN_IN_FLIGHT,
     REFERENCE_ATTEMPTS,
+    REFERENCE_SECONDS,
     REQUESTS,
+    USUAL_IN_FLIGHT,
     BaselineOutputCheck,
 )
 from optimizer.measure.output_comparison import (
@@ -212,7 +214,34 @@ def test_twice_the_requests_of_a_full_batch_are_sent(check_setup: CheckSetup) ->
     output_check = check_setup.check_with_reference()
     check_setup.server.request_shapes.clear()
     output_check.check(check_setup.endpoint)
-    assert len(check_setup.server.request_shapes) == max(REQUESTS, MIN_IN_FLIGHT, 2 * 8)
+    assert len(check_setup.server.request_shapes) == max(REQUESTS, USUAL_IN_FLIGHT, 2 * 8)
+
+
+def test_a_slow_baseline_answers_two_requests_twice(check_setup: CheckSetup) -> None:
+    def slow(feeds: dict[str, Array]) -> dict[str, Array]:
+        time.sleep(REFERENCE_SECONDS / 2)
+        return double(feeds)
+
+    check_setup.server.model = slow
+    check_setup.check_with_reference()
+    assert check_setup.server.request_shapes == [(1, 2)] * 4
+
+
+@pytest.mark.parametrize(
+    ("seconds_alone", "batched", "unbatched"),
+    [(0.01, 64, 16), (0.2, 25, 16), (0.5, 16, 10), (30.0, 16, 4)],
+)
+def test_fewer_requests_are_sent_to_a_slow_model(
+    check_setup: CheckSetup, seconds_alone: float, batched: int, unbatched: int
+) -> None:
+    check_setup.check_with_reference()
+    reference = ReferenceOutputs.read(check_setup.file)
+    two = replace(reference, requests=reference.requests[:2], responses=reference.responses[:2])
+    replace(two, seconds_alone=seconds_alone).write(check_setup.file)
+    for candidate, requests in ((Candidate(32, dynamic_batching=True), batched), (Candidate(32), unbatched)):
+        check_setup.server.request_shapes.clear()
+        check_setup.new_check().check(replace(check_setup.endpoint, candidate=candidate))
+        assert len(check_setup.server.request_shapes) == requests
 
 
 def test_different_outputs_are_rejected(check_setup: CheckSetup) -> None:

@@ -22,7 +22,7 @@ from optimizer.measure.load_client.sequences import (
     fresh_ids,
     step_parameters,
 )
-from optimizer.measure.output_check import MIN_IN_FLIGHT, TIMEOUT_SECONDS, SequenceOutputCheck
+from optimizer.measure.output_check import TIMEOUT_SECONDS, SequenceOutputCheck
 from optimizer.measure.output_comparison import ReferenceOutputs
 from tests.load_clients import SimulatedNetwork, run_in_this_process
 
@@ -56,10 +56,11 @@ def test_ids_of_two_measurements_differ_if_at_most_100_sequences_a_ms_were_start
 
 
 @pytest.mark.parametrize(
-    ("seconds_alone", "timeout_seconds"), [(0.001, TIMEOUT_SECONDS), (1.0, 4 * MIN_IN_FLIGHT * 5 * 1.0)]
+    ("seconds_alone", "sequences", "timeout_seconds"),
+    [(0.001, 16, TIMEOUT_SECONDS), (0.1, 10, TIMEOUT_SECONDS), (1.0, 4, 4 * 4 * 5 * 1.0)],
 )
-def test_the_output_check_waits_for_slow_sequences(
-    seconds_alone: float, timeout_seconds: float, random_requests: Path, tmp_path: Path
+def test_the_output_check_sends_fewer_slow_sequences_and_waits_for_them(
+    seconds_alone: float, sequences: int, timeout_seconds: float, random_requests: Path, tmp_path: Path
 ) -> None:
     sent = []
 
@@ -73,7 +74,7 @@ def test_the_output_check_waits_for_slow_sequences(
         file, input_data=random_requests, shapes=(), request_batch_size=1, sequence_length=5, infer=infer
     )
     assert check.check(Endpoint("m", Candidate(4))) == 0.0
-    assert sent == [(1, timeout_seconds)] * MIN_IN_FLIGHT
+    assert sent == [(1, timeout_seconds)] * sequences
 
 
 def steps_of(
