@@ -558,9 +558,10 @@ def _mean_variance(logs: Windows, spread: ServerSpread, queue_variance: float = 
 
     If differences that other processes explain were left out of the variance between servers, it contains that of the
     windows already. The rest of the differences between windows is the machine's state, about which the verdict is.
+    The memory of the queue counts in any case, because few servers see one of its rare long queues.
     """
-    within = 0.0 if spread.excludes_disturbance else max(_windows_variance(logs), queue_variance)
-    return (spread.variance + within) / len(logs)
+    between_windows = 0.0 if spread.excludes_disturbance else _windows_variance(logs)
+    return (spread.variance + max(between_windows, queue_variance)) / len(logs)
 
 
 def _windows_variance(logs: Windows) -> float:

@@ -337,7 +337,7 @@ def _judge_constraint(
             spreads[bound.metric],
             test,
             higher_is_better=metric.better == "higher",
-            queue_variance=_queue_variance(servers, logs, queued) if timing is not None else 0.0,
+            queue_variance=_queue_variance(servers, logs, timing, queued) if timing is not None else 0.0,
         )
         windows = [window for server in servers for window in server] if timing is not None else []
         nothing = sum(served_nothing(window) and bool(window.errors) for window in windows)  # all requests failed
@@ -348,21 +348,21 @@ def _judge_constraint(
     return _judge_each_window([metric.value(window) for server in servers for window in server], bound)
 
 
-def _queue_variance(servers: ServerWindows, logs: Windows, queued: QueuedLoad | None) -> float:
-    """Return the variance of the log of a server's mean latency by the memory of its queue; 0 if it is unknown.
+def _queue_variance(servers: ServerWindows, logs: Windows, timing: Timing, queued: QueuedLoad | None) -> float:
+    """Return the variance of the log of a server's mean ``timing`` by the memory of its queue; 0 if it is unknown.
 
-    It is unknown for a load whose rate changes, and for an overloaded server. The standard deviation of the latencies
+    It is unknown for a load whose rate changes, and for an overloaded server. The standard deviation of the times
     is taken as the mean of their exponential tail.
     """
     windows = [window for server in servers for window in server]
-    requests = sum(requests_with(window, LATENCY) for window in windows)
+    requests = sum(requests_with(window, timing) for window in windows)
     if queued is None or queued.period is not None or not requests or any(window.overloaded for window in windows):
         return 0.0
-    median_ms, high_ms = (pooled_quantile_ms(windows, level) for level in (0.5, MIN_TAIL_LEVEL))
+    median_ms, high_ms = (pooled_quantile_ms(windows, level, timing) for level in (0.5, MIN_TAIL_LEVEL))
     if not high_ms < math.inf:
         return 0.0
     tail_ms = exponential_tail_ms(median_ms, high_ms, MIN_TAIL_LEVEL)
-    independent = (tail_ms / pooled_average_ms(windows)) ** 2 * len(servers) / requests
+    independent = (tail_ms / pooled_average_ms(windows, timing)) ** 2 * len(servers) / requests
     memory_seconds, window_seconds = queued.memory_seconds(tail_ms), requests / len(windows) / queued.request_rate
     overdispersion = float(mean_overdispersion(queued.request_rate, memory_seconds))
     return queue_mean_variance(logs, independent, overdispersion, float(seen_share(window_seconds, memory_seconds)))

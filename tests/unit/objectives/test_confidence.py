@@ -126,7 +126,11 @@ def test_the_bounds_of_a_mean_have_the_variance_of_the_means_of_windows() -> Non
     logs, spread = [np.array([0.9, 1.1])] * 4, ServerSpread(0.0, 9.0)
     half = 2.8214 * 0.1 / 2  # Student's t with 9 degrees of freedom at 99 %
     assert mean_bounds(logs, spread, 0.01) == pytest.approx((1 - half, 1 + half), rel=1e-4)
-    assert mean_bounds(logs, replace(spread, excludes_disturbance=True), 0.01) == pytest.approx((1, 1))
+    disturbed = replace(spread, excludes_disturbance=True)
+    assert mean_bounds(logs, disturbed, 0.01) == pytest.approx((1, 1))
+    for each in (spread, disturbed):  # the memory of the queue counts in both cases, with a variance of 0.04
+        assert mean_bounds(logs, each, 0.01, 0.04) == pytest.approx((1 - 2 * half, 1 + 2 * half), rel=1e-4)
+    assert mean_bounds(logs, spread, 0.01, 0.005) == mean_bounds(logs, spread, 0.01)
 
 
 def test_bursts_within_servers_hide_no_difference_between_servers() -> None:
