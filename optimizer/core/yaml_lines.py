@@ -113,7 +113,7 @@ def _compose(text: str, file: str, hint: str) -> yaml.Node:
         elif (
             error.context == "while parsing a block mapping" or error.problem == "mapping values are not allowed here"
         ):
-            why += "; check the indentation"
+            why += "; check the indentation and the quotation marks"
         raise BadInputError(f"{one_line(file)}{where}: {one_line(why, _MAX_PROBLEM_CHARACTERS)}") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]

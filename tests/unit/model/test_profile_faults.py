@@ -34,11 +34,15 @@ FAULTS = [
     (
         MODEL + "space:\n  instance_group_count: [1]\n   max_batch_size: 4",
         "p.yaml:4:4: while parsing a block mapping, expected <block end>, but found '<block mapping start>'; "
-        "check the indentation",
+        "check the indentation and the quotation marks",
     ),
     (
         MODEL + "sla:\n  p95: 5ms\n   p99: 9ms",
-        "p.yaml:4:7: mapping values are not allowed here; check the indentation",
+        "p.yaml:4:7: mapping values are not allowed here; check the indentation and the quotation marks",
+    ),
+    (
+        MODEL + "name: a: b",
+        "p.yaml:2:8: mapping values are not allowed here; check the indentation and the quotation marks",
     ),
     (MODEL + "\tsla: x", "p.yaml:2:1: YAML allows no tab here; write spaces"),
     (
