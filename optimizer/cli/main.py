@@ -65,9 +65,8 @@ def _run(argv: list[str]) -> int:
         # OpenBLAS starts a thread for each CPU, and raises SIGINT if a limit does not permit that
         from optimizer.machine.hardware import MORE_THREADS, thread_problem
 
-        if thread_problem(1):
-            problem = "no more processes and threads can be started"
-            return fail(f"{problem}; {MORE_THREADS}", EnvironmentFault.exit_code)
+        if thread_problem(1):  # its text names the number of needed threads, here 1
+            return fail(f"no more processes and threads can be started; {MORE_THREADS}", EnvironmentFault.exit_code)
         return fail("interrupted", INTERRUPTED)
     except TuneError as error:
         for line in str(error).split("\n"):  # one_line escapes other line separators

@@ -31,7 +31,7 @@ class ServerProcesses:
         self._targets[0].start()
 
     def forget_vanished(self) -> None:
-        """Do it for the copy of each server."""
+        """Remove links to files that no longer exist from the copy of each server."""
         for target in self._targets:
             target.forget_vanished()
 
