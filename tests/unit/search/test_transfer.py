@@ -105,6 +105,13 @@ def test_the_number_of_cpus_is_that_of_the_table_or_of_the_machine(
     assert read_warm_start(str(tmp_path), "", 1).cpu_count == expected
 
 
+def test_a_recorded_table_of_another_program_has_its_number_of_cpus(tmp_path: Path) -> None:
+    header, *rows = (DATA / "five_columns.csv").read_text().splitlines()
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join([f"{header},cpu_count", *(f"{row},2" for row in rows)]))
+    assert read_warm_start(str(table), "", 1).cpu_count == 2
+
+
 def test_a_table_of_five_columns_is_read() -> None:
     assert len(read_warm_start(str(DATA / "five_columns.csv"), "", 1).trials) > 1
 
