@@ -139,12 +139,14 @@ def test_a_fault_names_its_line(text: str, message: str, tmp_path: Path) -> None
     assert str(tmp_path) in str(caught.value)
 
 
-def test_the_suite_of_the_page_is_one(tmp_path: Path) -> None:
+def test_the_suite_of_the_page_is_one_with_and_without_the_entry_in_comments(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "batch.md").read_text()
-    suite = read_suite(write(tmp_path, page.partition("```yaml\n")[2].partition("```")[0]))
-    assert suite.budget_seconds == 1200
-    assert [entry.target.partition(" ")[0] for entry in suite.entries] == ["", "", "", "", "", "docker", ""]
-    assert len({entry.label for entry in suite.entries}) == 7
+    text = page.partition("```yaml\n")[2].partition("```")[0]
+    for content, targets in ((text, [""] * 5), (text.replace("\n#", "\n "), ["", "", "", "", "", "", "docker"])):
+        suite = read_suite(write(tmp_path, content))
+        assert suite.budget_seconds == 1200
+        assert [entry.target.partition(" ")[0] for entry in suite.entries] == targets
+        assert len({entry.label for entry in suite.entries}) == len(targets)
 
 
 def test_no_value_passes_for_a_flag(tmp_path: Path) -> None:
