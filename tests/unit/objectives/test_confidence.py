@@ -133,6 +133,21 @@ def test_the_bounds_of_a_mean_have_the_variance_of_the_means_of_windows() -> Non
     assert mean_bounds(logs, spread, 0.01, 0.005) == mean_bounds(logs, spread, 0.01)
 
 
+def test_a_mean_fails_if_the_memory_of_a_queue_that_meets_the_bound_does_not_explain_it() -> None:
+    """A queue with half of the mean latency has half of the memory."""
+    logs, spread, test = [np.zeros(2)] * LOOKS[0], ServerSpread(0.0, 9.0), SequentialTest(0.005, LOOKS[0])
+    _, half = mean_bounds(logs, spread, look_error(test.error, LOOKS[0]), queue_variance=1.0)
+
+    def verdict(log_bound: float, share_of_half: float) -> Verdict:
+        """Return the verdict if half of the interval is this share of the distance to the bound."""
+        variance = (share_of_half * log_bound / half) ** 2
+        return judge_mean(logs, log_bound, spread, test, higher_is_better=False, queue_variance=variance).verdict
+
+    above, below = math.log(2.0), math.log(0.5)
+    assert [verdict(above, share) for share in (0.9, 1.2)] == [Verdict.PASS, Verdict.UNDECIDED]
+    assert [verdict(below, share) for share in (1.2, 1.5)] == [Verdict.FAIL, Verdict.UNDECIDED]
+
+
 def test_bursts_within_servers_hide_no_difference_between_servers() -> None:
     random = np.random.default_rng(0)
     is_slow = np.arange(8) < random.integers(0, 9, (60, 1))  # a burst covers the first windows of each server

@@ -196,6 +196,26 @@ def test_a_mean_inside_the_bound_passes_where_the_memory_is_short() -> None:
     assert mean_passes(1200.0, 2000.0, 0.4, 50) >= 0.95
 
 
+SPIKE = LoadPeriod(RequestTimes("spike:4x:10%:1s").shares, PERIOD_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("period", "overloaded", "counts"), [(None, False, True), (None, True, False), (SPIKE, False, False)]
+)
+def test_the_memory_counts_for_a_mean_unless_the_server_is_overloaded_or_the_rate_changes(
+    period: LoadPeriod | None, overloaded: bool, counts: bool
+) -> None:
+    random, test = np.random.default_rng(1), SequentialTest(0.005, LOOKS[0])
+    sla, spreads = Sla.from_bounds({"avg": 30.0}), {"latency-avg": SPREAD}
+    servers = [
+        [replace(window, overloaded=overloaded) for window in mean_windows(360.0, 400.0, random)]
+        for _ in range(LOOKS[0])
+    ]
+    queued = QueuedLoad(360.0, 400.0, period, PERIOD_SECONDS)
+    with_memory, without = (judge_sla(servers, sla, spreads, test, queued=load) for load in (queued, None))
+    assert (with_memory != without) is counts
+
+
 @pytest.mark.parametrize(("rate", "capacity"), [(320.0, 400.0), (360.0, 400.0), (90.0, 100.0)])
 def test_at_the_bound_a_pass_is_rare_although_the_queue_changes_slowly(rate: float, capacity: float) -> None:
     tests = 200
