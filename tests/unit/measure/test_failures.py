@@ -86,6 +86,13 @@ def test_failed_requests_of_an_open_loop_are_counted_by_their_planned_time() -> 
     assert METRICS["error-rate"].value(result) == pytest.approx(2.0)
 
 
+def test_the_throughput_of_an_open_loop_is_of_the_sizes_of_the_requests_that_did_not_fail() -> None:
+    smaller_failed = record(100, {FULL: list(range(0, 100, 2))})
+    planned = PlannedLoad(OPEN, 2.5, np.array([2, 8]), lead_in_seconds=0.5)
+    (result,) = summarize_open_loop(smaller_failed, planned, math.inf)
+    assert result.throughput_infer_per_sec == 50 * 8 / 2.0
+
+
 def test_a_late_request_among_many_that_the_server_rejects_is_no_backlog_of_the_client() -> None:
     on_time = record(100, {FULL: [*range(1, 90), *range(91, 100)]})
     send_record = replace(on_time, sent_ns=on_time.planned_ns + 41 * MS * (np.arange(100) == 90))

@@ -257,6 +257,12 @@ def test_the_open_loop_counts_from_the_planned_time(tmp_path: Path) -> None:
     assert result.responses_per_sec == pytest.approx(36.0)
 
 
+def test_a_request_that_ends_after_the_time_of_an_open_loop_counts(tmp_path: Path) -> None:
+    requests = [(100.0 * i, 100.0 * i + 360, steady_responses(100 * i, 20, 100, 4)) for i in range(10)]
+    (result,) = summarize_open_loop(record(tmp_path, requests, (0, 1000)), PlannedLoad(OPEN, 1.0, sla=SLA), math.inf)
+    assert result.throughput_infer_per_sec == 10.0
+
+
 def test_an_overload_counts_the_waiting_time_of_requests_without_a_response(tmp_path: Path) -> None:
     requests = [(100.0 * i, -1.0, steady_responses(100 * i, 50, 10, 4) if i < 5 else []) for i in range(10)]
     send_record = record(tmp_path, requests, (0, 1000))
