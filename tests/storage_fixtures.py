@@ -1,4 +1,4 @@
-"""A small disk and a database server that tests can fill, stop and restart."""
+"""A small disk and a database server that tests can fill, stop and restart, and a limit on the size of files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import pwd
+import resource
 import shutil
 import signal
 import socket
@@ -22,6 +23,17 @@ import pytest
 from tests.command_fixtures import Sandbox, eventually
 
 START_SECONDS = 600.0
+
+
+@contextlib.contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Let no process that starts within the context, nor this one, write larger files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @dataclass(frozen=True)

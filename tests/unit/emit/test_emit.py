@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import resource
 import shlex
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +49,7 @@ from tests.emitted_files import (
     recommendation_of,
 )
 from tests.run_folders import CANDIDATE, CLOSED, MEASURED, OPEN, change_info, config_text, write_run
+from tests.storage_fixtures import file_size_limit
 
 
 def container(run: Path, **more: Any) -> dict[str, Any]:
@@ -722,17 +720,6 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert "dlrm" in emitted(SAMPLE, tmp_path, "--force")["config.pbtxt"]
     (tmp_path / "file").write_text("")
     assert "cannot write" in refusal(SAMPLE, "--out", tmp_path / "file")
-
-
-@contextlib.contextmanager
-def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Let no process that starts within the context, nor this one, write larger files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("existing", [{}, {"config.pbtxt": "old"}], ids=["no file", "a file"])

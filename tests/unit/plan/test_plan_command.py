@@ -27,9 +27,8 @@ from optimizer.plan.plan_report import document, headline, print_plan
 from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.planned_runs import PlannedRuns
-from tests.csv_tables import read_rows, write_rows
+from tests.csv_tables import read_rows, write_rows, write_timestamps
 from tests.run_folders import change_info, copy_run
-from tests.unit.plan.test_traffic import write_recording
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
 
@@ -552,7 +551,7 @@ def test_a_recording_is_planned_at_its_own_rate(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = np.cumsum(np.random.default_rng(0).exponential(1 / 10_000, 60_000))
-    trace = write_recording(tmp_path / "trace.csv", times)
+    trace = write_timestamps(tmp_path / "trace.csv", times)
     answer = planned(capsys, run, "--trace", trace)["answers"][0]
     assert answer["rate_requests_per_sec"] == pytest.approx(10_000, rel=0.02)
     assert answer["replicas"] in (4, 5)  # as at random, which it is
@@ -568,7 +567,7 @@ def test_the_rate_of_replicas_does_not_depend_on_that_of_a_recording(
     gaps = np.random.default_rng(0).exponential(1, 20_000)
     slow, fast = (
         planned(
-            capsys, run, "--gpus", "5", "--trace", write_recording(tmp_path / f"{rate}.csv", np.cumsum(gaps / rate))
+            capsys, run, "--gpus", "5", "--trace", write_timestamps(tmp_path / f"{rate}.csv", np.cumsum(gaps / rate))
         )
         for rate in (1_000, 10_000)
     )

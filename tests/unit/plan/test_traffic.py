@@ -10,17 +10,13 @@ import pytest
 
 from optimizer.core.errors import BadInputError
 from optimizer.plan.traffic import read_trace
-
-
-def write_recording(path: Path, times: Any, header: str = "timestamp,what") -> Path:
-    path.write_text("\n".join([header, *(f"{time},x" for time in times)]) + "\n")
-    return path
+from tests.csv_tables import write_timestamps
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
 def test_timestamps_are_read_in_any_unit(tmp_path: Path, unit: float) -> None:
     times = [f"{(1_763_000_000 + 0.5 * i) * unit:.0f}" for i in range(0, 400, 2)]
-    assert read_trace(write_recording(tmp_path / "t.csv", times)).rate == pytest.approx(1.0, rel=1e-3)
+    assert read_trace(write_timestamps(tmp_path / "t.csv", times)).rate == pytest.approx(1.0, rel=1e-3)
 
 
 def test_dates_without_a_header_are_read(tmp_path: Path) -> None:
@@ -44,7 +40,7 @@ def test_gaps_are_reported_and_left_out(tmp_path: Path) -> None:
     times: list[Any] = [0.01 * i + (600 if i > 500 else 0) for i in range(1000)]
     times[7] = ""
     times[9] = "broken"
-    trace = read_trace(write_recording(tmp_path / "t.csv", times))
+    trace = read_trace(write_timestamps(tmp_path / "t.csv", times))
     assert "2 rows without a timestamp, the first in line 9" in trace.note
     assert "1 gaps of 600 s in total in 610 s left out" in trace.note
     assert trace.rate == pytest.approx(100, rel=0.01)
@@ -67,7 +63,7 @@ def test_a_recording_that_is_no_utf8_text_is_refused_with_its_line(tmp_path: Pat
 def test_bursts_keep_the_idle_times_between_them(tmp_path: Path) -> None:
     """200 requests within 20 ms are followed by an idle second, which is 1,000 times the median interval."""
     times = [second + 1e-4 * i for second in range(60) for i in range(200)]
-    trace = read_trace(write_recording(tmp_path / "t.csv", times))
+    trace = read_trace(write_timestamps(tmp_path / "t.csv", times))
     assert trace.note == ""
     assert trace.rate == pytest.approx(200, rel=0.02)
 
@@ -75,18 +71,18 @@ def test_bursts_keep_the_idle_times_between_them(tmp_path: Path) -> None:
 def test_several_gaps_are_left_out(tmp_path: Path) -> None:
     gaps = np.random.default_rng(0).exponential(0.01, 5000)
     gaps[[1000, 2000, 2001, 4000]] = [50.0, 3600.0, 3000.0, 60.0]
-    trace = read_trace(write_recording(tmp_path / "t.csv", np.cumsum(gaps)))
+    trace = read_trace(write_timestamps(tmp_path / "t.csv", np.cumsum(gaps)))
     assert "4 gaps of 6,710 s" in trace.note
     assert trace.rate == pytest.approx(100, rel=0.05)
 
 
 def test_requests_of_the_same_second_are_spread_over_it(tmp_path: Path) -> None:
-    trace = read_trace(write_recording(tmp_path / "t.csv", [1_763_000_000 + i // 300 for i in range(18_000)]))
+    trace = read_trace(write_timestamps(tmp_path / "t.csv", [1_763_000_000 + i // 300 for i in range(18_000)]))
     assert trace.note.endswith("17,940 requests with the timestamp of another one were spread over 1 s")
     assert trace.rate == pytest.approx(300, rel=0.02)
     assert trace.intervals_s.std() == pytest.approx(1 / 300, rel=0.05), "as independent requests"
     pairs = read_trace(
-        write_recording(tmp_path / "pairs.csv", [i // 2 * 3 + i % 2 for i in range(200) for _ in range(2)])
+        write_timestamps(tmp_path / "pairs.csv", [i // 2 * 3 + i % 2 for i in range(200) for _ in range(2)])
     )
     assert pairs.note.endswith("200 requests with the timestamp of another one were spread over 1 s")
     assert pairs.intervals_s.min() > 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,33 +19,9 @@ from optimizer.store.run_lookup import find_run
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import measurement
 from tests.run_folders import change_info
+from tests.storage_fixtures import file_size_limit
 
 # -- write errors -----------------------------------------------------------------------------------------------
-
-LIMITED = """\
-import resource, sys
-from pathlib import Path
-from optimizer.core.errors import EnvironmentFault
-from tests.unit.store.test_run_folder import {writer} as write
-
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-try:
-    write(Path(sys.argv[1]))
-except EnvironmentFault as fault:
-    print(fault)
-"""
-
-
-def refused(writer: str, path: Path, limit: int) -> str:
-    """Return the error message of a process in which files are limited to ``limit`` bytes."""
-    command = [sys.executable, "-c", LIMITED.format(writer=writer, limit=limit), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def write_much(path: Path) -> None:
-    write_atomically(path, 100_000 * "x")
 
 
 def append_a_row(path: Path) -> None:
@@ -69,8 +43,9 @@ def test_a_run_in_the_current_folder_has_the_study_that_it_began(
 def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_atomically(path, "old")
-    said = refused("write_much", path, 50_000)
-    assert said == f"cannot write {path}: File too large; check that disk, then continue with `tune --resume`\n"
+    message = f"^cannot write {path}: File too large; check that disk, then continue with `tune --resume`$"
+    with file_size_limit(50_000), pytest.raises(EnvironmentFault, match=message):
+        write_atomically(path, 100_000 * "x")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -79,7 +54,9 @@ def test_a_row_of_which_half_was_written_is_cut_off_and_written_again(tmp_path: 
     path = tmp_path / "trials.csv"
     table(path).append(Trial(0, Candidate(8)), LoadPoint(1, 1), measurement(1, 1))
     before = path.read_bytes()
-    assert f"cannot write {path}: File too large" in refused("append_a_row", path, len(before) + 20)
+    message = f"^cannot write {path}: File too large"
+    with file_size_limit(len(before) + 20), pytest.raises(EnvironmentFault, match=message):
+        append_a_row(path)
     assert len(path.read_bytes()) == len(before) + 20
     (trial,) = table(path).read()
     assert [load.concurrency for load, _ in trial.measurements] == [1]

@@ -210,10 +210,10 @@ def test_optuna_is_imported_only_when_a_search_is_made() -> None:
 def test_a_study_in_a_journal_needs_no_database_library(tmp_path: Path) -> None:
     program = f"""
 import sys
-from tests.unit.store.test_study import PROBLEM
+from tests.conftest import known_problem
 from optimizer.search import make_searcher
 from optimizer.core.trial import Trial
-searcher = make_searcher("random", PROBLEM, 0, {str(tmp_path / "study.journal")!r}, "s")
+searcher = make_searcher("random", known_problem(), 0, {str(tmp_path / "study.journal")!r}, "s")
 searcher.observe(Trial(0, searcher.suggest(), status="failed", reason="no"))
 sys.exit("sqlalchemy" in sys.modules)
 """

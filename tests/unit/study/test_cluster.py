@@ -92,8 +92,8 @@ def test_the_cpus_of_a_killed_process_are_free_again(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from optimizer.study.distributed.worker import hold_cpus
-from tests.unit.study.test_cluster import TWO_NODES
-held = hold_cpus(8, TWO_NODES, Path({str(tmp_path)!r}), 0)
+from optimizer.machine.cpus import CpuTopology
+held = hold_cpus(8, {TWO_NODES!r}, Path({str(tmp_path)!r}), 0)
 print(sorted(held), flush=True)
 input()
 """

@@ -16,7 +16,7 @@ from optimizer.study.batch.finished_batch import finish, refresh
 from optimizer.study.batch.record import BatchFolder, StoredBatch
 from tests.csv_tables import read_rows, write_rows
 from tests.run_folders import change_info
-from tests.unit.study.test_batch import SampleRuns, run, suite_of
+from tests.sample_batches import SampleRuns, run, suite_of
 
 NAME = "20261123-010000"
 
