@@ -248,13 +248,14 @@ def test_the_error_of_a_response_is_read(text: str) -> None:
 def test_the_client_writes_each_response_to_a_file_and_keeps_none_in_memory(tmp_path: Path) -> None:
     """The last request takes so long that the client writes its record before all responses have arrived."""
     message, count = bytes(2**16), 400
-    durations, gaps = (itertools.chain([seconds] * 2, itertools.repeat(100 * seconds)) for seconds in (0.4, 0.001))
+    gap_seconds = itertools.chain([0.001, 0.001], itertools.repeat(0.1))  # between the responses to each request
 
     def respond(arrived_seconds: float) -> list[tuple[float, bytes]]:
-        gap = next(gaps)
+        gap = next(gap_seconds)
         return [(arrived_seconds + gap * number, message) for number in range(1, count + 1)]
 
-    network = SimulatedNetwork(lambda arrived_seconds: arrived_seconds + next(durations), respond=respond)
+    duration_seconds = itertools.chain([0.4, 0.4], itertools.repeat(40.0))  # count times the gap
+    network = SimulatedNetwork(lambda arrived_seconds: arrived_seconds + next(duration_seconds), respond=respond)
     plan = SendPlan(("server:8001",), 0.0, concurrency=1, seconds=1.0, stream=StreamPlan())
     tracemalloc.start()
     run_without_reading(StreamingClosedLoopClient(plan, [b""], (), None, network), tmp_path)
