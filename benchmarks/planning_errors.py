@@ -312,7 +312,6 @@ def _all_cases(
     arguments: argparse.Namespace, servers: int, seed: int, name: str, ways: Mapping[str, Way]
 ) -> list[PlanningCase]:
     """Return the cases of all servers; those that an earlier call has finished are read from its file."""
-    arguments.work.mkdir(parents=True, exist_ok=True)
     by_server = run_missing_jobs(
         partial(cases, seed=seed, ways=ways),
         range(servers),

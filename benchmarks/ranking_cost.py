@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import resource
 import statistics
 import time
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.candidate import Candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import Searcher
-from optimizer.core.stopwatch import Stopwatch
+from optimizer.core.stopwatch import Stopwatch, peak_memory_bytes
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.model.profile import load_profile
@@ -157,14 +156,15 @@ def _search(space: str, server: str, seed: int, max_trials: int) -> SearchCost:
     budget = Budget(math.inf, max_trials)
     scheduler = Scheduler(problem, searcher, budget, Stopwatch(), baselines(problem.space))
     trials = run_trials(scheduler, stack, Measurer(stack, stack, DiscardingRecord(), QuietObserver()))
-    best = scheduler.best()
+    best, peak_bytes = scheduler.best(), peak_memory_bytes()
+    assert peak_bytes is not None, "Linux has it"
     return SearchCost(
         configurations=len(problem.space),
         making_s=making_s,
         suggestion_s=tuple(searcher.took_s),
         deployments=len(trials),
         throughput_infer_per_sec=(best.measurement.throughput_infer_per_sec or 0.0) if best else 0.0,
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=peak_bytes,
     )
 
 

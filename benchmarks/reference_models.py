@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import resource
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
+from optimizer.core.stopwatch import peak_memory_bytes
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
@@ -97,10 +97,11 @@ def _build(profile: Profile, cache: Path) -> Built:
     started = time.perf_counter()
     source = _obtain(profile, cache)
     seconds = time.perf_counter() - started
-    parameters = source.facts["parameters"]
+    parameters, peak_bytes = source.facts["parameters"], peak_memory_bytes()
     assert isinstance(parameters, int)
+    assert peak_bytes is not None, "Linux has it"
     disk_bytes = sum(file.stat().st_blocks * 512 for file in source.repository.rglob("*"))
-    return Built(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, disk_bytes, parameters)
+    return Built(seconds, peak_bytes, disk_bytes, parameters)
 
 
 def _obtain(profile: Profile, cache: Path) -> ModelSource:

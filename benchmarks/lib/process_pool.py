@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
+
+from lib.json_lines import append_row, read_rows
 
 JobT = TypeVar("JobT")
 ResultT = TypeVar("ResultT")
@@ -48,22 +50,22 @@ def run_missing_jobs(
 ) -> dict[JobT, ResultT]:
     """Return the result of each job. Jobs whose result is in ``file`` are not run; other results are added to it.
 
-    Each line of the file has the ``key`` of a job, which is a value of JSON, and its result.
+    Each line of the file has the ``key`` of a job, which is a value of JSON, and its result. An incomplete line is
+    ignored. Exits with a message if the file is of another benchmark.
     """
     form = TypeAdapter(result_type)
-    lines = file.read_text().splitlines() if file is not None and file.exists() else []
-    kept = {json.dumps(known): form.validate_python(result) for known, result in map(json.loads, lines)}
+    row_form: TypeAdapter[tuple[Any, ResultT]] = TypeAdapter(tuple[Any, result_type])  # type: ignore[valid-type]
+    kept = {json.dumps(known): result for known, result in (read_rows(file, row_form) if file is not None else ())}
     missing = [job for job in jobs if json.dumps(key(job)) not in kept]
     for job, result in zip(missing, run_jobs(run, missing, processes, describe), strict=True):
         kept[json.dumps(key(job))] = result
         if file is not None:
-            with file.open("a") as opened:
-                opened.write(json.dumps([key(job), form.dump_python(result)]) + "\n")
+            append_row(file, [key(job), form.dump_python(result)])
     return {job: kept[json.dumps(key(job))] for job in jobs}
 
 
 def run_in_own_process(run: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """Return ``run(*arguments)`` from a new process, so that its peak memory is that of this call."""
+    """Return ``run(*arguments)`` from a new process, so that ``peak_memory_bytes`` there is that of this call."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(run, *arguments).result()
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import Field, asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from lib.json_lines import append_row, read_rows
 from optimizer.deploy import runtime
 from optimizer.machine import hardware
 
@@ -48,14 +48,7 @@ class Records(Generic[RowT]):
 
     def read(self, machine: str = "") -> list[RowT]:
         """Return the rows. Exits with a message if one is not from ``machine``, by default that of the first."""
-        rows = list[RowT]()
-        for line in self._path.read_text().splitlines() if self._path.exists() else ():
-            try:
-                rows.append(self._form.validate_json(line))
-            except ValidationError as error:
-                if all(fault["type"] == "json_invalid" for fault in error.errors()):
-                    continue
-                sys.exit(f"{self._path}: a row of another version of this benchmark; give another folder (--work)")
+        rows = read_rows(self._path, self._form)
         machine = machine or (rows[0].machine if rows else "")
         for row in rows:
             if row.machine != machine:
@@ -67,7 +60,4 @@ class Records(Generic[RowT]):
 
     def append(self, row: RowT) -> None:
         """Add a row at the end of the file; it is on disk when this returns."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        text = self._path.read_text() if self._path.exists() else ""
-        with self._path.open("a") as file:
-            file.write(("\n" if text and not text.endswith("\n") else "") + json.dumps(asdict(row)) + "\n")
+        append_row(self._path, asdict(row))

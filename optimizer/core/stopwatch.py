@@ -55,7 +55,7 @@ class Stopwatch:
             "own_seconds": round(wall - sum(self._spent.values()), 3),
             **{f"own_{name}_seconds": round(seconds, 3) for name, seconds in self._own.items()},
             "own_cpu_seconds": round(time.process_time(), 3),
-            "peak_memory_bytes": _peak_memory_bytes(),
+            "peak_memory_bytes": peak_memory_bytes(),
         }
 
 
@@ -87,8 +87,11 @@ def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> di
     return total
 
 
-def _peak_memory_bytes() -> int | None:
-    """Return the peak resident memory (VmHWM). getrusage would include the program before ``exec``."""
+def peak_memory_bytes() -> int | None:
+    """Return the peak resident memory of this process; None if it is unknown.
+
+    It is VmHWM, because the one of getrusage includes the process that called ``exec``.
+    """
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
