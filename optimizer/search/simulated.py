@@ -19,7 +19,7 @@ EXPECTED_NOISE = 1.0  # a search with more noise than this deploys at least CONF
 WITHOUT_TRANSFER = 4.0  # factor on the smallest gain if only this machine's own measurements predict it
 CONFIRMED_SERVERS = 6  # fresh servers of a typical confirmation
 # Exponent of the time of the search relative to that of a confirmation. An exponent of 1 has the same regret on the
-# training tables and on other made-up servers, with up to 11 instead of 9 deployments in nine of ten searches.
+# training tables and on other simulated servers, with up to 11 instead of 9 deployments in nine of ten searches.
 IMPATIENCE = 2
 
 

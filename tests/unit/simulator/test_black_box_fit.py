@@ -119,7 +119,7 @@ def test_a_seed_gives_the_same_samples() -> None:
 
 
 def test_intervals_cover_servers_of_many_kinds() -> None:
-    """The true throughput of large batches is within 80 % intervals for about 80 % of made-up servers."""
+    """The true throughput of large batches is within 80 % intervals for about 80 % of simulated servers."""
     rng, inside = np.random.default_rng(1), []
     for _ in range(20):
         share, level = rng.uniform(), 10 ** rng.uniform(-3, -2)

@@ -132,7 +132,7 @@ def test_threads_that_are_not_set_are_one_for_each_core() -> None:
 
 
 def test_intervals_cover_servers_of_many_kinds() -> None:
-    """The true time of a batch of 16 lies within 80 % intervals for about 80 % of made-up servers."""
+    """The true time of a batch of 16 lies within 80 % intervals for about 80 % of simulated servers."""
     rng = np.random.default_rng(1)
     inside = []
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""The search on made-up servers: many cores, and one batch of all requests."""
+"""The search on simulated servers: many cores, and one batch of all requests."""
 
 from __future__ import annotations
 
