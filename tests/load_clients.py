@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import heapq
+import itertools
 import math
 import struct
 import tempfile
@@ -44,8 +45,9 @@ class SimulatedSocket:
 
     def __init__(self, network: SimulatedNetwork, address: str) -> None:
         self._network, self._address, self._received = network, address, b""
-        # a heap of (time in ns, stream, type of frame, response or header block); DATA is less than HEADERS
-        self._answers: list[tuple[int, int, int, bytes]] = []
+        # a heap of (time in ns, number in the order of the calls, stream, type of frame, response or header block)
+        self._answers: list[tuple[int, int, int, int, bytes]] = []
+        self._numbers = itertools.count()  # frames of the same time keep their order
 
     def fileno(self) -> int:
         return -1  # as a closed socket: it has no file
@@ -63,11 +65,11 @@ class SimulatedSocket:
                 self._network.calls.append((self._address, message))
                 arrived_seconds = self._network.now_ns / 1e9
                 for seconds, response in self._network.respond(arrived_seconds):
-                    heapq.heappush(self._answers, (round(1e9 * seconds), stream, DATA, response))
+                    self._answer(seconds, stream, DATA, response)
                 answered_seconds = self._network.serve(arrived_seconds)
                 if math.isfinite(answered_seconds):
                     end_of_call = failure(error) if (error := self._network.fail(message)) else SUCCESS
-                    heapq.heappush(self._answers, (round(1e9 * answered_seconds), stream, HEADERS, end_of_call))
+                    self._answer(answered_seconds, stream, HEADERS, end_of_call)
             start = end
         self._received = received[start:]
         return len(data)
@@ -80,7 +82,7 @@ class SimulatedSocket:
         assert self.next_answer_ns <= self._network.now_ns, "nothing can be read"
         answers = b""
         while self.next_answer_ns <= self._network.now_ns:
-            _, stream, kind, content = self._answers[0]
+            *_, stream, kind, content = self._answers[0]
             flags = END_STREAM | END_HEADERS if kind == HEADERS else 0
             payload = content if kind == HEADERS else MESSAGE_PREFIX.pack(0, len(content)) + content
             if len(answers) + FRAME.size + len(payload) > size:
@@ -88,6 +90,9 @@ class SimulatedSocket:
             heapq.heappop(self._answers)
             answers += FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
         return answers
+
+    def _answer(self, seconds: float, stream: int, kind: int, content: bytes) -> None:
+        heapq.heappush(self._answers, (round(1e9 * seconds), next(self._numbers), stream, kind, content))
 
     def close(self) -> None: ...
 
