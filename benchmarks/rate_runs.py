@@ -1,6 +1,6 @@
 """Count the recommendations of simulated runs near the capacity of a server that miss the bound.
 
-    python benchmarks/rate_runs.py [--capacities 100 400 2000] [--use 0.8 0.9 0.95] [--distribution poisson]
+    python benchmarks/rate_runs.py [--capacities 100 400] [--use 0.8 0.9] [--distribution poisson] [--bound avg]
 
 Searches simulated servers with Poisson arrivals, or those of ``--distribution``, and confirms the best configurations
 with the functions of a real run, by a virtual clock. The servers are those of disturbed_runs.py without its
