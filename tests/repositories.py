@@ -17,6 +17,13 @@ from optimizer.deploy import runtime
 from optimizer.model.repository import read_repository_model
 
 Dims = Sequence[str | int]
+STEADY_PROFILE = """\
+model: {repository: models, name: sleeper}
+load: {max_concurrency: 4}
+space:
+  max_queue_delay_microseconds: [off, 0, 1000]
+  instance_group_count: [1]
+"""
 
 
 def skip_without_python_models() -> None:
@@ -86,6 +93,13 @@ def write_python_model(repository: Path, name: str, program: str, config: str = 
 def write_sleeper(repository: Path, milliseconds: float, loading_seconds: float = 0.0) -> Path:
     """Write a model that takes the same time for every batch, however busy the machine is."""
     return write_python_model(repository, "sleeper", sleeper_program(milliseconds, loading_seconds))
+
+
+def write_steady(folder: Path) -> None:
+    """Write the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
+    skip_without_python_models()
+    write_sleeper(folder / "models", milliseconds=8)
+    (folder / "steady.yaml").write_text(STEADY_PROFILE)
 
 
 def sleeper_program(milliseconds: float, loading_seconds: float = 0.0) -> str:

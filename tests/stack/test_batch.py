@@ -9,8 +9,7 @@ from typing import Any
 from objectives.sla import Verdict
 from optimizer.cli.exit_codes import EXIT_CODES
 from tests.command_fixtures import Ended, Sandbox, Tune
-from tests.repositories import sleeper_program, write_python_model, write_sleeper
-from tests.stack.test_main_job import write_steady
+from tests.repositories import sleeper_program, write_python_model, write_sleeper, write_steady
 
 SUITE = """\
 budget: 20s

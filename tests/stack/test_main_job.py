@@ -37,16 +37,9 @@ from optimizer.results import formatting
 from tests.command_fixtures import FOUND, HANG_SECONDS, REPORT, Run, Sandbox, open_sandbox, run_tune
 from tests.csv_tables import read_rows
 from tests.documents import undocumented_keys
-from tests.repositories import skip_without_python_models, write_sleeper
+from tests.repositories import write_steady
 
 ATTEMPTS = 3
-SLEEPER = """\
-model: {repository: models, name: sleeper}
-load: {max_concurrency: 4}
-space:
-  max_queue_delay_microseconds: [off, 0, 1000]
-  instance_group_count: [1]
-"""
 INTERRUPTED_BEFORE_THE_PAGE = """\
 import signal, sys
 from optimizer.cli.start import main
@@ -81,13 +74,6 @@ ENTRY = {
 }
 PARAMETERS = list(ENTRY)[:5]
 SLA_MS = 500.0
-
-
-def write_steady(folder: Path) -> None:
-    """Write the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
-    skip_without_python_models()
-    write_sleeper(folder / "models", milliseconds=8)
-    (folder / "steady.yaml").write_text(SLEEPER)
 
 
 # -- a recommendation -------------------------------------------------------------------------------------------

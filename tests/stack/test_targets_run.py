@@ -12,7 +12,7 @@ from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import FOUND, Run, Sandbox, Tune
 from tests.podman import Engine
 from tests.remote_server import RunningServer
-from tests.stack.test_main_job import write_steady
+from tests.repositories import write_steady
 
 BRIEFLY = ("--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms", "--confidence", "80%")
 

@@ -6,8 +6,7 @@ import pytest
 
 from optimizer.deploy import runtime
 from tests.command_fixtures import UNDECIDED, Run, Sandbox, run_tune
-from tests.repositories import write_python_model
-from tests.stack.test_main_job import write_steady
+from tests.repositories import write_python_model, write_steady
 
 SLA_MS = 1000.0
 SLOW_SLA_MS, SLOWDOWN, MOST_IN_FLIGHT = 80.0, 1.4, 48

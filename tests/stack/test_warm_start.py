@@ -7,7 +7,7 @@ import shutil
 
 from tests.command_fixtures import FINISHED, Sandbox, Tune
 from tests.csv_tables import read_rows
-from tests.stack.test_main_job import write_steady
+from tests.repositories import write_steady
 
 BRIEFLY = ("--budget", "10s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-output-check")
 

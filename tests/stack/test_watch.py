@@ -22,7 +22,7 @@ from optimizer.options.server_options import latency_quantiles
 from optimizer.results.finished_run import read_run
 from optimizer.watch.server_metrics import models_of, read_server
 from tests.command_fixtures import FINISHED, UNDECIDED, Sandbox, Tune
-from tests.stack.test_main_job import write_steady
+from tests.repositories import write_steady
 from tests.stack_fixtures import served
 
 BRIEFLY = ("--budget", "20s", "--max-trials", "3", "--measurement-interval", "200ms", "--no-output-check")
