@@ -214,7 +214,8 @@ class BaselineOutputCheck:
     def _in_flight(self, endpoint: Endpoint, reference: ReferenceOutputs) -> int:
         """Return twice the requests of a full batch, so that the next batch forms during an execution.
 
-        It is less for slow models and large requests: one more than a full batch of less than USUAL_IN_FLIGHT.
+        Slow models and large requests get fewer, but enough for a first request and one batch behind it, up to
+        USUAL_IN_FLIGHT in total.
         """
         candidate = endpoint.candidate
         batch = math.ceil(candidate.max_batch_size / self.request_batch_size) * candidate.dynamic_batching
